@@ -1,0 +1,1 @@
+//! Each example is one program beside this file.

@@ -1,0 +1,7 @@
+//! What a collective is called, where it is written down, and how others read it.
+//!
+//! Three floors: [`model`] holds the words, `record` the ring that a job writes while it runs,
+//! [`publish`] the ways in which both leave the process.
+
+pub mod model;
+pub mod publish;

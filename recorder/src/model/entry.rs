@@ -1,0 +1,174 @@
+//! One operation on one rank.
+//!
+//! An entry is small and refers by index to tables of its [`Dump`](crate::publish::Dump): what
+//! repeats (shapes, stacks, groups) is held once, so that a thousand rings fit in memory.
+
+use super::{DType, OpType, Rank, ReduceOp};
+use serde::{Deserialize, Serialize};
+
+/// How far an operation has come.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum EntryState {
+    /// Issued by the program.
+    #[default]
+    Scheduled = 0,
+    /// Seen to have started.
+    Started = 1,
+    /// Seen to have completed.
+    Completed = 2,
+    /// Ended with an error or a time-out (our records only; other recorders say `retired` and not
+    /// `completed`).
+    Failed = 3,
+}
+
+/// The other end of a point-to-point operation, as a rank **of the group**.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Peer {
+    /// Not a point-to-point operation, or a recorder that does not say.
+    #[default]
+    None,
+    /// A receive from whoever sends first.
+    Any,
+    /// This rank of the group.
+    Rank(u32),
+}
+
+/// One frame of a call stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Frame {
+    /// Function.
+    pub name: String,
+    /// Source file.
+    pub filename: String,
+    /// Line, from 1; 0 if unknown.
+    pub line: u32,
+}
+
+/// A call stack, innermost frame first, as indices into the dump's frames.
+pub type Stack = Vec<u32>;
+
+/// What an operation looked like, apart from when and who: everything that members can disagree on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Signature {
+    /// Backend that carried it (`nccl`, `gloo`, `cpu`, ...); empty if unknown.
+    pub backend: String,
+    /// The operation as the recorder spelt it, without backend and peers (`_all_gather_base`).
+    pub op_name: String,
+    /// One shape per input tensor.
+    pub input_sizes: Vec<Vec<u64>>,
+    /// One shape per output tensor.
+    pub output_sizes: Vec<Vec<u64>>,
+    /// One type per input tensor, ATen's names.
+    pub input_dtypes: Vec<String>,
+    /// One type per output tensor, ATen's names.
+    pub output_dtypes: Vec<String>,
+    /// Elements sent to each rank of the group, where the operation and the record have them.
+    pub input_splits: Vec<u64>,
+    /// Elements received from each rank of the group, where the operation and the record have them.
+    pub output_splits: Vec<u64>,
+}
+
+impl Signature {
+    /// Elements of all input tensors.
+    pub fn input_elements(&self) -> u64 {
+        elements(&self.input_sizes)
+    }
+
+    /// Elements of all output tensors.
+    pub fn output_elements(&self) -> u64 {
+        elements(&self.output_sizes)
+    }
+
+    /// Bytes of all input tensors; unknown types count one byte an element.
+    pub fn input_bytes(&self) -> u64 {
+        bytes(&self.input_sizes, &self.input_dtypes)
+    }
+
+    /// Bytes of all output tensors; unknown types count one byte an element.
+    pub fn output_bytes(&self) -> u64 {
+        bytes(&self.output_sizes, &self.output_dtypes)
+    }
+}
+
+fn shape_elements(shape: &[u64]) -> u64 {
+    shape.iter().fold(1, |all, &n| all.saturating_mul(n))
+}
+
+fn elements(sizes: &[Vec<u64>]) -> u64 {
+    sizes
+        .iter()
+        .fold(0, |sum, shape| sum.saturating_add(shape_elements(shape)))
+}
+
+fn bytes(sizes: &[Vec<u64>], dtypes: &[String]) -> u64 {
+    sizes.iter().enumerate().fold(0, |sum, (i, shape)| {
+        let dtype = dtypes.get(i).and_then(|name| DType::from_name(name));
+        let size = dtype.and_then(DType::size).unwrap_or(1) as u64;
+        sum.saturating_add(shape_elements(shape).saturating_mul(size))
+    })
+}
+
+/// One operation on one rank.
+///
+/// Times are wall clock, ns since the epoch, of the recording host; 0 = not seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Per process, over all groups, ascending in order of issue. Not comparable across ranks.
+    pub record_id: u64,
+    /// Per group, +1 per collective. P2P operations carry the value current at their issue.
+    pub collective_seq_id: u64,
+    /// Per group, +1 per P2P operation or batch of this rank. The two ends of a message generally differ.
+    pub p2p_seq_id: u64,
+    /// Per group, +1 per logical operation, also inside a coalesced block.
+    pub op_id: u64,
+    /// Index into the dump's `groups`.
+    pub group: u32,
+    /// Index into the dump's `signatures`.
+    pub signature: u32,
+    /// Index into the dump's `stacks`, if the call site was recorded.
+    pub stack: Option<u32>,
+    /// What was asked.
+    pub op: OpType,
+    /// How far it came.
+    pub state: EntryState,
+    /// The recorder no longer watches it. Retired and not completed = failed or timed out, with
+    /// recorders whose states are truthful.
+    pub retired: bool,
+    /// The recorder's own flag; in NCCL's records also set on the closing marker of a P2P batch.
+    pub is_p2p: bool,
+    /// The other end of a send or receive.
+    pub peer: Peer,
+    /// Root of a rooted operation, as a rank of the group, where recorded.
+    pub root: Option<u32>,
+    /// Reduction, where recorded.
+    pub reduce_op: Option<ReduceOp>,
+    /// Issued by the program.
+    pub time_created_ns: i64,
+    /// When the recorder noticed the start: it happened earlier.
+    pub time_discovered_started_ns: i64,
+    /// When the recorder noticed the completion: it happened earlier.
+    pub time_discovered_completed_ns: i64,
+    /// How long it ran, ms, as measured by the backend.
+    pub duration_ms: Option<f32>,
+    /// The operation's time-out, ms; 0 = unknown.
+    pub timeout_ms: u64,
+    /// Index into the dump's `threads`, if recorded.
+    pub thread: Option<u32>,
+}
+
+impl Entry {
+    /// Both ends of a message on `group_rank`'s side: (source, destination) as ranks of the group.
+    ///
+    /// `None` if this is not a send or receive, or the peer is unknown or any.
+    pub fn p2p_ends(&self, group_rank: Rank) -> Option<(Rank, Rank)> {
+        match (self.op, self.peer) {
+            (OpType::Send, Peer::Rank(peer)) => Some((group_rank, peer)),
+            (OpType::Recv, Peer::Rank(peer)) => Some((peer, group_rank)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Ranks and the groups they form.
+
+use serde::{Deserialize, Serialize};
+
+/// A rank in the world (global), unless a name says `group_rank`.
+pub type Rank = u32;
+
+/// The number of a group *in one process*, in the order of creation there.
+///
+/// Differs between ranks for the same group: never compare it across ranks.
+pub type GroupId = u32;
+
+/// One group as one process knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessGroupInfo {
+    /// The local number; the key of `pg_status` in a dump.
+    pub id: GroupId,
+    /// The name, equal on all members. Two groups may share a name; name and ranks together identify.
+    pub name: String,
+    /// What the group is for (`default_pg` for the world, `undefined` if never said).
+    pub desc: String,
+    /// Global ranks in order of group rank; empty where the record does not hold them.
+    pub ranks: Vec<Rank>,
+}
+
+impl ProcessGroupInfo {
+    /// The member's rank in the group, by its rank in the world.
+    pub fn group_rank_of(&self, rank: Rank) -> Option<u32> {
+        let at = self.ranks.iter().position(|&r| r == rank)?;
+        u32::try_from(at).ok()
+    }
+
+    /// The member's rank in the world, by its rank in the group.
+    pub fn global_rank_of(&self, group_rank: u32) -> Option<Rank> {
+        self.ranks.get(group_rank as usize).copied()
+    }
+}

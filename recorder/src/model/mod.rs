@@ -1,0 +1,11 @@
+//! The vocabulary: operations, groups, entries and status. Plain data, no behaviour of its own.
+
+mod entry;
+mod group;
+mod ops;
+mod status;
+
+pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};
+pub use group::{GroupId, ProcessGroupInfo, Rank};
+pub use ops::{DType, OpType, ReduceOp};
+pub use status::{ProcessGroupStatus, RankStatus};

@@ -1,0 +1,43 @@
+//! Where a rank, and each of its groups, stands.
+
+use serde::{Deserialize, Serialize};
+
+/// How far one group has come on one rank.
+///
+/// -1 = none yet. What is counted depends on who recorded: NCCL's recorder and ours count collective
+/// sequence numbers, PyTorch's hook and gloo count operation ids, and both of these leave
+/// `last_started` at -1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessGroupStatus {
+    /// The newest collective that was issued.
+    pub last_enqueued: i64,
+    /// The newest collective that was seen to start.
+    pub last_started: i64,
+    /// The newest collective that was seen to complete.
+    pub last_completed: i64,
+}
+
+impl Default for ProcessGroupStatus {
+    fn default() -> Self {
+        Self {
+            last_enqueued: -1,
+            last_started: -1,
+            last_completed: -1,
+        }
+    }
+}
+
+/// What a rank says of itself outside of any operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// The phase that the program named last (`world.phase("load data")`); empty if it never did.
+    pub phase: String,
+    /// When that phase began, wall clock, ns since the epoch; 0 if never.
+    pub phase_since_ns: i64,
+    /// The step that the program named last; -1 if it never did.
+    pub step: i64,
+    /// When the watchdog last made a round, wall clock, ns since the epoch; 0 if never.
+    pub heartbeat_ns: i64,
+    /// Records that the recorder could not keep.
+    pub dropped: u64,
+}

@@ -1,0 +1,7 @@
+//! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
+
+mod error;
+pub mod store;
+
+pub use error::{Error, ErrorKind, Result};
+pub use store::Store;

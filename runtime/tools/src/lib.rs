@@ -1,0 +1,1 @@
+//! What `rcomm-run` and `rcomm-bench` share.

@@ -1,13 +1,29 @@
 //! Where ranks leave each other notes before they are connected.
+//!
+//! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
+//! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
+//! system, and [`PrefixStore`] gives each user of a store names of its own. How ranks find out where
+//! their store is belongs to [`rendezvous`](crate::rendezvous).
 
-use crate::error::Result;
+#![forbid(unsafe_code)]
+
+mod file;
+mod hash;
+mod prefix;
+mod table;
+
+pub use file::FileStore;
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+
+use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;
 
 /// A small shared map from keys to bytes.
 ///
 /// # Blocking
-/// `get` and `wait` block until the keys are there or `timeout` has passed; nothing else waits for
-/// another rank.
+/// `get`, `multi_get`, `wait` and `barrier` block until the keys are there (or the ranks are) or
+/// `timeout` has passed; nothing else waits for another rank.
 ///
 /// # Thread safety
 /// Every method may be called from any thread at any time. A call that waits does not hold up the
@@ -43,4 +59,99 @@ pub trait Store: Send + Sync {
 
     /// How many keys there are.
     fn num_keys(&self) -> Result<u64>;
+
+    /// The names of all keys, in no order.
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes who waits for it.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The values of all `keys`, in their order, once every one is there.
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets every pair, in order. A reader may see the first without the last.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Returns once `world_size` calls have named `key`.
+    ///
+    /// The count stays behind under `key`, so a name serves for one barrier only.
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()>;
+}
+
+/// A [`Store`] that also keeps first-in-first-out queues.
+///
+/// Queues have names of their own: a key and a queue may share a name. A queue that is not empty
+/// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
+pub trait QueueStore: Store {
+    /// Adds `value` to the end of the queue and wakes one that waits for it.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Takes the first value of the queue, once there is one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if none came within `timeout`.
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Takes the first value of the queue if there is one now.
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// How many values the queue holds.
+    fn queue_len(&self, key: &str) -> Result<u64>;
+}
+
+/// The error of a wait that ended without `missing`: the first few by name, the rest as a number.
+fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Error {
+    const NAMED: usize = 8;
+    let mut missing = missing.into_iter();
+    let named: Vec<String> = missing
+        .by_ref()
+        .take(NAMED)
+        .map(|key| format!("{key:?}"))
+        .collect();
+    let rest = match missing.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if named.len() == 1 && rest.is_empty() {
+        "key"
+    } else {
+        "keys"
+    };
+    Error::new(
+        ErrorKind::Timeout,
+        format!(
+            "{noun} {}{rest} did not come within {timeout:?}",
+            named.join(", ")
+        ),
+    )
+}
+
+/// The error of a barrier that `arrived` of `world_size` ranks reached.
+fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: Duration) -> Error {
+    let who = match arrived {
+        Some(arrived) => format!("{arrived} of {world_size} ranks"),
+        None => format!("not all {world_size} ranks"),
+    };
+    Error::new(
+        ErrorKind::Timeout,
+        format!("barrier {key:?}: {who} came within {timeout:?}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_names_the_first_keys_and_counts_the_rest() {
+        let keys: Vec<String> = (0..10).map(|i| format!("k{i}")).collect();
+        let error = timed_out(keys.iter().map(String::as_str), Duration::from_millis(50));
+        assert_eq!(
+            error.to_string(),
+            "keys \"k0\", \"k1\", \"k2\", \"k3\", \"k4\", \"k5\", \"k6\", \"k7\" and 2 more \
+             did not come within 50ms"
+        );
+        let error = timed_out(["a"], Duration::from_secs(1));
+        assert_eq!(error.to_string(), "key \"a\" did not come within 1s");
+    }
 }

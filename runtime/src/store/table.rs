@@ -1,0 +1,195 @@
+//! What a store keeps in memory, and what each operation does to it.
+//!
+//! One set of rules for the in-process store, the file store's view of its file, and the TCP server.
+//! Nothing here waits, wakes or talks to anybody. Keys and values are bytes without an encoding.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Why a counter could not be added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddError {
+    /// The key holds something that is not a decimal number.
+    NotANumber,
+    /// The sum does not fit 64 bits.
+    Overflow,
+}
+
+impl std::fmt::Display for AddError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            AddError::NotANumber => "it holds something that is not a decimal number",
+            AddError::Overflow => "the sum does not fit 64 bits",
+        })
+    }
+}
+
+/// What a key holds beside what was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compared {
+    /// The same; or nothing, and nothing was expected.
+    Equal,
+    /// Something else.
+    Differs,
+    /// Nothing, though something was expected.
+    Absent,
+}
+
+/// The counter that `held` spells, plus `delta`.
+pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
+    let count: i64 = match held {
+        None => 0,
+        Some(text) => std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.trim_ascii().parse().ok())
+            .ok_or(AddError::NotANumber)?,
+    };
+    count.checked_add(delta).ok_or(AddError::Overflow)
+}
+
+/// Keys with their values, and queues with theirs.
+#[derive(Default)]
+pub(crate) struct Table {
+    values: HashMap<Box<[u8]>, Vec<u8>>,
+    queues: HashMap<Box<[u8]>, VecDeque<Vec<u8>>>,
+}
+
+impl Table {
+    pub(crate) fn set(&mut self, key: &[u8], value: &[u8]) {
+        match self.values.get_mut(key) {
+            // A value set over and over (a heartbeat, say) keeps its allocation.
+            Some(held) if held.capacity() / 4 <= value.len() => {
+                held.clear();
+                held.extend_from_slice(value);
+            }
+            Some(held) => *held = value.to_vec(),
+            None => {
+                self.values.insert(key.into(), value.to_vec());
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&[u8]> {
+        self.values.get(key).map(Vec::as_slice)
+    }
+
+    pub(crate) fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, AddError> {
+        let count = sum(self.get(key), delta)?;
+        self.set(key, count.to_string().as_bytes());
+        Ok(count)
+    }
+
+    /// Whether `desired` may replace what `key` holds, if that is to be `expected`.
+    pub(crate) fn compare(&self, key: &[u8], expected: &[u8]) -> Compared {
+        match self.get(key) {
+            None if expected.is_empty() => Compared::Equal,
+            None => Compared::Absent,
+            Some(held) if held == expected => Compared::Equal,
+            Some(_) => Compared::Differs,
+        }
+    }
+
+    /// Compares, stores if equal, and returns what a compare-and-set answers.
+    pub(crate) fn compare_set<'a>(
+        &'a mut self,
+        key: &[u8],
+        expected: &'a [u8],
+        desired: &'a [u8],
+    ) -> &'a [u8] {
+        match self.compare(key, expected) {
+            Compared::Equal => {
+                self.set(key, desired);
+                desired
+            }
+            Compared::Differs => self.get(key).unwrap_or_default(),
+            Compared::Absent => expected,
+        }
+    }
+
+    pub(crate) fn append(&mut self, key: &[u8], value: &[u8]) {
+        match self.values.get_mut(key) {
+            Some(held) => held.extend_from_slice(value),
+            None => self.set(key, value),
+        }
+    }
+
+    pub(crate) fn delete(&mut self, key: &[u8]) -> bool {
+        self.values.remove(key).is_some()
+    }
+
+    /// Whether a wait for `key` would end now: it is a key, or a queue that is not empty.
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        self.values.contains_key(key) || self.queues.contains_key(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.values.keys().map(|key| &**key)
+    }
+
+    pub(crate) fn queue_push(&mut self, key: &[u8], value: &[u8]) {
+        match self.queues.get_mut(key) {
+            Some(queue) => queue.push_back(value.to_vec()),
+            None => {
+                let queue = VecDeque::from([value.to_vec()]);
+                self.queues.insert(key.into(), queue);
+            }
+        }
+    }
+
+    pub(crate) fn queue_pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        let queue = self.queues.get_mut(key)?;
+        let value = queue.pop_front();
+        // No empty queue is kept: `has` asks only whether the name is there.
+        if queue.is_empty() {
+            self.queues.remove(key);
+        }
+        value
+    }
+
+    pub(crate) fn queue_len(&self, key: &[u8]) -> usize {
+        self.queues.get(key).map_or(0, VecDeque::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counter_is_decimal_text() {
+        let mut table = Table::default();
+        assert_eq!(table.add(b"n", -2), Ok(-2));
+        assert_eq!(table.get(b"n"), Some(&b"-2"[..]));
+        table.set(b"n", b"41");
+        assert_eq!(table.add(b"n", 1), Ok(42));
+        table.set(b"n", b"forty");
+        assert_eq!(table.add(b"n", 1), Err(AddError::NotANumber));
+        table.set(b"n", i64::MAX.to_string().as_bytes());
+        assert_eq!(table.add(b"n", 1), Err(AddError::Overflow));
+        assert_eq!(table.get(b"n"), Some(i64::MAX.to_string().as_bytes()));
+    }
+
+    #[test]
+    fn emptied_queue_is_gone() {
+        let mut table = Table::default();
+        table.queue_push(b"q", b"one");
+        table.queue_push(b"q", b"two");
+        assert!(table.has(b"q"));
+        assert_eq!(table.queue_pop(b"q"), Some(b"one".to_vec()));
+        assert_eq!(table.queue_pop(b"q"), Some(b"two".to_vec()));
+        assert!(!table.has(b"q"));
+        assert_eq!(table.queue_pop(b"q"), None);
+    }
+
+    #[test]
+    fn short_value_over_a_long_one_gives_its_memory_back() {
+        let mut table = Table::default();
+        table.set(b"k", &vec![7; 1 << 20]);
+        table.set(b"k", b"x");
+        assert_eq!(table.get(b"k"), Some(&b"x"[..]));
+        assert!(table.values[&b"k"[..]].capacity() < 1024);
+    }
+}

@@ -1,0 +1,257 @@
+//! What every store promises, asked of each one that there is.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm::store::{FileStore, HashStore, PrefixStore, QueueStore, Store};
+use rcomm::{ErrorKind, Result};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Runs `check` on a fresh store of each kind, as two users of it.
+fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
+    let hash = HashStore::new();
+    check(&hash, &hash);
+
+    let beneath = Arc::new(HashStore::new());
+    beneath.set("other", b"outside the prefix").unwrap();
+    let one = PrefixStore::new("dp", beneath.clone());
+    let two = PrefixStore::new("dp", beneath as Arc<dyn Store>);
+    check(&one, &two);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let one = FileStore::open(&path, Some(2)).unwrap();
+    let two = FileStore::open(&path, Some(2)).unwrap();
+    check(&one, &two);
+    drop(one);
+    assert!(path.exists(), "one of two users is still there");
+    drop(two);
+    assert!(!path.exists(), "the last user removes the file");
+}
+
+fn on_every_queue_store(check: impl Fn(&dyn QueueStore)) {
+    check(&HashStore::new());
+    check(&PrefixStore::new("dp", Arc::new(HashStore::new())));
+}
+
+fn timed_out<T: std::fmt::Debug>(result: Result<T>) -> String {
+    let error = result.expect_err("nobody sets the key");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    error.to_string()
+}
+
+#[test]
+fn what_one_sets_the_other_gets() {
+    on_every_store(|one, two| {
+        one.set("k", b"first").unwrap();
+        assert_eq!(two.get("k", LONG).unwrap(), b"first");
+        two.set("k", b"").unwrap();
+        assert_eq!(one.get("k", LONG).unwrap(), b"");
+        one.append("k", b"ab").unwrap();
+        two.append("k", b"c").unwrap();
+        two.append("new", b"\0\xff").unwrap();
+        assert_eq!(
+            one.multi_get(&["k", "new"], LONG).unwrap(),
+            [b"abc".to_vec(), b"\0\xff".to_vec()]
+        );
+        one.multi_set(&[("x", b"1"), ("y", b"2"), ("x", b"3")])
+            .unwrap();
+        assert_eq!(two.multi_get(&["x", "y"], LONG).unwrap(), [b"3", b"2"]);
+        assert!(two.multi_get(&[], LONG).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn keys_are_counted_listed_and_removed() {
+    on_every_store(|one, two| {
+        one.set("a", b"1").unwrap();
+        two.set("b/c", b"2").unwrap();
+        let mut keys = one.list_keys().unwrap();
+        keys.sort();
+        assert_eq!(keys, ["a", "b/c"]);
+        assert_eq!(two.num_keys().unwrap(), 2);
+        assert!(one.check(&["a", "b/c"]).unwrap());
+        assert!(two.delete("a").unwrap());
+        assert!(!one.delete("a").unwrap());
+        assert!(!one.check(&["a", "b/c"]).unwrap());
+        assert!(one.check(&[]).unwrap());
+        assert_eq!(one.num_keys().unwrap(), 1);
+    });
+}
+
+#[test]
+fn counters_count_as_text() {
+    on_every_store(|one, two| {
+        assert_eq!(one.add("n", 5).unwrap(), 5);
+        assert_eq!(two.add("n", -7).unwrap(), -2);
+        assert_eq!(one.get("n", LONG).unwrap(), b"-2");
+        one.set("n", b"many").unwrap();
+        let error = two.add("n", 1).expect_err("not a number");
+        assert_eq!(error.kind(), ErrorKind::Store);
+    });
+}
+
+#[test]
+fn compare_set_answers_what_the_key_holds() {
+    on_every_store(|one, two| {
+        assert_eq!(one.compare_set("k", b"x", b"new").unwrap(), b"x");
+        assert!(!two.check(&["k"]).unwrap());
+        assert_eq!(one.compare_set("k", b"", b"first").unwrap(), b"first");
+        assert_eq!(two.compare_set("k", b"other", b"new").unwrap(), b"first");
+        assert_eq!(two.compare_set("k", b"first", b"new").unwrap(), b"new");
+        assert_eq!(one.get("k", LONG).unwrap(), b"new");
+    });
+}
+
+#[test]
+fn wait_names_the_keys_that_did_not_come() {
+    on_every_store(|one, _| {
+        one.set("here", b"").unwrap();
+        let text = timed_out(one.wait(&["here", "late"], SHORT));
+        assert!(
+            text.contains("late\"") && !text.contains("here\""),
+            "{text}"
+        );
+        assert!(text.contains("20ms"), "{text}");
+        timed_out(one.get("late", SHORT));
+        timed_out(one.multi_get(&["here", "late"], Duration::ZERO));
+        one.wait(&["here"], Duration::ZERO).unwrap();
+    });
+}
+
+#[test]
+fn waiting_call_leaves_other_threads_alone_and_wakes() {
+    on_every_store(|one, _| {
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| one.wait(&["a", "b"], LONG));
+            let getting = scope.spawn(|| one.get("b", LONG));
+            // Both wait, or will: this thread's calls pass either way.
+            one.set("a", b"1").unwrap();
+            assert_eq!(one.add("count", 1).unwrap(), 1);
+            one.set("b", b"2").unwrap();
+            waiting.join().unwrap().unwrap();
+            assert_eq!(getting.join().unwrap().unwrap(), b"2");
+        });
+    });
+}
+
+#[test]
+fn barrier_holds_until_all_have_come() {
+    on_every_store(|one, two| {
+        let text = timed_out(one.barrier("early", 2, SHORT));
+        assert!(
+            text.contains("1 of 2 ranks") || text.contains("not all 2 ranks"),
+            "{text}"
+        );
+        let (passed, all_passed) = mpsc::channel();
+        thread::scope(|scope| {
+            for store in [one, two, one] {
+                let passed = passed.clone();
+                scope.spawn(move || passed.send(store.barrier("b", 4, LONG)));
+            }
+            assert!(
+                all_passed.recv_timeout(SHORT).is_err(),
+                "three of four passed"
+            );
+            two.barrier("b", 4, LONG).unwrap();
+            for _ in 0..3 {
+                all_passed.recv_timeout(LONG).unwrap().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn concurrent_adds_lose_nothing() {
+    on_every_store(|one, two| {
+        thread::scope(|scope| {
+            for store in [one, two] {
+                for _ in 0..2 {
+                    scope.spawn(move || {
+                        (0..50).for_each(|_| {
+                            store.add("n", 1).unwrap();
+                        })
+                    });
+                }
+            }
+        });
+        assert_eq!(one.get("n", LONG).unwrap(), b"200");
+    });
+}
+
+#[test]
+fn queue_gives_first_in_first_out() {
+    on_every_queue_store(|store| {
+        assert_eq!(store.try_queue_pop("q").unwrap(), None);
+        timed_out(store.queue_pop("q", SHORT));
+        store.queue_push("q", b"one").unwrap();
+        store.queue_push("q", b"two").unwrap();
+        assert_eq!(store.queue_len("q").unwrap(), 2);
+        assert_eq!(store.num_keys().unwrap(), 0, "queues are not keys");
+        assert!(store.check(&["q"]).unwrap());
+        assert_eq!(store.queue_pop("q", LONG).unwrap(), b"one");
+        assert_eq!(store.try_queue_pop("q").unwrap(), Some(b"two".to_vec()));
+        assert_eq!(store.queue_len("q").unwrap(), 0);
+        assert!(!store.check(&["q"]).unwrap());
+    });
+}
+
+#[test]
+fn each_value_of_a_queue_goes_to_one_taker() {
+    on_every_queue_store(|store| {
+        thread::scope(|scope| {
+            let takers: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| store.queue_pop("q", LONG).unwrap()))
+                .collect();
+            for value in [b"0", b"1", b"2", b"3"] {
+                store.queue_push("q", value).unwrap();
+            }
+            let mut taken: Vec<_> = takers.into_iter().map(|t| t.join().unwrap()).collect();
+            taken.sort();
+            assert_eq!(taken, [b"0", b"1", b"2", b"3"]);
+        });
+    });
+}
+
+#[test]
+fn half_written_record_of_a_killed_writer_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::open(&path, None).unwrap();
+    store.set("a", b"whole").unwrap();
+    let whole = std::fs::metadata(&path).unwrap().len();
+    let mut file = std::fs::OpenOptions::new()
+        .append(true)
+        .open(&path)
+        .unwrap();
+    std::io::Write::write_all(&mut file, b"\x02\0\0\0/b\x10\0\0\0only part").unwrap();
+    assert!(!store.check(&["b"]).unwrap());
+    store.set("c", b"next").unwrap();
+    assert_eq!(store.get("c", LONG).unwrap(), b"next");
+    let other = FileStore::open(&path, None).unwrap();
+    assert_eq!(other.get("a", LONG).unwrap(), b"whole");
+    assert_eq!(other.num_keys().unwrap(), 2);
+    assert!(std::fs::read(&path).unwrap()[whole as usize..].starts_with(b"\x02\0\0\0/c"));
+}
+
+#[test]
+fn file_of_something_else_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("not_a_store");
+    let foreign: [&[u8]; 2] = [
+        b"\x03\0\0\0abc\0\0\0\0 and more",
+        b"text that a user wants to keep",
+    ];
+    for content in foreign {
+        std::fs::write(&path, content).unwrap();
+        let opened = FileStore::open(&path, None).map(drop);
+        let error = opened.expect_err("not a store");
+        assert_eq!(error.kind(), ErrorKind::Store);
+        assert!(error.to_string().contains("record of a store"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+}

@@ -4,13 +4,24 @@
 //! sentences in `rcomm-fr`, `rcomm-top` and `rcomm-web`.
 #![forbid(unsafe_code)]
 
+pub mod causes;
+pub mod filter;
 mod finding;
+pub mod label;
+mod live;
+pub mod matrix;
 mod policy;
 mod report;
+pub mod simulate;
+pub mod source;
+mod watch;
 
 pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
+pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 pub use policy::Policy;
 pub use report::{
     GroupReport, Input, InstanceReport, InstanceState, Problem, RankReport, Report, StackNode,
     Verdict, Wait,
 };
+pub use source::Source;
+pub use watch::{Anchor, Pace, Watch};

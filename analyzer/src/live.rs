@@ -1,0 +1,693 @@
+//! The latest record of every rank, and a report kept fresh.
+//!
+//! [`Live`] is a value: it is told what sources saw and what time it is, and answers with a
+//! [`Snapshot`]. It starts no thread and reads no clock; [`Watch`](crate::Watch) does that.
+
+use crate::finding::{Code, Finding};
+use crate::label::rank_set;
+use crate::policy::Policy;
+use crate::report::{Problem, Report, Verdict};
+use crate::source::{Liveness, Observation, Poll, Seen, SourceError};
+use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::publish::Dump;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A point in time on both clocks: ages are monotonic, stamps are wall clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    /// Since some fixed beginning; never runs backwards.
+    pub elapsed: Duration,
+    /// Wall clock, ns since the epoch.
+    pub wall_ns: i64,
+}
+
+/// Parameters of a [`Live`].
+#[derive(Clone, Debug)]
+pub struct LiveOptions {
+    /// What the analysis takes for granted; its time of judgement is set by [`Live`].
+    pub policy: Policy,
+    /// From which age of its last answer on a rank counts as silent.
+    pub silent_after: Duration,
+    /// How many operations are kept in memory over all ranks. Where rings hold more, the oldest
+    /// finished ones are let go, and show as lost.
+    pub entry_budget: usize,
+}
+
+impl Default for LiveOptions {
+    fn default() -> Self {
+        Self {
+            policy: Policy {
+                snapshot: true,
+                ..Policy::default()
+            },
+            silent_after: Duration::from_secs(5),
+            entry_budget: 1_000_000,
+        }
+    }
+}
+
+/// One rank at the time of a [`Snapshot`].
+#[derive(Clone, Debug)]
+pub struct RankView {
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Host; empty if unknown.
+    pub host: Arc<str>,
+    /// Place among the ranks of its host, from 0.
+    pub local_rank: u32,
+    /// Its records, the newest first; empty if none was ever read.
+    pub dumps: Vec<Arc<Dump>>,
+    /// Whether its process lives.
+    pub liveness: Liveness,
+    /// Age of its last answer; `None` if it never answered.
+    pub silence: Option<Duration>,
+    /// Why it does not answer, where it does not.
+    pub failure: Option<Arc<str>>,
+    /// It stopped answering: its record is old.
+    pub silent: bool,
+}
+
+impl RankView {
+    /// Its newest record.
+    pub fn dump(&self) -> Option<&Dump> {
+        self.dumps.first().map(Arc::as_ref)
+    }
+}
+
+/// How a source does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// What is asked.
+    pub name: String,
+    /// Age of its last answer; `None` if it never answered.
+    pub silence: Option<Duration>,
+    /// Ranks that answered the last time.
+    pub answered: usize,
+    /// Ranks that it knows of.
+    pub known: usize,
+    /// Why it could not be asked the last time.
+    pub error: Option<String>,
+}
+
+/// Everything a view shows, at one moment. Shared, never changed.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Number of this snapshot, from 1.
+    pub number: u64,
+    /// When it was judged.
+    pub at: Moment,
+    /// The judgement.
+    pub report: Arc<Report>,
+    /// Every rank that is expected or was seen, ascending.
+    pub ranks: Arc<[RankView]>,
+    /// Every source.
+    pub sources: Vec<SourceStatus>,
+    /// Name of the job; empty if unknown.
+    pub job: String,
+    /// How long the judgement took.
+    pub cost: Duration,
+}
+
+impl Snapshot {
+    /// One rank.
+    pub fn rank(&self, rank: Rank) -> Option<&RankView> {
+        let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
+        at.ok().map(|at| &self.ranks[at])
+    }
+
+    /// All records, by rank.
+    pub fn dumps(&self) -> impl Iterator<Item = (Rank, &Dump)> {
+        self.ranks
+            .iter()
+            .flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())))
+    }
+
+    /// Operations held, over all ranks.
+    pub fn entries(&self) -> usize {
+        self.dumps().map(|(_, dump)| dump.entries.len()).sum()
+    }
+}
+
+/// How dumps are judged: [`analyze`](crate::analyze), unless a test says otherwise.
+pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;
+
+/// One record as a source left it.
+struct Slot {
+    dump: Option<Arc<Dump>>,
+    liveness: Liveness,
+    answered: Option<Duration>,
+    failure: Option<Arc<str>>,
+}
+
+/// See the module.
+pub struct Live {
+    options: LiveOptions,
+    judge: Judge,
+    slots: BTreeMap<(Rank, usize, u8), Slot>,
+    sources: Vec<Feed>,
+    silent: BTreeSet<Rank>,
+    changed: bool,
+    number: u64,
+    /// When the verdict may change without any record changing.
+    due: Option<Duration>,
+}
+
+#[derive(Default)]
+struct Feed {
+    status: SourceStatus,
+    answered: Option<Duration>,
+    problems: Vec<Problem>,
+    world_size: Option<u32>,
+}
+
+impl Live {
+    /// Nothing seen yet, from sources of these names.
+    pub fn new(options: LiveOptions, judge: Judge, sources: Vec<String>) -> Self {
+        let feed = |name| Feed {
+            status: SourceStatus {
+                name,
+                ..SourceStatus::default()
+            },
+            ..Feed::default()
+        };
+        Self {
+            options,
+            judge,
+            slots: BTreeMap::new(),
+            sources: sources.into_iter().map(feed).collect(),
+            silent: BTreeSet::new(),
+            changed: false,
+            number: 0,
+            due: None,
+        }
+    }
+
+    /// Takes in what the source of this number saw.
+    pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
+        let Some(feed) = self.sources.get_mut(source) else {
+            return;
+        };
+        let poll = match poll {
+            Ok(poll) => poll,
+            Err(error) => {
+                let error = error.to_string();
+                self.changed |= feed.status.error.as_deref() != Some(&error);
+                feed.status.error = Some(error);
+                feed.status.answered = 0;
+                return;
+            }
+        };
+        let failed = |o: &Observation| matches!(o.seen, Seen::Failed(_));
+        let answered = poll.observations.iter().filter(|o| !failed(o)).count();
+        let known = poll.observations.len();
+        self.changed |= feed.status.error.take().is_some()
+            || feed.problems != poll.problems
+            || (feed.status.answered, feed.status.known) != (answered, known);
+        feed.status.answered = answered;
+        feed.status.known = known;
+        feed.answered = Some(at.elapsed);
+        feed.problems = poll.problems;
+        feed.world_size = poll.world_size;
+        let records = self.slots.len().max(known).max(1);
+        let keep = (self.options.entry_budget / records).clamp(64, 1 << 20);
+        for observation in poll.observations {
+            self.take(source, observation, at, keep);
+        }
+    }
+
+    fn take(&mut self, source: usize, observation: Observation, at: Moment, keep: usize) {
+        let key = (observation.rank, source, observation.part);
+        let slot = self.slots.entry(key).or_insert(Slot {
+            dump: None,
+            liveness: Liveness::Unknown,
+            answered: None,
+            failure: None,
+        });
+        self.changed |= slot.liveness != observation.liveness;
+        slot.liveness = observation.liveness;
+        match observation.seen {
+            Seen::Failed(reason) => {
+                if slot.failure.as_deref() != Some(&reason) {
+                    slot.failure = Some(reason.into());
+                    self.changed = true;
+                }
+                return;
+            }
+            Seen::Unchanged => {}
+            Seen::Changed(mut dump) => {
+                trim(&mut dump, keep);
+                slot.dump = Some(Arc::from(dump));
+                self.changed = true;
+            }
+        }
+        slot.answered = Some(at.elapsed);
+        slot.failure = None;
+    }
+
+    /// Whether [`Live::refresh`] has something new to say.
+    pub fn is_due(&self, at: Moment) -> bool {
+        self.changed
+            || self.due.is_some_and(|due| due <= at.elapsed)
+            || self.silent_ranks(at) != self.silent
+    }
+
+    /// When the verdict may change although nothing is observed, if it may.
+    pub fn due(&self) -> Option<Duration> {
+        self.due
+    }
+
+    fn silent_ranks(&self, at: Moment) -> BTreeSet<Rank> {
+        // A rank speaks while any of its records is answered for.
+        let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
+        for (&(rank, ..), slot) in &self.slots {
+            if let Some(answered) = slot.answered {
+                let newest = last.entry(rank).or_default();
+                *newest = (*newest).max(answered);
+            }
+        }
+        let limit = self.options.silent_after;
+        last.into_iter()
+            .filter(|(_, answered)| at.elapsed.saturating_sub(*answered) > limit)
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// The job at this moment, if anything changed since the last time.
+    ///
+    /// The records are judged again only if one of them changed, a rank fell silent, or enough time
+    /// went by for what is pending to become overdue.
+    pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
+        if !self.is_due(at) {
+            return None;
+        }
+        let began = std::time::Instant::now();
+        self.silent = self.silent_ranks(at);
+        self.changed = false;
+        let world = self
+            .sources
+            .iter()
+            .filter_map(|feed| feed.world_size)
+            .chain(self.options.policy.world_size)
+            .max();
+        let ranks = self.views(at, world);
+        // What a silent rank last wrote is old: judged with the others' new records it would be
+        // accused of what it may have done since.
+        let dumps: Vec<Arc<Dump>> = ranks
+            .iter()
+            .filter(|view| !view.silent)
+            .flat_map(|view| view.dumps.iter().cloned())
+            .collect();
+        let mut policy = self.options.policy.clone();
+        if policy.snapshot {
+            policy.now_ns = Some(at.wall_ns);
+        }
+        policy.world_size = world;
+        let mut report = (self.judge)(&dumps, &policy);
+        let problems = self.sources.iter().flat_map(|feed| &feed.problems).cloned();
+        report.problems.extend(problems);
+        report.findings.extend(self.silence(&report, &ranks));
+        self.number += 1;
+        let cost = began.elapsed();
+        self.due = policy
+            .snapshot
+            .then(|| self.next_due(&report, at, cost))
+            .flatten();
+        let sources = self.sources.iter().map(|feed| SourceStatus {
+            silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
+            ..feed.status.clone()
+        });
+        let job = dumps
+            .iter()
+            .find(|dump| !dump.identity.job.is_empty())
+            .map_or_else(String::new, |dump| dump.identity.job.clone());
+        Some(Snapshot {
+            number: self.number,
+            at,
+            report: Arc::new(report),
+            ranks,
+            sources: sources.collect(),
+            job,
+            cost,
+        })
+    }
+
+    /// Ages go into sentences, so a report with something pending is renewed: when the oldest
+    /// operation becomes overdue, and else every few seconds, at most one fiftieth of the time.
+    fn next_due(&self, report: &Report, at: Moment, cost: Duration) -> Option<Duration> {
+        let oldest = report
+            .in_flight
+            .iter()
+            .filter_map(|instance| instance.age_ms)
+            .fold(f64::NAN, f64::max);
+        if report.in_flight.is_empty() {
+            return None;
+        }
+        let pause = Duration::from_secs(5).max(cost * 50);
+        let overdue = self.options.policy.overdue.as_secs_f64();
+        let left = overdue - oldest / 1e3;
+        let soon = (left > 0.0)
+            .then(|| Duration::try_from_secs_f64(left + 0.001).ok())
+            .flatten();
+        Some(at.elapsed + soon.map_or(pause, |soon| soon.min(pause)))
+    }
+
+    fn views(&self, at: Moment, world: Option<u32>) -> Arc<[RankView]> {
+        let mut views: BTreeMap<Rank, RankView> = (0..world.unwrap_or(0))
+            .map(|rank| (rank, RankView::missing(rank)))
+            .collect();
+        let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
+        for (&(rank, ..), slot) in &self.slots {
+            let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
+            let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
+            view.silence = match (view.silence, silence) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            view.liveness = view.liveness.max(slot.liveness);
+            if view.failure.is_none() {
+                view.failure.clone_from(&slot.failure);
+            }
+            if let Some(dump) = &slot.dump {
+                view.add(dump);
+                let host = dump.identity.host.as_str();
+                if view.host.is_empty() && !host.is_empty() {
+                    let known = hosts.get(host).cloned();
+                    let host = known.unwrap_or_else(|| Arc::from(host));
+                    hosts.insert(host.clone());
+                    view.host = host;
+                }
+            }
+        }
+        let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+        for view in views.values_mut() {
+            view.silent = self.silent.contains(&view.rank);
+            let next = on_host.entry(view.host.clone()).or_default();
+            view.local_rank = *next;
+            *next += 1;
+        }
+        views.into_values().collect()
+    }
+
+    /// W150, where ranks fell silent.
+    fn silence(&self, report: &Report, ranks: &[RankView]) -> Option<Finding> {
+        if self.silent.is_empty() {
+            return None;
+        }
+        let culprits: Vec<Rank> = self.silent.iter().copied().collect();
+        let views = || ranks.iter().filter(|view| view.silent);
+        let longest = views().filter_map(|view| view.silence).max();
+        let why = views().find_map(|view| view.failure.clone());
+        let seconds = longest.unwrap_or_default().as_secs();
+        let subject = match culprits.as_slice() {
+            [one] => format!("rank {one} has"),
+            many => format!("{} ranks ({}) have", many.len(), rank_set(many, 6)),
+        };
+        let reason = why.map_or_else(String::new, |why| format!(": {why}"));
+        let hosts: BTreeSet<&str> = views().map(|view| view.host.as_ref()).collect();
+        let place = match hosts.into_iter().collect::<Vec<_>>().as_slice() {
+            [host] if !host.is_empty() => format!(" on {host}"),
+            _ => String::new(),
+        };
+        let next =
+            format!("look whether the process lives{place}; its last record is shown as it was");
+        Some(Finding {
+            id: report.findings.iter().map(|f| f.id).max().unwrap_or(0) + 1,
+            code: Code::W150,
+            name: Code::W150.name().into(),
+            severity: Code::W150.severity(),
+            confidence: 1.0,
+            culprit_ranks: culprits,
+            alternatives: vec![],
+            victim_ranks: vec![],
+            victim_count: 0,
+            group: None,
+            seq: None,
+            seq_kind: None,
+            op: None,
+            caused_by: None,
+            cycle: vec![],
+            sentence: format!("{subject} not answered for {seconds} s{reason}"),
+            evidence: vec![],
+            ruled_out: vec![],
+            frames: vec![],
+            diff: vec![],
+            next,
+        })
+    }
+}
+
+impl RankView {
+    fn missing(rank: Rank) -> Self {
+        Self {
+            rank,
+            host: Arc::from(""),
+            local_rank: 0,
+            dumps: vec![],
+            liveness: Liveness::Unknown,
+            silence: None,
+            failure: None,
+            silent: false,
+        }
+    }
+
+    /// Several sources may hold the same recorder's record: the newest is kept. Records of different
+    /// recorders of one process stand beside each other.
+    fn add(&mut self, dump: &Arc<Dump>) {
+        let newer = |a: &Dump, b: &Dump| {
+            (a.identity.attempt, a.identity.dump_time_ns)
+                > (b.identity.attempt, b.identity.dump_time_ns)
+        };
+        match self.dumps.iter_mut().find(|d| d.recorder == dump.recorder) {
+            Some(known) if newer(dump, known) => *known = dump.clone(),
+            Some(_) => {}
+            None => self.dumps.push(dump.clone()),
+        }
+    }
+}
+
+/// Lets go of the oldest finished operations beyond the newest `keep`.
+fn trim(dump: &mut Dump, keep: usize) {
+    let beyond = dump.entries.len().saturating_sub(keep);
+    let open = |e: &rcomm_recorder::model::Entry| e.state < EntryState::Completed && !e.retired;
+    let first_open = dump.entries.iter().position(open).unwrap_or(usize::MAX);
+    let cut = beyond.min(first_open);
+    if cut > 0 {
+        dump.entries.drain(..cut);
+        dump.entries.shrink_to_fit();
+    }
+}
+
+impl Report {
+    /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
+    /// error or warning, 2 could not tell.
+    pub fn exit_code(&self) -> u8 {
+        use crate::finding::Severity;
+        let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
+        match self.verdict {
+            _ if blamed => 1,
+            Verdict::Healthy | Verdict::Running => 0,
+            Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => 1,
+            Verdict::Inconclusive => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Input, InstanceReport, InstanceState};
+    use crate::simulate::{Simulation, Situation};
+    use crate::{GroupRef, SeqKind};
+
+    /// Counts what it is given: one finding-free report, everything unfinished as one instance.
+    fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
+        let open = dumps
+            .iter()
+            .flat_map(|dump| &dump.entries)
+            .filter(|e| !e.retired)
+            .map(|e| e.time_created_ns)
+            .min();
+        let in_flight = open.map(|since| InstanceReport {
+            group: GroupRef {
+                name: "g".into(),
+                desc: "g".into(),
+                ranks: vec![],
+            },
+            seq: 1,
+            seq_kind: SeqKind::CollectiveSeqId,
+            op: "all_reduce".into(),
+            bytes: 0,
+            joined: vec![],
+            missing: vec![],
+            unknown: vec![],
+            state: InstanceState::Waiting,
+            age_ms: policy.now_ns.map(|now| (now - since) as f64 / 1e6),
+        });
+        Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Running,
+            findings: vec![],
+            problems: vec![],
+            input: Input {
+                files: dumps.len(),
+                ranks_expected: policy.world_size.unwrap_or(0) as usize,
+                ranks_read: dumps.len(),
+                entries: 0,
+            },
+            groups: vec![],
+            ranks: vec![],
+            in_flight: in_flight.into_iter().collect(),
+            waits: vec![],
+            stacks: vec![],
+        }
+    }
+
+    fn at(seconds: f64) -> Moment {
+        let elapsed = Duration::from_secs_f64(seconds);
+        Moment {
+            elapsed,
+            wall_ns: elapsed.as_nanos() as i64,
+        }
+    }
+
+    fn live() -> Live {
+        Live::new(LiveOptions::default(), count, vec!["test".into()])
+    }
+
+    fn poll(dumps: Vec<Dump>) -> Result<Poll, SourceError> {
+        let observations = dumps
+            .into_iter()
+            .map(|dump| Observation {
+                rank: dump.identity.rank.expect("simulated dumps know their rank"),
+                part: 0,
+                liveness: Liveness::Alive,
+                seen: Seen::Changed(Box::new(dump)),
+            })
+            .collect();
+        Ok(Poll {
+            observations,
+            ..Poll::default()
+        })
+    }
+
+    fn unchanged(ranks: impl Iterator<Item = Rank>) -> Result<Poll, SourceError> {
+        let observations = ranks
+            .map(|rank| Observation {
+                rank,
+                part: 0,
+                liveness: Liveness::Alive,
+                seen: Seen::Unchanged,
+            })
+            .collect();
+        Ok(Poll {
+            observations,
+            ..Poll::default()
+        })
+    }
+
+    #[test]
+    fn nothing_is_judged_again_while_nothing_changes() {
+        let simulation = Simulation::new(Situation::Healthy, 4, 0);
+        let mut live = live();
+        // Between two operations: nothing is pending, so nothing can become overdue.
+        live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.045));
+        assert!(live.refresh(at(0.045)).is_some());
+        live.observe(0, unchanged(0..4), at(1.0));
+        assert!(live.refresh(at(1.0)).is_none());
+        live.observe(0, unchanged(0..4), at(5.9));
+        assert!(live.refresh(at(6.0)).is_none());
+    }
+
+    #[test]
+    fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let now = simulation.fault_ns() as f64 / 1e9 + 1.0;
+        let mut live = live();
+        live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+        let snapshot = live.refresh(at(now)).expect("first look");
+        assert_eq!(snapshot.report.in_flight.len(), 1);
+        let due = live.due().expect("something is pending").as_secs_f64();
+        assert!(due > now + 3.0 && due < now + 5.0, "due {due}, now {now}");
+        assert!(live.refresh(at(due - 0.1)).is_none());
+        live.observe(0, unchanged(0..16), at(due));
+        assert!(live.refresh(at(due)).is_some());
+    }
+
+    #[test]
+    fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
+        let simulation = Simulation::new(Situation::Healthy, 4, 0);
+        let mut live = live();
+        live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+        assert_eq!(live.refresh(at(0.1)).expect("first").report.input.files, 4);
+        let mut later = unchanged((0..4).filter(|&rank| rank != 2)).expect("made above");
+        later.observations.push(Observation {
+            rank: 2,
+            part: 0,
+            liveness: Liveness::Unknown,
+            seen: Seen::Failed("connection refused".into()),
+        });
+        live.observe(0, Ok(later), at(7.0));
+        let snapshot = live.refresh(at(7.0)).expect("a rank fell silent");
+        assert_eq!(snapshot.report.input.files, 3);
+        let finding = &snapshot.report.findings[0];
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (Code::W150, &[2][..])
+        );
+        assert!(
+            finding.sentence.contains("connection refused"),
+            "{}",
+            finding.sentence
+        );
+        assert_eq!(snapshot.report.exit_code(), 1);
+        let view = snapshot.rank(2).expect("still shown");
+        assert!(view.silent && view.dump().is_some());
+    }
+
+    #[test]
+    fn a_source_that_fails_is_shown_with_its_error_and_its_ranks_fall_silent() {
+        let simulation = Simulation::new(Situation::Healthy, 4, 0);
+        let mut live = live();
+        live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+        live.refresh(at(0.1));
+        let gone = SourceError::Unusable {
+            place: "x".into(),
+            reason: "gone".into(),
+        };
+        live.observe(0, Err(gone), at(8.0));
+        let snapshot = live.refresh(at(8.0)).expect("an error is news");
+        assert_eq!(
+            snapshot.sources[0].error.as_deref(),
+            Some("cannot use x: gone")
+        );
+        assert_eq!(snapshot.report.findings[0].culprit_ranks, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_large_record_keeps_its_newest_and_every_pending_operation() {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let mut dump = simulation
+            .dumps_at(simulation.fault_ns() + 1_000_000_000)
+            .remove(0);
+        let (before, open) = (dump.entries.len(), dump.entries.last().cloned());
+        trim(&mut dump, 64);
+        assert!(dump.entries.len() == 64 && before > 64);
+        assert_eq!(dump.entries.last().cloned(), open);
+        dump.entries[0].retired = false;
+        dump.entries[0].state = EntryState::Started;
+        trim(&mut dump, 8);
+        assert_eq!(dump.entries.len(), 64);
+    }
+
+    #[test]
+    fn ranks_of_one_host_are_numbered_on_it() {
+        let simulation = Simulation::new(Situation::Healthy, 16, 0);
+        let mut live = live();
+        live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+        let snapshot = live.refresh(at(0.1)).expect("first look");
+        let view = snapshot.rank(11).expect("known");
+        assert_eq!((view.host.as_ref(), view.local_rank), ("n001", 3));
+    }
+}

@@ -1,0 +1,111 @@
+//! Where a live view gets its records from.
+//!
+//! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
+//! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
+
+mod simulated;
+
+pub use simulated::SimulatedSource;
+
+use crate::report::Problem;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::time::Instant;
+
+/// Many records, asked for again and again. Not shared: each source has a thread of its own.
+pub trait Source: Send {
+    /// What is asked, in a few words: `rings of job llama in /dev/shm/rcomm-0`.
+    fn name(&self) -> String;
+
+    /// Looks once. A rank that does not answer is an observation, not an error.
+    ///
+    /// # Blocking
+    ///
+    /// May block until `deadline`, and no longer.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] if nothing at all could be asked.
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError>;
+
+    /// Whether [`Source::poll`] will never see anything new: a folder of dumps, say.
+    fn is_still(&self) -> bool {
+        false
+    }
+}
+
+/// What one look at a source saw.
+#[derive(Debug, Default)]
+pub struct Poll {
+    /// One for every rank that the source knows of, changed or not.
+    pub observations: Vec<Observation>,
+    /// Files and answers that could not be used, or only in part.
+    pub problems: Vec<Problem>,
+    /// Ranks of the job, where the source knows better than the records.
+    pub world_size: Option<u32>,
+}
+
+/// One rank, looked at once.
+#[derive(Debug)]
+pub struct Observation {
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Which of several recorders of one process; 0 where there is one.
+    pub part: u8,
+    /// Whether its process lives, as far as the source can tell.
+    pub liveness: Liveness,
+    /// Its record.
+    pub seen: Seen,
+}
+
+/// What was seen of a record.
+#[derive(Debug)]
+pub enum Seen {
+    /// The record, changed since the last look.
+    Changed(Box<Dump>),
+    /// Nothing was written since the last look.
+    Unchanged,
+    /// No answer, with the reason in words.
+    Failed(String),
+}
+
+/// Whether the process behind a record lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Liveness {
+    /// The source cannot tell.
+    #[default]
+    Unknown,
+    /// It lives.
+    Alive,
+    /// It is gone.
+    Dead,
+}
+
+/// Why a source could not be asked at all.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// There is nothing to look at (yet).
+    #[error("{what}; {hint}")]
+    Nothing {
+        /// What was looked for, and where.
+        what: String,
+        /// How to get one.
+        hint: String,
+    },
+    /// Input or output failed.
+    #[error("failed to read {place}: {source}")]
+    Io {
+        /// File or address.
+        place: String,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+    /// What was read cannot be understood.
+    #[error("cannot use {place}: {reason}")]
+    Unusable {
+        /// File or address.
+        place: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
+}

@@ -5,17 +5,20 @@
 #![forbid(unsafe_code)]
 
 pub mod causes;
+mod explain;
 pub mod filter;
 mod finding;
 pub mod label;
 mod live;
 pub mod matrix;
 mod policy;
+pub mod print;
 mod report;
 pub mod simulate;
 pub mod source;
 mod watch;
 
+pub use explain::{Explanation, explain};
 pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
 pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 pub use policy::Policy;

@@ -1,0 +1,19 @@
+//! One file a sub-command; each takes its arguments and answers with an exit code.
+
+mod completions;
+mod explain;
+mod man;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+use std::process::ExitCode;
+
+/// Does what was asked.
+pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let color = cli.color.into();
+    match cli.command {
+        Command::Explain(args) => explain::run(&args, color),
+        Command::Completions(args) => completions::run(&args, color),
+        Command::Man(args) => man::run(&args, color),
+    }
+}

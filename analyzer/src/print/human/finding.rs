@@ -1,0 +1,175 @@
+//! What stands under a finding's sentence.
+
+use super::page::{ACT, Detail, PLAIN, Page};
+use super::waiters;
+use crate::finding::{Evidence, Finding, FrameRef};
+use crate::label::group_label;
+use crate::print::words::{Ranks, counter, operation};
+use crate::report::Report;
+use rcomm_recorder::model::EntryState;
+use std::io;
+
+/// Lines of one kind that a brief page shows.
+const BRIEF_LINES: usize = 6;
+
+/// Everything but the sentence, which stands above.
+pub(super) fn write_details(
+    report: &Report,
+    finding: &Finding,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
+    if !finding.next.is_empty() {
+        page.item("next", ACT, &finding.next)?;
+    }
+    let doubt = say_doubt(finding);
+    if !doubt.is_empty() {
+        page.item("or else", PLAIN, &doubt)?;
+    }
+    page.items(
+        "who waits",
+        brief(waiters::say(finding, report), page.detail(), "operation"),
+    )?;
+    let frames = finding.frames.iter().map(say_frame).collect();
+    page.items("where", brief(frames, page.detail(), "frame"))?;
+    page.items("programs", &finding.diff)?;
+    write_consequences(report, finding, 0, page)?;
+    page.items("ruled out", &finding.ruled_out)?;
+    if page.detail() == Detail::Verbose {
+        page.items("evidence", finding.evidence.iter().map(say_evidence))?;
+    }
+    page.item("finding", PLAIN, &say_identity(finding))
+}
+
+/// `E101 not_joined, 97 % sure; group 12 (dp), collective_seq_id 9133`.
+fn say_identity(finding: &Finding) -> String {
+    let mut text = format!(
+        "{} {}, {:.0} % sure",
+        finding.code,
+        finding.name,
+        finding.confidence.clamp(0.0, 1.0) * 100.0
+    );
+    if let Some(group) = &finding.group {
+        text += &format!("{} of {}", group_label(group), Ranks(&group.ranks));
+    }
+    if let (Some(seq), Some(kind)) = (finding.seq, finding.seq_kind) {
+        text += &format!("; {} {seq}", counter(kind));
+    }
+    text
+}
+
+fn say_doubt(finding: &Finding) -> String {
+    let sets: Vec<String> = finding
+        .alternatives
+        .iter()
+        .filter(|set| **set != finding.culprit_ranks)
+        .map(|set| Ranks(set).to_string())
+        .collect();
+    if sets.is_empty() {
+        return String::new();
+    }
+    let list = sets.join(", or ");
+    if finding.culprit_ranks.is_empty() {
+        format!("the records cannot tell whose fault it is: {list}")
+    } else {
+        format!("the records allow as well: {list}")
+    }
+}
+
+fn say_frame(frame: &FrameRef) -> String {
+    let when = match frame.when.as_str() {
+        "last_seen" => "was last seen in",
+        "waiting" => "waits in",
+        "now" => "is now in",
+        _ => "in",
+    };
+    format!("rank {} {when} {}", frame.rank, say_place(frame))
+}
+
+/// `load (data.py:88)`, with what is unknown left out.
+fn say_place(frame: &FrameRef) -> String {
+    let place = match (frame.filename.as_str(), frame.line) {
+        ("", _) => String::new(),
+        (file, 0) => file.to_owned(),
+        (file, line) => format!("{file}:{line}"),
+    };
+    match (frame.name.as_str(), place.as_str()) {
+        ("", place) => place.to_owned(),
+        (name, "") => name.to_owned(),
+        (name, place) => format!("{name} ({place})"),
+    }
+}
+
+fn say_evidence(evidence: &Evidence) -> String {
+    let state = match evidence.state {
+        EntryState::Scheduled => "scheduled",
+        EntryState::Started => "started",
+        EntryState::Completed => "completed",
+        EntryState::Failed => "failed",
+    };
+    let call = match &evidence.group {
+        Some(group) => operation(&evidence.op, evidence.seq, group),
+        None => format!("{} #{}", evidence.op, evidence.seq),
+    };
+    format!(
+        "rank {} record {}: {call}, {state}",
+        evidence.rank, evidence.record_id
+    )
+}
+
+/// What follows from it, indented by how far it is from the cause.
+fn write_consequences(
+    report: &Report,
+    cause: &Finding,
+    depth: usize,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
+    // A report from elsewhere could name a finding as its own cause; nobody reads past this anyway.
+    if depth > 8 {
+        return Ok(());
+    }
+    let consequences: Vec<&Finding> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.caused_by == Some(cause.id) && finding.id != cause.id)
+        .collect();
+    let shown = match page.detail() {
+        Detail::Brief => BRIEF_LINES,
+        Detail::Verbose => usize::MAX,
+    };
+    for (at, finding) in consequences.iter().take(shown).enumerate() {
+        let key = if at == 0 && depth == 0 {
+            "leads to"
+        } else {
+            ""
+        };
+        let text = format!(
+            "{}{} {}",
+            "\u{a0}\u{a0}".repeat(depth),
+            finding.code,
+            finding.sentence
+        );
+        page.item(key, PLAIN, &text)?;
+        write_consequences(report, finding, depth + 1, page)?;
+    }
+    if consequences.len() > shown {
+        let text = format!(
+            "and {} more consequences; --verbose shows all",
+            consequences.len() - shown
+        );
+        page.item("", PLAIN, &text)?;
+    }
+    Ok(())
+}
+
+/// The first lines, and how many were left out.
+fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
+    if detail == Detail::Brief && lines.len() > BRIEF_LINES {
+        let rest = lines.len() - BRIEF_LINES;
+        lines.truncate(BRIEF_LINES);
+        lines.push(format!(
+            "and {}; --verbose shows all",
+            crate::print::words::count(rest as u64, &format!("more {noun}"))
+        ));
+    }
+    lines
+}

@@ -1,0 +1,231 @@
+//! The report as text, for the engineer who was woken up by it.
+//!
+//! The first line is the verdict and the one sentence; the second says what to do. Under them comes
+//! what supports them, in the order in which one asks: who waits, where was the rank, what follows
+//! from it, what was ruled out. What is wrong with the input comes last, and never silently.
+//!
+//! Colours are written as ANSI sequences; a caller whose output takes none wraps it in
+//! `anstream::AutoStream`. No colour carries meaning alone.
+
+mod explanation;
+mod finding;
+mod page;
+mod tables;
+mod waiters;
+
+pub use explanation::{write_codes, write_explanation};
+pub use page::{Detail, Layout};
+
+use super::words::{count, printable};
+use crate::finding::{Code, Finding, Severity};
+use crate::report::{Report, Verdict};
+use page::{ALARM, CAUTION, DIM, FINE, Page};
+use std::io::{self, Write};
+
+/// Writes the report.
+///
+/// # Errors
+/// Whatever `out` says.
+pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
+    let mut page = Page::new(layout, out);
+    let roots: Vec<&Finding> = report
+        .findings
+        .iter()
+        .filter(|finding| is_root(report, finding) && finding.severity != Severity::Note)
+        .collect();
+    match roots.split_first() {
+        None => write_without_finding(report, &mut page)?,
+        Some((first, others)) => {
+            write_headline(report, first, &mut page)?;
+            finding::write_details(report, first, &mut page)?;
+            if !others.is_empty() {
+                let more = count(others.len() as u64, "more finding");
+                page.item("also", CAUTION, &format!("{more} below"))?;
+            }
+            for other in others {
+                page.blank()?;
+                let (head, style) = match other.severity {
+                    Severity::Error => ("ALSO", ALARM),
+                    Severity::Warning | Severity::Note => ("WARNING", CAUTION),
+                };
+                page.headline(head, style, &other.sentence)?;
+                finding::write_details(report, other, &mut page)?;
+            }
+        }
+    }
+    write_notes(report, &mut page)?;
+    if layout.detail == Detail::Verbose {
+        tables::write(report, &mut page)?;
+    }
+    write_footer(report, roots.first().map(|finding| finding.code), &mut page)
+}
+
+/// Not the consequence of another finding *of this report*.
+fn is_root(report: &Report, finding: &Finding) -> bool {
+    finding.caused_by.is_none_or(|cause| {
+        cause == finding.id || !report.findings.iter().any(|other| other.id == cause)
+    })
+}
+
+/// The verdict in capitals, with the colour that goes with it.
+const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
+    match verdict {
+        Verdict::Healthy => ("HEALTHY", FINE),
+        Verdict::Running => ("RUNNING", FINE),
+        Verdict::Stuck => ("STUCK", ALARM),
+        Verdict::Mismatch => ("MISMATCH", ALARM),
+        Verdict::Slow => ("SLOW", CAUTION),
+        Verdict::Inconclusive => ("INCONCLUSIVE", CAUTION),
+    }
+}
+
+fn write_headline(report: &Report, first: &Finding, page: &mut Page<'_>) -> io::Result<()> {
+    let (word, style) = verdict_word(report.verdict);
+    // A healthy or running job can still have a warning: then the warning leads, under its own word.
+    let (word, style) = match (report.verdict, first.severity) {
+        (Verdict::Healthy | Verdict::Running, Severity::Warning) => ("WARNING", CAUTION),
+        _ => (word, style),
+    };
+    page.headline(word, style, &first.sentence)
+}
+
+/// The page of a report without an error or a warning.
+fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let (word, style) = verdict_word(report.verdict);
+    let pending = report.in_flight.len() as u64;
+    let sentence = match report.verdict {
+        Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
+        Verdict::Running => match oldest_pending(report) {
+            Some(age) => format!(
+                "{} pending, the oldest for {age}; none is overdue",
+                count_are(pending, "operation")
+            ),
+            None => format!(
+                "{} pending, none is overdue",
+                count_are(pending, "operation")
+            ),
+        },
+        Verdict::Inconclusive if report.input.ranks_read == 0 => {
+            "no record of any rank could be read, so there is nothing to judge".to_owned()
+        }
+        Verdict::Inconclusive => {
+            "the records do not tell whether the job is stuck; what is missing is said below"
+                .to_owned()
+        }
+        // The engine gives these verdicts together with a finding; a report from elsewhere may not.
+        Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => {
+            "the report names no cause".to_owned()
+        }
+    };
+    page.headline(word, style, &sentence)
+}
+
+/// `1 operation is`, `2 operations are`.
+fn count_are(n: u64, noun: &str) -> String {
+    format!("{} {}", count(n, noun), if n == 1 { "is" } else { "are" })
+}
+
+fn oldest_pending(report: &Report) -> Option<String> {
+    report
+        .in_flight
+        .iter()
+        .filter_map(|instance| instance.age_ms)
+        .max_by(f64::total_cmp)
+        .map(super::words::duration_ms)
+}
+
+/// Notes among the findings, then what was wrong with the input.
+fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let notes: Vec<(Code, String)> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Note && is_root(report, finding))
+        .map(|finding| (finding.code, finding.sentence.clone()))
+        .chain(report.problems.iter().map(|problem| {
+            // The sentence may name the file itself.
+            let text = if problem.path.is_empty() || problem.sentence.contains(&problem.path) {
+                problem.sentence.clone()
+            } else {
+                format!("{}: {}", problem.path, problem.sentence)
+            };
+            (problem.code, text)
+        }))
+        .collect();
+    if notes.is_empty() {
+        return Ok(());
+    }
+    page.blank()?;
+    let shown = match page.detail() {
+        Detail::Brief => 10,
+        Detail::Verbose => usize::MAX,
+    };
+    for (code, sentence) in notes.iter().take(shown) {
+        page.headline(&format!("NOTE {code}"), DIM, sentence)?;
+    }
+    if let Some(rest) = notes.len().checked_sub(shown).filter(|&rest| rest > 0) {
+        let text = format!(
+            "{} left out here; --verbose shows all",
+            count(rest as u64, "more note")
+        );
+        page.plain(DIM, &text)?;
+    }
+    Ok(())
+}
+
+fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io::Result<()> {
+    let input = &report.input;
+    page.blank()?;
+    let expected = input.ranks_expected.max(input.ranks_read);
+    let mut text = format!(
+        "read {} of {}, {} from {}",
+        input.ranks_read,
+        count(expected as u64, "rank"),
+        count(input.entries, "operation"),
+        count(input.files as u64, "file"),
+    );
+    let unread: Vec<u32> = report
+        .ranks
+        .iter()
+        .filter(|rank| !rank.read)
+        .map(|rank| rank.rank)
+        .collect();
+    if !unread.is_empty() {
+        text += &format!("; no record of {}", super::words::Ranks(&unread));
+    }
+    let style = if input.ranks_read < expected {
+        CAUTION
+    } else {
+        DIM
+    };
+    page.plain(style, &text)?;
+    if let Some(code) = code {
+        let more = match page.detail() {
+            Detail::Brief => "; --verbose shows the evidence",
+            Detail::Verbose => "",
+        };
+        page.plain(DIM, &format!("rcomm-fr explain {code} says more{more}"))?;
+    }
+    Ok(())
+}
+
+/// One line: the verdict and its sentence, for a log or a prompt.
+pub fn one_line(report: &Report) -> String {
+    let (word, _) = verdict_word(report.verdict);
+    let first = report
+        .findings
+        .iter()
+        .find(|finding| finding.severity != Severity::Note);
+    match first {
+        Some(finding) => format!("{word}  {}", printable(&finding.sentence)),
+        None => {
+            let input = &report.input;
+            let expected = input.ranks_expected.max(input.ranks_read);
+            format!(
+                "{word}  read {} of {}, {}",
+                input.ranks_read,
+                count(expected as u64, "rank"),
+                count(input.entries, "operation"),
+            )
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What `--verbose` adds: groups, ranks, what is in flight, and the merged stacks.
+
+use super::page::{ACT, DIM, PLAIN, Page};
+use crate::label::group_label;
+use crate::print::words::{Spans, bytes, duration_ms, operation};
+use crate::report::{InstanceState, Report, StackNode};
+use std::io;
+use textwrap::core::display_width;
+
+/// Rows that a table shows at most; what was cut is counted.
+const MAX_ROWS: usize = 64;
+
+/// Depth down to which the stack tree is drawn.
+const MAX_DEPTH: usize = 64;
+
+pub(super) fn write(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    write_in_flight(report, page)?;
+    write_groups(report, page)?;
+    write_ranks(report, page)?;
+    if !report.stacks.is_empty() {
+        title("stacks of the newest calls, outermost first", page)?;
+        for node in &report.stacks {
+            write_stack(node, 0, 0, page)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_in_flight(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let rows = report.in_flight.iter().map(|instance| {
+        let state = match instance.state {
+            InstanceState::Running => "running",
+            InstanceState::Waiting => "waiting",
+            InstanceState::HalfOpen => "half open",
+            InstanceState::Mismatch => "mismatch",
+        };
+        vec![
+            instance.age_ms.map_or_else(|| "-".to_owned(), duration_ms),
+            operation(&instance.op, instance.seq, &instance.group),
+            bytes(instance.bytes),
+            format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
+            state.to_owned(),
+            if instance.missing.is_empty() {
+                "-".to_owned()
+            } else {
+                Spans(&instance.missing).to_string()
+            },
+        ]
+    });
+    table(
+        "in flight, oldest first",
+        &["age", "operation", "bytes", "joined", "state", "missing"],
+        rows,
+        page,
+    )
+}
+
+fn write_groups(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let rows = report.groups.iter().map(|group| {
+        vec![
+            group_label(&group.group),
+            Spans(&group.group.ranks).to_string(),
+            match (group.last_seq, group.min_seq) {
+                (Some(last), Some(min)) => format!("{last}/{min}"),
+                (Some(last), None) => format!("{last}/-"),
+                _ => "-".to_owned(),
+            },
+            group.in_flight.to_string(),
+            group.oldest_ms.map_or_else(|| "-".to_owned(), duration_ms),
+            group.lag_p50_ms.map_or_else(|| "-".to_owned(), duration_ms),
+            if group.timeout_ms == 0 {
+                "-".to_owned()
+            } else {
+                duration_ms(group.timeout_ms as f64)
+            },
+        ]
+    });
+    table(
+        "groups",
+        &[
+            "group",
+            "ranks",
+            "seq last/min",
+            "in flight",
+            "oldest",
+            "lag p50",
+            "time-out",
+        ],
+        rows,
+        page,
+    )
+}
+
+fn write_ranks(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let rows = report.ranks.iter().map(|rank| {
+        vec![
+            rank.rank.to_string(),
+            if rank.host.is_empty() {
+                "-".to_owned()
+            } else {
+                rank.host.clone()
+            },
+            if rank.read {
+                rank.pending.to_string()
+            } else {
+                "no record".to_owned()
+            },
+            rank.lost.to_string(),
+            rank.phase.clone().unwrap_or_else(|| "-".to_owned()),
+            rank.last_call.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    table(
+        "ranks",
+        &["rank", "host", "pending", "lost", "phase", "last call"],
+        rows,
+        page,
+    )
+}
+
+fn title(text: &str, page: &mut Page<'_>) -> io::Result<()> {
+    page.blank()?;
+    page.row(ACT, text)
+}
+
+/// Columns as wide as their widest cell.
+fn table(
+    name: &str,
+    heads: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let cut = rows.len().saturating_sub(MAX_ROWS);
+    rows.truncate(MAX_ROWS);
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|column| {
+            rows.iter()
+                .map(|row| display_width(&row[column]))
+                .chain([display_width(heads[column])])
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    title(name, page)?;
+    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
+    page.row(DIM, &join(&heads, &widths))?;
+    for row in &rows {
+        page.row(PLAIN, &join(row, &widths))?;
+    }
+    if cut > 0 {
+        page.row(DIM, &format!("  and {cut} more"))?;
+    }
+    Ok(())
+}
+
+fn join(cells: &[String], widths: &[usize]) -> String {
+    let mut line = String::from(" ");
+    for (cell, width) in cells.iter().zip(widths) {
+        line.push(' ');
+        line.push_str(cell);
+        line.extend(std::iter::repeat_n(
+            ' ',
+            1 + width.saturating_sub(display_width(cell)),
+        ));
+    }
+    line
+}
+
+fn write_stack(
+    node: &StackNode,
+    depth: usize,
+    indent: usize,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
+    let margin = "  ".repeat(indent + 1);
+    if depth >= MAX_DEPTH {
+        return page.row(DIM, &format!("{margin}(deeper frames left out)"));
+    }
+    let text = format!(
+        "{margin}{} ({}:{})  [{}]",
+        node.name,
+        node.filename,
+        node.line,
+        Spans(&node.ranks),
+    );
+    page.row(PLAIN, &text)?;
+    // A straight run of frames stays in one column: only where ranks part does the tree step in.
+    let step = usize::from(node.children.len() > 1);
+    for child in &node.children {
+        write_stack(child, depth + 1, indent + step, page)?;
+    }
+    Ok(())
+}

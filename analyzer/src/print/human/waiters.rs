@@ -1,0 +1,72 @@
+//! Who waits because of a finding, in words.
+
+use crate::causes::{Link, chain};
+use crate::finding::Finding;
+use crate::label::{group_label, group_labels};
+use crate::print::words::{Ranks, operation};
+use crate::report::{Report, Wait};
+use rcomm_recorder::model::Rank;
+
+/// The lines of one finding. Without a wait-for graph the list of victims stands in.
+pub(super) fn say(finding: &Finding, report: &Report) -> Vec<String> {
+    let lines: Vec<String> = if finding.cycle.is_empty() {
+        chain(report, &finding.culprit_ranks)
+            .iter()
+            .map(say_link)
+            .collect()
+    } else {
+        say_cycle(&finding.cycle, &report.waits)
+    };
+    if !lines.is_empty() || finding.victim_ranks.is_empty() {
+        return lines;
+    }
+    let unnamed = finding
+        .victim_count
+        .saturating_sub(finding.victim_ranks.len());
+    let more = if unnamed > 0 {
+        format!(" and {unnamed} more")
+    } else {
+        String::new()
+    };
+    vec![format!("{}{more}", Ranks(&finding.victim_ranks))]
+}
+
+fn say_link(link: &Link) -> String {
+    let labels: Vec<String> = link.groups.iter().map(group_label).collect();
+    let seq = match link.seq {
+        (first, last) if first == last => format!("#{first}"),
+        (first, last) => format!("#{first} to #{last}"),
+    };
+    format!(
+        "{}{} {} in {} {seq} on {}",
+        if link.level > 1 { "behind them " } else { "" },
+        Ranks(&link.ranks),
+        if link.ranks.len() == 1 {
+            "waits"
+        } else {
+            "wait"
+        },
+        link.op,
+        group_labels(&labels),
+    )
+}
+
+/// Each rank of the cycle with the operation in which it waits for the next.
+fn say_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
+    cycle
+        .iter()
+        .zip(cycle.iter().cycle().skip(1))
+        .map(|(&rank, &next)| {
+            let wait = waits
+                .iter()
+                .find(|wait| wait.rank == rank && wait.on.contains(&next));
+            match wait {
+                Some(wait) => format!(
+                    "rank {rank} waits for rank {next} in {}",
+                    operation(&wait.op, wait.seq, &wait.group)
+                ),
+                None => format!("rank {rank} waits for rank {next}"),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,9 @@
+//! Printers over one [`Report`](crate::Report): text for a terminal, JSON for programs, HTML for a
+//! browser.
+//!
+//! Printers judge nothing and read nothing but what they are given. They write to any
+//! [`std::io::Write`], so tests print into memory.
+
+pub mod human;
+pub mod json;
+pub mod words;

@@ -1,0 +1,191 @@
+//! How ranks, counts and operations are said, the same in every printer.
+
+use crate::finding::{GroupRef, SeqKind};
+use crate::label::{group_label, rank_set};
+use rcomm_recorder::model::Rank;
+use std::borrow::Cow;
+use std::fmt::{self, Display, Write as _};
+
+/// Spans that a set of ranks shows before the rest is only counted.
+const SHOWN_SPANS: usize = 8;
+
+/// A set of ranks as people write it: `rank 3`, `ranks 0-3,7`.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a>(pub &'a [Rank]);
+
+impl Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("no rank"),
+            [one] => write!(f, "rank {one}"),
+            many => write!(f, "ranks {}", Spans(many)),
+        }
+    }
+}
+
+/// A set of ranks without the word: `0-3,7`.
+#[derive(Clone, Copy, Debug)]
+pub struct Spans<'a>(pub &'a [Rank]);
+
+impl Display for Spans<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ranks = self.0.to_vec();
+        ranks.sort_unstable();
+        ranks.dedup();
+        f.write_str(&rank_set(&ranks, SHOWN_SPANS))
+    }
+}
+
+/// A number with its noun, in singular or plural: `1 rank`, `1,024 ranks`.
+pub fn count(n: u64, noun: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(n))
+}
+
+/// A number with its digits in groups of three: `2,046,000`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Milliseconds as people say them: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
+pub fn duration_ms(ms: f64) -> String {
+    // Negative ages come from clocks that disagree; they are shown as such.
+    let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
+    let seconds = ms / 1e3;
+    let text = if ms < 10.0 {
+        format!("{ms:.1} ms")
+    } else if ms < 1e3 {
+        format!("{ms:.0} ms")
+    } else if seconds < 9.95 {
+        format!("{seconds:.1} s")
+    } else if seconds < 119.5 {
+        format!("{seconds:.0} s")
+    } else {
+        let whole = seconds.round() as u64;
+        match (whole / 3600, whole / 60 % 60, whole % 60) {
+            (0, minutes, 0) => format!("{minutes} min"),
+            (0, minutes, rest) => format!("{minutes} min {rest} s"),
+            (hours, 0, _) => format!("{hours} h"),
+            (hours, minutes, _) => format!("{hours} h {minutes} min"),
+        }
+    };
+    format!("{sign}{text}")
+}
+
+/// Bytes as people say them: `512 B`, `64 KiB`, `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let text = format!("{value:.1}");
+    format!(
+        "{} {}",
+        text.strip_suffix(".0").unwrap_or(&text),
+        UNITS[unit]
+    )
+}
+
+/// An operation in words: `all_reduce #41 on dp/12`.
+pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
+    format!("{op} #{seq} on {}", group_label(group))
+}
+
+/// The counter's name, as the record spells it.
+pub const fn counter(kind: SeqKind) -> &'static str {
+    match kind {
+        SeqKind::CollectiveSeqId => "collective_seq_id",
+        SeqKind::P2pSeqId => "p2p_seq_id",
+    }
+}
+
+/// `text` with every control character shown and none passed on.
+///
+/// Names in a dump are whatever somebody wrote there: an escape sequence must not reach the
+/// terminal of the engineer who reads it.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_unprintable(c) {
+            let _ = write!(clean, "\\u{{{:x}}}", u32::from(c));
+        } else {
+            clean.push(c);
+        }
+    }
+    Cow::Owned(clean)
+}
+
+/// Control characters, and those that turn the direction of the text around.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_written_as_spans_in_any_order() {
+        assert_eq!(Ranks(&[3]).to_string(), "rank 3");
+        assert_eq!(Ranks(&[]).to_string(), "no rank");
+        assert_eq!(Ranks(&[7, 0, 1, 2, 2, 3]).to_string(), "ranks 0-3,7");
+    }
+
+    #[test]
+    fn numbers_are_grouped_and_nouns_agree() {
+        assert_eq!(count(1, "rank"), "1 rank");
+        assert_eq!(count(2_046_000, "operation"), "2,046,000 operations");
+        assert_eq!(grouped(123), "123");
+        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
+    }
+
+    #[test]
+    fn durations_have_the_unit_that_one_would_say() {
+        for (ms, text) in [
+            (0.25, "0.2 ms"),
+            (640.0, "640 ms"),
+            (4_200.0, "4.2 s"),
+            (102_000.0, "102 s"),
+            (125_000.0, "2 min 5 s"),
+            (5_400_000.0, "1 h 30 min"),
+            (-3.0, "-3.0 ms"),
+        ] {
+            assert_eq!(duration_ms(ms), text);
+        }
+    }
+
+    #[test]
+    fn bytes_never_show_a_thousand_of_a_unit() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(65_536), "64 KiB");
+        assert_eq!(bytes(1_610_612_736), "1.5 GiB");
+        assert_eq!(bytes(1_048_575), "1 MiB");
+    }
+
+    #[test]
+    fn escape_sequences_do_not_reach_the_terminal() {
+        assert_eq!(
+            printable("dp\u{1b}[2J\n\u{202e}x"),
+            "dp\\u{1b}[2J\\u{a}\\u{202e}x"
+        );
+        assert!(matches!(printable("größe"), Cow::Borrowed("größe")));
+    }
+}

@@ -1,0 +1,70 @@
+//! `rcomm-fr explain`.
+
+use crate::program::{finish, rcomm_fr, run, run_with_reader_that_stops};
+use rcomm_analyzer::Code;
+
+#[test]
+fn all_codes_are_listed_without_an_argument() {
+    let listed = run(&["explain"]);
+    assert_eq!(listed.code, Some(0));
+    for code in Code::ALL {
+        let line = listed
+            .stdout
+            .lines()
+            .find(|line| line.starts_with(code.id()))
+            .unwrap_or_else(|| panic!("{code} is not listed"));
+        assert!(line.contains(code.name()), "{line}");
+    }
+}
+
+#[test]
+fn code_is_found_by_number_and_by_name_in_any_case() {
+    let by_number = run(&["explain", "e101"]);
+    let by_name = run(&["explain", "Not_Joined"]);
+    assert_eq!(by_number.code, Some(0));
+    assert_eq!(by_number.stdout, by_name.stdout);
+    insta::assert_snapshot!(by_number.stdout);
+}
+
+#[test]
+fn several_codes_are_explained_in_the_order_asked() {
+    let both = run(&["explain", "W220", "E130"]);
+    assert_eq!(both.code, Some(0));
+    let at = |text: &str| both.stdout.find(text).expect(text);
+    assert!(at("W220 straggler") < at("E130 cross_group_deadlock"));
+}
+
+#[test]
+fn unknown_code_is_one_clear_line_and_exit_code_two() {
+    let unknown = run(&["explain", "E101", "E999"]);
+    assert_eq!(unknown.code, Some(2));
+    assert_eq!(unknown.stdout, "");
+    assert_eq!(
+        unknown.stderr,
+        "error: there is no code \"E999\" (hint: `rcomm-fr explain` lists all codes)\n"
+    );
+}
+
+#[test]
+fn colours_come_only_where_they_are_asked_for() {
+    assert!(!run(&["explain", "E101"]).stdout.contains('\u{1b}'));
+    let always = run(&["explain", "E101", "--color", "always"]);
+    assert!(always.stdout.contains('\u{1b}'));
+    let mut never = rcomm_fr(&["explain", "E101", "--color", "never"]);
+    never.env("CLICOLOR_FORCE", "1");
+    assert!(!finish(never).stdout.contains('\u{1b}'));
+    let mut forced = rcomm_fr(&["explain", "E101"]);
+    forced.env("CLICOLOR_FORCE", "1");
+    assert!(finish(forced).stdout.contains('\u{1b}'));
+    let mut no_color = rcomm_fr(&["explain", "E101"]);
+    no_color.env("NO_COLOR", "1");
+    assert!(!finish(no_color).stdout.contains('\u{1b}'));
+}
+
+#[test]
+fn reader_that_stops_early_is_no_error() {
+    let every: Vec<&str> = std::iter::once("explain")
+        .chain(Code::ALL.iter().map(|code| code.id()))
+        .collect();
+    assert_eq!(run_with_reader_that_stops(&every), Some(0));
+}

@@ -1,0 +1,78 @@
+//! Runs the program.
+
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long any run may take; far above what it needs.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What one run left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// The program with an environment of its own: nothing of the caller's settings shows through.
+pub(crate) fn rcomm_fr(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-fr"));
+    command
+        .args(args)
+        .env_remove("NO_COLOR")
+        .env_remove("CLICOLOR_FORCE")
+        .env_remove("COLUMNS")
+        .env_remove("RCOMM_RING_DIR")
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn run(args: &[&str]) -> Run {
+    finish(rcomm_fr(args))
+}
+
+/// Runs a prepared command to its end.
+pub(crate) fn finish(mut command: Command) -> Run {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    Run {
+        code: status.code(),
+        stdout: String::from_utf8(stdout).unwrap(),
+        stderr: String::from_utf8(stderr).unwrap(),
+    }
+}
+
+/// Starts it, reads the first bytes of its output and closes the pipe; returns its exit code.
+pub(crate) fn run_with_reader_that_stops(args: &[&str]) -> Option<i32> {
+    let mut child = rcomm_fr(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 1];
+    let mut pipe = child.stdout.take().unwrap();
+    pipe.read_exact(&mut first).unwrap();
+    drop(pipe);
+    wait(&mut child)
+}
+
+/// Waits for the end, but not for ever.
+pub(crate) fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("rcomm-fr did not end within {DEADLINE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,88 @@
+//! The JSON report against its schema.
+#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
+mod sample;
+
+use rcomm_analyzer::Report;
+use rcomm_analyzer::print::json;
+use serde_json::Value;
+
+/// The schema with every object closed: a field that it does not describe is an error here, though
+/// not for readers, who must accept what later versions add.
+fn closed_schema() -> Value {
+    fn close(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                if map.get("type") == Some(&Value::from("object")) {
+                    map.insert("additionalProperties".into(), false.into());
+                }
+                map.values_mut().for_each(close);
+            }
+            Value::Array(items) => items.iter_mut().for_each(close),
+            _ => {}
+        }
+    }
+    let mut schema = serde_json::from_str(json::SCHEMA).unwrap();
+    close(&mut schema);
+    schema
+}
+
+fn printed(report: &Report) -> String {
+    let mut out = Vec::new();
+    json::write(report, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn every_report_keeps_to_the_schema() {
+    let validator = jsonschema::validator_for(&closed_schema()).unwrap();
+    for report in [
+        sample::stuck(),
+        sample::cycle(),
+        sample::healthy(),
+        sample::running(),
+        sample::inconclusive(),
+        sample::warning(),
+    ] {
+        let value: Value = serde_json::from_str(&printed(&report)).unwrap();
+        let errors: Vec<String> = validator
+            .iter_errors(&value)
+            .map(|error| format!("{} at {}", error, error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{errors:#?}");
+    }
+}
+
+#[test]
+fn schema_refuses_what_is_no_report() {
+    let validator = jsonschema::validator_for(&closed_schema()).unwrap();
+    let good: Value = serde_json::from_str(&printed(&sample::stuck())).unwrap();
+    for (path, wrong) in [
+        ("/verdict", Value::from("fine")),
+        ("/findings/0/confidence", Value::from(1.5)),
+        ("/findings/0/culprit_ranks/0", Value::from(-1)),
+        ("/findings/0/seq_kind", Value::from("record_id")),
+        ("/schema", Value::from("rcomm.report/2")),
+    ] {
+        let mut bad = good.clone();
+        *bad.pointer_mut(path).unwrap() = wrong;
+        assert!(!validator.is_valid(&bad), "{path} was accepted");
+    }
+}
+
+#[test]
+fn report_survives_the_way_out_and_back() {
+    let report = sample::stuck();
+    let back: Report = serde_json::from_str(&printed(&report)).unwrap();
+    assert_eq!(back, report);
+}
+
+#[test]
+fn keys_come_in_a_stable_order() {
+    let text = printed(&sample::stuck());
+    assert_eq!(text, printed(&sample::stuck()));
+    let at = |key: &str| text.find(&format!("\"{key}\"")).unwrap();
+    assert!(at("schema") < at("verdict"));
+    assert!(at("verdict") < at("findings"));
+    assert!(at("findings") < at("problems"));
+    assert!(text.ends_with("}\n"));
+}

@@ -90,6 +90,13 @@ impl Error {
         self
     }
 
+    /// Names the operation, where it has no sequence number yet.
+    #[must_use]
+    pub fn during(mut self, op: OpType) -> Self {
+        self.0.op = Some(op);
+        self
+    }
+
     /// Names the operation and its sequence number.
     #[must_use]
     pub fn at(mut self, op: OpType, seq: u64) -> Self {

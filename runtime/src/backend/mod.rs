@@ -1,0 +1,332 @@
+//! What moves the bytes, seen from the group: [`Backend`] starts or runs operations, [`Pending`] is
+//! one that was started.
+//!
+//! A backend knows nothing of sequence numbers beyond what a [`Call`] tells it, records nothing and
+//! dumps nothing: the group does. It answers for three things. Operations of a group happen in the
+//! order of their turns. A buffer is given up only when nothing can touch it any more. And every
+//! wait ends, by completion, deadline or abort.
+
+use crate::buffer::{Buffer, DeviceKind};
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Op;
+use crate::secret::Secret;
+use crate::store::Store;
+use rcomm_recorder::model::{OpType, ProcessGroupInfo, Rank};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a world's backends share: made once, before the first group.
+#[derive(Clone)]
+pub struct WorldContext {
+    /// This process's rank in the world.
+    pub rank: Rank,
+    /// Ranks in the world.
+    pub world_size: u32,
+    /// Rank among the processes of this host, where the launcher told.
+    pub local_rank: Option<u32>,
+    /// Processes of the job on this host, where the launcher told.
+    pub local_world_size: Option<u32>,
+    /// The job's name, equal on all ranks.
+    pub job: String,
+    /// How often the job was restarted.
+    pub attempt: u32,
+    /// The world's store, under a prefix for backends.
+    pub store: Arc<dyn Store>,
+    /// What every data connection must prove to know.
+    pub secret: Secret,
+    /// All options.
+    pub config: Arc<Config>,
+}
+
+/// What a backend knows of the group that it serves.
+#[derive(Clone)]
+pub struct GroupContext {
+    /// Name, description, members (global ranks in order of group rank).
+    pub info: ProcessGroupInfo,
+    /// This process's rank in the group.
+    pub group_rank: u32,
+    /// A number that is the same on all members and that no two live groups of the world with a
+    /// common member share: what tells their traffic apart on shared connections.
+    pub wire_id: u64,
+    /// The world's store, under a prefix for this group and backend.
+    pub store: Arc<dyn Store>,
+}
+
+impl GroupContext {
+    /// Ranks in the group.
+    pub fn size(&self) -> u32 {
+        // Ranks are `u32`, so a group of distinct ranks has at most that many.
+        self.info.ranks.len() as u32
+    }
+}
+
+/// Makes the backends of a world's groups. Registered by name, chosen by the configuration.
+///
+/// # Thread safety
+/// One for each world. Groups may be made from several threads.
+pub trait BackendFactory: Send + Sync {
+    /// The name by which a configuration asks for it, and that records carry (`cpu`, `nccl`).
+    fn name(&self) -> &'static str;
+
+    /// Whose memory it takes.
+    fn device(&self) -> DeviceKind;
+
+    /// Connects this rank to the members of a group.
+    ///
+    /// # Blocking
+    /// May wait for the other members, until `deadline`. A backend may also put connecting off to
+    /// its first operation.
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
+}
+
+/// One operation's place in its group, given by the group.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// The sequence number: `collective_seq_id`, or `p2p_seq_id` for sends and receives. For
+    /// messages, and for checking that all ranks are at the same operation.
+    pub seq: u64,
+    /// Place in the order of this backend's collectives: 1, 2, 3, ... without gaps. Of any two, the
+    /// one with the smaller turn comes first, whichever thread arrives first. 0 for sends and
+    /// receives, which wait for no collective; issued ones to or from one peer keep the order in
+    /// which they were issued.
+    pub turn: u64,
+    /// When to give up.
+    pub deadline: Deadline,
+}
+
+/// What came of an operation besides what it wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    /// How long it ran, where the backend measures.
+    pub duration: Option<Duration>,
+    /// Who sent, as a rank of the group: of a receive from any.
+    pub source: Option<u32>,
+}
+
+/// Where an issued operation stands.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// Waiting for its turn.
+    Queued,
+    /// Under way.
+    Started,
+    /// Ended well. Stays so.
+    Completed(Done),
+    /// Ended with an error. Stays so.
+    Failed(Error),
+}
+
+impl Progress {
+    /// Whether it has ended, one way or the other.
+    pub const fn has_ended(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Failed(_))
+    }
+}
+
+/// An operation that was issued.
+///
+/// # Thread safety
+/// The caller and the watchdog look at it at the same time.
+pub trait Pending: Send + Sync {
+    /// Where it stands. Never waits.
+    fn progress(&self) -> Progress;
+
+    /// Waits until it has ended or the deadline has passed, and says where it stands then.
+    fn wait(&self, deadline: Deadline) -> Progress;
+
+    /// The operation with its buffers, once, after it has ended and the backend has provably let go
+    /// of them. Until then, and for ever if that cannot be proved, `None`.
+    fn reclaim(&self) -> Option<Op<'static>>;
+}
+
+/// Who wants to know at once that an issued operation has moved on.
+///
+/// # Blocking
+/// Called on the backend's thread: implementations are short and wait for nobody.
+pub trait Observer: Send + Sync {
+    /// It has started.
+    fn started(&self);
+
+    /// It has ended: [`Pending::progress`] says how.
+    fn ended(&self);
+}
+
+/// Why everything pending is given up.
+#[derive(Clone, Debug)]
+pub struct AbortReason {
+    /// The error that everything pending ends with. Its kind is `Aborted`, unless this rank's own
+    /// time-out is the reason.
+    pub error: Error,
+}
+
+impl fmt::Display for AbortReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// Moves the bytes of one group.
+///
+/// Every turn is used once, by `issue` or by `run`. One that ends with an error has passed, and a
+/// backend that refuses an operation lets its turn pass.
+///
+/// # Thread safety
+/// `issue` is called in order of turns, one at a time. `run` may be called by several threads at once
+/// and waits for its turn. `abort` may be called at any time.
+pub trait Backend: Send + Sync {
+    /// Its name, as records carry it.
+    fn name(&self) -> &'static str;
+
+    /// Starts `op`.
+    ///
+    /// A backend that can calls `observer`; one that does not is found out by polling, later.
+    ///
+    /// # Blocking
+    /// Waits for no peer.
+    ///
+    /// # Errors
+    /// `Unsupported` for what this backend cannot do. The buffers are dropped.
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>>;
+
+    /// Runs `op` on the caller's thread, over the caller's memory.
+    ///
+    /// Has let go of all buffers when it returns, also with an error. Provided: over copies that the
+    /// backend owns, by `issue`; a backend that cares for speed does better.
+    ///
+    /// # Blocking
+    /// Until the end of the operation, the call's deadline, or an abort.
+    fn run(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
+        run_on_copies(self, op, call)
+    }
+
+    /// Makes everything pending, and everything later, fail soon with this reason.
+    ///
+    /// # Blocking
+    /// Waits for nothing that depends on a peer. Safe to call again.
+    fn abort(&self, reason: &AbortReason);
+
+    /// Waits until everything issued has ended, then closes this group's side.
+    ///
+    /// # Errors
+    /// `Timeout` if something is still pending then.
+    fn shutdown(&self, deadline: Deadline) -> Result<()>;
+
+    /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
+    /// members of the new group call it.
+    fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let _ = (group, deadline);
+        Err(self.refuse(OpType::Split.name()))
+    }
+
+    /// Makes a backend for the members that are left, from one that was aborted. All that are left
+    /// call it.
+    fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let _ = (group, deadline);
+        Err(self.refuse("shrink"))
+    }
+
+    /// Prepares memory so that later operations on it are faster.
+    ///
+    /// The memory must have an owner ([`Buffer::owner`]), which the registration keeps alive.
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        let _ = memory;
+        Err(self.refuse("registered memory"))
+    }
+
+    /// Undoes [`register`](Self::register).
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        let _ = registration;
+        Err(self.refuse("registered memory"))
+    }
+
+    /// Makes `memory` readable and writable by the other members. All members call it, each with its
+    /// own part.
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Window>> {
+        let _ = (memory, deadline);
+        Err(self.refuse(OpType::NewWindow.name()))
+    }
+
+    /// The error for what this backend cannot do.
+    fn refuse(&self, what: &str) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("backend {} does not offer {what}", self.name()),
+        )
+    }
+}
+
+/// Memory that a backend has prepared. Keeps its owner alive.
+#[derive(Clone)]
+pub struct Registration {
+    /// The backend's own number for it.
+    pub id: u64,
+    /// What the memory belongs to.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Memory of all members of a group, reached without their help.
+///
+/// Offsets are in bytes. What one rank writes while another reads is seen by halves: order comes from
+/// signals.
+pub trait Window: Send + Sync {
+    /// Bytes in the part of this rank of the group.
+    fn size_bytes(&self, group_rank: u32) -> usize;
+
+    /// Writes into the part of `peer`. Returns when `from` may be used again.
+    fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()>;
+
+    /// Reads from the part of `peer`.
+    fn get(&self, peer: u32, offset: usize, into: &mut Buffer<'_>, deadline: Deadline)
+    -> Result<()>;
+
+    /// Adds one to the count of signals that `peer` has from this rank, after everything put before.
+    fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
+
+    /// Takes one signal of `peer` away, waiting for it if there is none.
+    fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
+}
+
+/// Nobody wants to know.
+struct Nobody;
+
+impl Observer for Nobody {
+    fn started(&self) {}
+    fn ended(&self) {}
+}
+
+/// [`Backend::run`] for backends that only issue.
+fn run_on_copies<B: Backend + ?Sized>(backend: &B, op: &mut Op<'_>, call: Call) -> Result<Done> {
+    let deadline = call.deadline.started();
+    let copy = op.to_owned()?;
+    let pending = backend.issue(copy, Call { deadline, ..call }, Arc::new(Nobody))?;
+    match pending.wait(deadline) {
+        Progress::Completed(done) => {
+            let filled = pending.reclaim().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Backend,
+                    format!("backend {} kept the buffers of a completed operation", backend.name()),
+                )
+            })?;
+            op.copy_outputs_from(&filled)?;
+            Ok(done)
+        }
+        Progress::Failed(error) => Err(error),
+        Progress::Queued | Progress::Started => Err(Error::new(
+            ErrorKind::Timeout,
+            "no end before the deadline",
+        )),
+    }
+}

@@ -1,0 +1,293 @@
+//! Every option with its default, and the one place that reads the environment.
+//!
+//! [`Config::default`] reads nothing; [`Config::from_environment`] starts from it and takes over what
+//! is set. Other rooms get their options from here.
+//!
+//! | variable | option | default |
+//! |---|---|---|
+//! | `RCOMM_TIMEOUT_MS` | [`timeout`](Config::timeout) | 600,000 |
+//! | `RCOMM_INIT_TIMEOUT_MS` | [`init_timeout`](Config::init_timeout) | 120,000 |
+//! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
+//! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
+//! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
+//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
+//! | `RCOMM_DEBUG`, `TORCH_DISTRIBUTED_DEBUG` | [`debug`](Config::debug): `off`, `info`, `detail` | `off` |
+//! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
+//! | `RCOMM_RING_ENTRIES` | [`ring_entries`](Config::ring_entries) | 16,384 |
+//! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
+//! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
+//! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
+//! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
+//! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
+//! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::secret::Secret;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// All options of a world. Plain data: it can be filled in by hand.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// How long an operation may take, unless its group or the call says otherwise.
+    pub timeout: Duration,
+    /// How long ranks may take to find each other, when a world or a group is made.
+    pub init_timeout: Duration,
+    /// Backends by device kind (`cpu`, or `cpu:cpu,cuda:nccl`).
+    pub backend: String,
+    /// How ranks of the CPU backend reach each other.
+    pub transport: TransportChoice,
+    /// Network interface for data connections; `None` = the one whose address leads to the store.
+    pub socket_ifname: Option<String>,
+    /// The job's secret; `None` = rank 0 makes one and tells the others through the store.
+    pub secret: Option<Secret>,
+    /// What is checked and said beyond the usual.
+    pub debug: Debug,
+    /// Where the ring file goes.
+    pub ring_dir: RingDir,
+    /// Operations that the ring holds.
+    pub ring_entries: u32,
+    /// Where dumps go. Made when the first dump is written.
+    pub dump_dir: PathBuf,
+    /// In which form.
+    pub dump_format: DumpFormat,
+    /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` asks for a dump.
+    pub dump_pipes: Vec<PathBuf>,
+    /// How often the watchdog looks at pending work that did not report by itself.
+    pub watchdog_interval: Duration,
+    /// After what silence of the watchdog its monitor makes a dump.
+    pub heartbeat_timeout: Duration,
+    /// How long a rank that timed out waits to hear how far the others are.
+    pub status_wait: Duration,
+}
+
+/// How ranks of the CPU backend reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TransportChoice {
+    /// Shared memory on one host, sockets elsewhere.
+    #[default]
+    Auto,
+    /// Shared memory, or an error where that is not possible.
+    Shm,
+    /// Sockets everywhere.
+    Tcp,
+}
+
+/// What is checked and said beyond the usual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Debug {
+    /// Nothing.
+    #[default]
+    Off,
+    /// More in the log.
+    Info,
+    /// Before each operation all ranks agree on what it is.
+    Detail,
+}
+
+/// Where the ring file goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RingDir {
+    /// Below `/dev/shm/rcomm-<uid>`.
+    #[default]
+    Shared,
+    /// Below this directory.
+    Dir(PathBuf),
+    /// Nowhere: the ring is in the process's own memory, and dies with it.
+    Memory,
+}
+
+/// The form of dump files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DumpFormat {
+    /// JSON, which people and other programs read.
+    #[default]
+    Json,
+    /// Pickle, which PyTorch's analyser reads; with stacks.
+    Pickle,
+    /// One file of each.
+    Both,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(600),
+            init_timeout: Duration::from_secs(120),
+            backend: "cpu".to_owned(),
+            transport: TransportChoice::Auto,
+            socket_ifname: None,
+            secret: None,
+            debug: Debug::Off,
+            ring_dir: RingDir::Shared,
+            ring_entries: 16_384,
+            dump_dir: PathBuf::from("rcomm-dumps"),
+            dump_format: DumpFormat::Json,
+            dump_pipes: Vec::new(),
+            watchdog_interval: Duration::from_millis(100),
+            heartbeat_timeout: Duration::from_secs(60),
+            status_wait: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, and what the process's environment says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the variable, its value, and what it may be.
+    pub fn from_environment() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// The defaults, and what `lookup` says of each variable.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the variable, its value, and what it may be.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let mut config = Self::default();
+        let mut millis = |name: &str, option: &mut Duration| -> Result<()> {
+            if let Some(value) = text(name) {
+                let ms: u64 = number(name, &value)?;
+                if ms == 0 {
+                    return Err(refused(name, &value, "at least 1"));
+                }
+                *option = Duration::from_millis(ms);
+            }
+            Ok(())
+        };
+        millis("RCOMM_TIMEOUT_MS", &mut config.timeout)?;
+        millis("RCOMM_INIT_TIMEOUT_MS", &mut config.init_timeout)?;
+        millis("RCOMM_WATCHDOG_INTERVAL_MS", &mut config.watchdog_interval)?;
+        millis("RCOMM_HEARTBEAT_TIMEOUT_MS", &mut config.heartbeat_timeout)?;
+        millis("RCOMM_STATUS_WAIT_MS", &mut config.status_wait)?;
+        if let Some(value) = text("RCOMM_BACKEND") {
+            config.backend = value;
+        }
+        if let Some(value) = text("RCOMM_TRANSPORT") {
+            config.transport = match value.to_ascii_lowercase().as_str() {
+                "auto" => TransportChoice::Auto,
+                "shm" => TransportChoice::Shm,
+                "tcp" => TransportChoice::Tcp,
+                _ => return Err(refused("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
+            };
+        }
+        config.socket_ifname = text("RCOMM_SOCKET_IFNAME").or_else(|| text("GLOO_SOCKET_IFNAME"));
+        config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
+        for name in ["TORCH_DISTRIBUTED_DEBUG", "RCOMM_DEBUG"] {
+            if let Some(value) = text(name) {
+                config.debug = match value.to_ascii_lowercase().as_str() {
+                    "off" => Debug::Off,
+                    "info" => Debug::Info,
+                    "detail" => Debug::Detail,
+                    _ => return Err(refused(name, &value, "off, info or detail")),
+                };
+            }
+        }
+        if let Some(value) = text("RCOMM_RING_DIR") {
+            config.ring_dir = match value.as_str() {
+                "memory" => RingDir::Memory,
+                dir => RingDir::Dir(dir.into()),
+            };
+        }
+        if let Some(value) = text("RCOMM_RING_ENTRIES") {
+            config.ring_entries = number("RCOMM_RING_ENTRIES", &value)?;
+            if config.ring_entries == 0 {
+                return Err(refused("RCOMM_RING_ENTRIES", &value, "at least 1"));
+            }
+        }
+        if let Some(value) = text("RCOMM_DUMP_DIR") {
+            config.dump_dir = value.into();
+        }
+        if let Some(value) = text("RCOMM_DUMP_FORMAT") {
+            config.dump_format = match value.to_ascii_lowercase().as_str() {
+                "json" => DumpFormat::Json,
+                "pickle" => DumpFormat::Pickle,
+                "both" => DumpFormat::Both,
+                _ => return Err(refused("RCOMM_DUMP_FORMAT", &value, "json, pickle or both")),
+            };
+        }
+        config.dump_pipes = ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
+            .into_iter()
+            .filter_map(text)
+            .map(PathBuf::from)
+            .collect();
+        config.dump_pipes.dedup();
+        Ok(config)
+    }
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
+    let parsed = value.trim().parse();
+    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+}
+
+fn refused(name: &str, value: &str, expected: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{name} is {value:?}: it must be {expected}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Config> {
+        Config::from_lookup(|name| {
+            let pair = pairs.iter().find(|(key, _)| *key == name);
+            pair.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn what_is_set_is_taken_over() {
+        let config = from(&[
+            ("RCOMM_TIMEOUT_MS", "1500"),
+            ("GLOO_SOCKET_IFNAME", "eth1"),
+            ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+            ("RCOMM_DUMP_PIPE", "/tmp/a"),
+            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
+            ("RCOMM_RING_DIR", "memory"),
+        ])
+        .unwrap();
+        assert_eq!(config.timeout, Duration::from_millis(1500));
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
+        assert_eq!(config.debug, Debug::Detail);
+        assert_eq!(config.ring_dir, RingDir::Memory);
+        assert_eq!(config.dump_pipes.len(), 2);
+    }
+
+    #[test]
+    fn our_variable_counts_before_the_borrowed_one() {
+        let config = from(&[
+            ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+            ("RCOMM_DEBUG", "off"),
+            ("GLOO_SOCKET_IFNAME", "eth1"),
+            ("RCOMM_SOCKET_IFNAME", "eth0"),
+        ])
+        .unwrap();
+        assert_eq!(config.debug, Debug::Off);
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refusal = |name, value| from(&[(name, value)]).unwrap_err().to_string();
+        assert_eq!(
+            refusal("RCOMM_TIMEOUT_MS", "10s"),
+            "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number that is not too large"
+        );
+        assert_eq!(
+            refusal("RCOMM_TRANSPORT", "carrier pigeon"),
+            "RCOMM_TRANSPORT is \"carrier pigeon\": it must be auto, shm or tcp"
+        );
+        assert_eq!(
+            refusal("RCOMM_RING_ENTRIES", "0"),
+            "RCOMM_RING_ENTRIES is \"0\": it must be at least 1"
+        );
+    }
+}

@@ -1,0 +1,71 @@
+//! When waiting ends.
+
+use std::time::{Duration, Instant};
+
+/// When a wait ends. Every wait of this crate has one.
+///
+/// Made from a duration it does not read the clock until somebody has to wait: an operation of a
+/// tenth of a microsecond cannot afford that.
+#[derive(Clone, Copy, Debug)]
+pub enum Deadline {
+    /// At this moment.
+    At(Instant),
+    /// This long after the wait began, that is, after [`Deadline::start`].
+    In(Duration),
+}
+
+impl Deadline {
+    /// The moment, counted from now on if it was given as a duration.
+    ///
+    /// Call it once, when a wait turns out to be more than a few spins, and keep the answer.
+    pub fn start(self) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::In(duration) => after(duration),
+        }
+    }
+
+    /// The same deadline as a moment.
+    pub fn started(self) -> Self {
+        Self::At(self.start())
+    }
+
+    /// How long there is still to wait; zero if it has passed.
+    pub fn remaining(self) -> Duration {
+        match self {
+            Self::At(at) => at.saturating_duration_since(Instant::now()),
+            Self::In(duration) => duration,
+        }
+    }
+
+    /// Whether it has passed.
+    pub fn has_passed(self) -> bool {
+        self.remaining().is_zero()
+    }
+}
+
+impl From<Duration> for Deadline {
+    fn from(duration: Duration) -> Self {
+        Self::In(duration)
+    }
+}
+
+/// Now plus `duration`, or in thirty years where that is beyond what the clock can say.
+fn after(duration: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(duration)
+        .or_else(|| now.checked_add(FAR))
+        .unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endless_duration_is_a_moment_all_the_same() {
+        assert!(!Deadline::In(Duration::MAX).started().has_passed());
+        assert!(Deadline::In(Duration::ZERO).started().has_passed());
+    }
+}

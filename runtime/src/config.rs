@@ -149,7 +149,7 @@ impl Config {
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
         let mut config = Self::default();
-        let mut millis = |name: &str, option: &mut Duration| -> Result<()> {
+        let millis = |name: &str, option: &mut Duration| -> Result<()> {
             if let Some(value) = text(name) {
                 let ms: u64 = number(name, &value)?;
                 if ms == 0 {

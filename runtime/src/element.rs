@@ -14,7 +14,9 @@ mod sealed {
 /// A type that buffers hold.
 ///
 /// Sealed, since a [`DType`] must stand for exactly one Rust type.
-pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + 'static {
+pub trait Element:
+    sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + 'static
+{
     /// The element type that this is.
     const DTYPE: DType;
 }

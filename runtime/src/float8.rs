@@ -29,7 +29,14 @@ impl F8E4M3 {
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<3>(value.abs(), -6);
         // 0x7F is NaN, and everything that would round above the largest value ends there.
-        Self(sign(value) | if value.is_nan() { 0x7F } else { magnitude.min(0x7F) as u8 })
+        Self(
+            sign(value)
+                | if value.is_nan() {
+                    0x7F
+                } else {
+                    magnitude.min(0x7F) as u8
+                },
+        )
     }
 
     /// The same value; every one is an `f32`.
@@ -55,7 +62,14 @@ impl F8E5M2 {
     /// The nearest value, ties to even; infinite from 61,440 on.
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<2>(value.abs(), -14);
-        Self(sign(value) | if value.is_nan() { 0x7F } else { magnitude.min(0x7C) as u8 })
+        Self(
+            sign(value)
+                | if value.is_nan() {
+                    0x7F
+                } else {
+                    magnitude.min(0x7C) as u8
+                },
+        )
     }
 
     /// The same value; every one is an `f32`.
@@ -96,10 +110,7 @@ fn expand<const MANTISSA: u32>(bits: u8, least: i32) -> f32 {
     let (significand, scale) = if exponent == 0 {
         (mantissa, least)
     } else {
-        (
-            mantissa | (1 << MANTISSA),
-            least + exponent as i32 - 1,
-        )
+        (mantissa | (1 << MANTISSA), least + exponent as i32 - 1)
     };
     let unit = f32::from_bits(((scale - MANTISSA as i32 + 127) as u32) << 23);
     let value = significand as f32 * unit;
@@ -174,13 +185,24 @@ mod tests {
         let e5m2: Vec<f32> = (0..0x7C).map(|b| F8E5M2::from_bits(b).to_f32()).collect();
         let mut x = 1.0e-6f32;
         while x < 440.0 {
-            assert_eq!(usize::from(F8E4M3::from_f32(x).to_bits()), nearest(&e4m3, x), "{x}");
-            assert_eq!(usize::from(F8E5M2::from_f32(x).to_bits()), nearest(&e5m2, x), "{x}");
+            assert_eq!(
+                usize::from(F8E4M3::from_f32(x).to_bits()),
+                nearest(&e4m3, x),
+                "{x}"
+            );
+            assert_eq!(
+                usize::from(F8E5M2::from_f32(x).to_bits()),
+                nearest(&e5m2, x),
+                "{x}"
+            );
             x *= 1.001;
         }
         for pair in e4m3.windows(2) {
             let tie = (pair[0] + pair[1]) / 2.0;
-            assert_eq!(usize::from(F8E4M3::from_f32(tie).to_bits()), nearest(&e4m3, tie));
+            assert_eq!(
+                usize::from(F8E4M3::from_f32(tie).to_bits()),
+                nearest(&e4m3, tie)
+            );
         }
     }
 }

@@ -40,8 +40,8 @@ impl Reduction {
     /// | premul_sum | floats of 16 to 64 bits |
     pub const fn allows(op: ReduceOp, dtype: DType) -> bool {
         use DType::{
-            Bf16, Bool, Complex64, Complex128, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64, U8,
-            U16, U32, U64,
+            Bf16, Bool, Complex64, Complex128, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64,
+            U8, U16, U32, U64,
         };
         let integer = matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64);
         let float = matches!(dtype, F16 | Bf16 | F32 | F64);
@@ -529,7 +529,9 @@ impl<'a> Op<'a> {
                 peer: *peer,
                 tag: *tag,
             },
-            Self::Coalesced(ops) => Op::Coalesced(ops.iter().map(Op::to_owned).collect::<Result<_>>()?),
+            Self::Coalesced(ops) => {
+                Op::Coalesced(ops.iter().map(Op::to_owned).collect::<Result<_>>()?)
+            }
         })
     }
 
@@ -733,9 +735,7 @@ impl<'a> Op<'a> {
                 check(*peer < size, || {
                     format!("peer {peer} is not in a group of {size} ranks")
                 })?;
-                check(*peer != own, || {
-                    format!("peer {peer} is this rank itself")
-                })
+                check(*peer != own, || format!("peer {peer} is this rank itself"))
             }
             Self::Recv { peer: None, .. } => check(size > 1, || {
                 "nobody else is in the group to receive from".to_owned()
@@ -774,9 +774,7 @@ fn check_list(what: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), W
     })
 }
 
-fn check_types<'b, 'a: 'b>(
-    mut buffers: impl Iterator<Item = &'b Buffer<'a>>,
-) -> Result<(), Wrong> {
+fn check_types<'b, 'a: 'b>(mut buffers: impl Iterator<Item = &'b Buffer<'a>>) -> Result<(), Wrong> {
     let Some(first) = buffers.next() else {
         return Ok(());
     };
@@ -815,15 +813,9 @@ fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Wro
 }
 
 /// `whole` holds one part for each rank.
-fn check_parts(
-    part: &Buffer<'_>,
-    whole: &Buffer<'_>,
-    size: u32,
-    what: &str,
-) -> Result<(), Wrong> {
+fn check_parts(part: &Buffer<'_>, whole: &Buffer<'_>, size: u32, what: &str) -> Result<(), Wrong> {
     check(
-        part.dtype() == whole.dtype()
-            && part.len().checked_mul(size as usize) == Some(whole.len()),
+        part.dtype() == whole.dtype() && part.len().checked_mul(size as usize) == Some(whole.len()),
         || {
             format!(
                 "the {what} {whole:?} does not hold {size} parts like {part:?}, one for each rank"
@@ -866,7 +858,10 @@ mod tests {
             buffer: floats(1),
             root: 2,
         };
-        assert_eq!(refusal(op), "broadcast: root 2 is not in a group of 2 ranks");
+        assert_eq!(
+            refusal(op),
+            "broadcast: root 2 is not in a group of 2 ranks"
+        );
         let op = Op::AllReduce {
             buffer: floats(1),
             op: ReduceOp::BitAnd.into(),

@@ -250,11 +250,7 @@ pub trait Backend: Send + Sync {
 
     /// Makes `memory` readable and writable by the other members. All members call it, each with its
     /// own part.
-    fn new_window(
-        &self,
-        memory: Buffer<'static>,
-        deadline: Deadline,
-    ) -> Result<Arc<dyn Window>> {
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
         let _ = (memory, deadline);
         Err(self.refuse(OpType::NewWindow.name()))
     }
@@ -289,8 +285,13 @@ pub trait Window: Send + Sync {
     fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()>;
 
     /// Reads from the part of `peer`.
-    fn get(&self, peer: u32, offset: usize, into: &mut Buffer<'_>, deadline: Deadline)
-    -> Result<()>;
+    fn get(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: &mut Buffer<'_>,
+        deadline: Deadline,
+    ) -> Result<()>;
 
     /// Adds one to the count of signals that `peer` has from this rank, after everything put before.
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
@@ -317,16 +318,18 @@ fn run_on_copies<B: Backend + ?Sized>(backend: &B, op: &mut Op<'_>, call: Call) 
             let filled = pending.reclaim().ok_or_else(|| {
                 Error::new(
                     ErrorKind::Backend,
-                    format!("backend {} kept the buffers of a completed operation", backend.name()),
+                    format!(
+                        "backend {} kept the buffers of a completed operation",
+                        backend.name()
+                    ),
                 )
             })?;
             op.copy_outputs_from(&filled)?;
             Ok(done)
         }
         Progress::Failed(error) => Err(error),
-        Progress::Queued | Progress::Started => Err(Error::new(
-            ErrorKind::Timeout,
-            "no end before the deadline",
-        )),
+        Progress::Queued | Progress::Started => {
+            Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
+        }
     }
 }

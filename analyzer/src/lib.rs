@@ -6,6 +6,7 @@
 
 pub mod causes;
 mod explain;
+pub mod export;
 pub mod filter;
 mod finding;
 pub mod label;

@@ -49,7 +49,7 @@ fn say_identity(finding: &Finding) -> String {
         finding.confidence.clamp(0.0, 1.0) * 100.0
     );
     if let Some(group) = &finding.group {
-        text += &format!("{} of {}", group_label(group), Ranks(&group.ranks));
+        text += &format!("; group {} of {}", group_label(group), Ranks(&group.ranks));
     }
     if let (Some(seq), Some(kind)) = (finding.seq, finding.seq_kind) {
         text += &format!("; {} {seq}", counter(kind));

@@ -1,7 +1,6 @@
 //! The JSON report against its schema.
-#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
-mod sample;
 
+use crate::sample;
 use rcomm_analyzer::Report;
 use rcomm_analyzer::print::json;
 use serde_json::Value;

@@ -1,7 +1,6 @@
 //! The text report, looked at as a page.
-#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
-mod sample;
 
+use crate::sample;
 use rcomm_analyzer::Report;
 use rcomm_analyzer::print::human::{self, Detail, Layout};
 

@@ -1,0 +1,3 @@
+//! The records themselves in the forms of other tools. A report judges; an export only retells.
+
+pub mod perfetto;

@@ -1,0 +1,7 @@
+//! The printers and exports: a report in, a page out.
+#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
+
+mod human;
+mod json;
+mod perfetto;
+mod sample;

@@ -1,0 +1,132 @@
+//! The timeline keeps to the rules of the trace format.
+
+use crate::sample;
+use rcomm_analyzer::export::perfetto;
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn trace(situation: Situation, ranks: u32) -> Value {
+    let simulation = Simulation::new(situation, ranks, 0);
+    let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    let mut out = Vec::new();
+    perfetto::write(&dumps, &sample::stuck(), &mut out).unwrap();
+    serde_json::from_slice(&out).unwrap()
+}
+
+fn events<'a>(trace: &'a Value, ph: &'a str) -> impl Iterator<Item = &'a Value> {
+    let all = trace["traceEvents"].as_array().unwrap();
+    all.iter().filter(move |event| event["ph"] == ph)
+}
+
+/// (process, thread).
+fn track(event: &Value) -> (u64, u64) {
+    (
+        event["pid"].as_u64().unwrap(),
+        event["tid"].as_u64().unwrap(),
+    )
+}
+
+fn span(event: &Value) -> (f64, f64) {
+    let start = event["ts"].as_f64().unwrap();
+    (start, start + event["dur"].as_f64().unwrap())
+}
+
+#[test]
+fn slices_of_one_track_never_overlap() {
+    let trace = trace(Situation::StuckRank, 16);
+    let mut tracks: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    for slice in events(&trace, "X") {
+        tracks.entry(track(slice)).or_default().push(span(slice));
+    }
+    assert!(tracks.len() >= 32, "only {} tracks", tracks.len());
+    for (track, mut slices) in tracks {
+        slices.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for pair in slices.windows(2) {
+            // A tenth of a ns: what decimal µs cost in precision.
+            assert!(pair[0].1 <= pair[1].0 + 1e-4, "{track:?}: {pair:?}");
+        }
+    }
+}
+
+#[test]
+fn every_track_and_process_has_a_name() {
+    let trace = trace(Situation::StuckRank, 16);
+    let used: BTreeSet<_> = events(&trace, "X").map(track).collect();
+    let named: BTreeSet<_> = events(&trace, "M")
+        .filter(|event| event["name"] == "thread_name")
+        .map(track)
+        .collect();
+    assert!(used.is_subset(&named));
+    let processes: BTreeSet<u64> = events(&trace, "M")
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["pid"].as_u64().unwrap())
+        .collect();
+    assert_eq!(processes, (0..16).collect());
+}
+
+#[test]
+fn each_arrow_leads_from_the_last_to_arrive_into_a_waiting_slice() {
+    let trace = trace(Situation::Straggler, 16);
+    let starts: BTreeMap<u64, &Value> = events(&trace, "s")
+        .map(|event| (event["id"].as_u64().unwrap(), event))
+        .collect();
+    let ends: Vec<&Value> = events(&trace, "f").collect();
+    assert!(!ends.is_empty());
+    assert_eq!(
+        starts.len(),
+        ends.len(),
+        "an arrow has one start and one end"
+    );
+    let slices: Vec<((u64, u64), (f64, f64))> = events(&trace, "X")
+        .map(|slice| (track(slice), span(slice)))
+        .collect();
+    let inside = |event: &Value| {
+        let (place, ts) = (track(event), event["ts"].as_f64().unwrap());
+        slices
+            .iter()
+            .any(|&(track, (start, end))| track == place && start <= ts && ts <= end)
+    };
+    for end in ends {
+        let start = starts[&end["id"].as_u64().unwrap()];
+        assert_eq!(end["bp"], "e");
+        assert_ne!(start["pid"], end["pid"]);
+        assert!(inside(start), "{start}");
+        assert!(inside(end), "{end}");
+    }
+}
+
+#[test]
+fn pending_operations_reach_to_the_end_and_say_so() {
+    let trace = trace(Situation::StuckRank, 16);
+    let end = events(&trace, "X").map(|s| span(s).1).fold(0.0, f64::max);
+    let pending: Vec<&Value> = events(&trace, "X")
+        .filter(|slice| slice["name"].as_str().unwrap().ends_with("(pending)"))
+        .collect();
+    assert!(!pending.is_empty());
+    for slice in pending {
+        assert!((span(slice).1 - end).abs() < 1e-3, "{slice}");
+    }
+}
+
+#[test]
+fn root_findings_are_marked_on_the_ranks_at_fault() {
+    let trace = trace(Situation::StuckRank, 16);
+    let marks: Vec<(&str, u64)> = events(&trace, "i")
+        .map(|mark| {
+            (
+                &mark["name"].as_str().unwrap()[..4],
+                mark["pid"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(marks, [("E101", 6)]);
+}
+
+#[test]
+fn nothing_recorded_is_still_a_trace() {
+    let mut out = Vec::new();
+    perfetto::write(&[], &sample::inconclusive(), &mut out).unwrap();
+    let trace: Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(trace["traceEvents"], Value::Array(vec![]));
+}

@@ -16,7 +16,7 @@ use crate::store::Store;
 use rcomm_recorder::model::{OpType, ProcessGroupInfo, Rank};
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What a world's backends share: made once, before the first group.
@@ -202,10 +202,13 @@ pub trait Backend: Send + Sync {
     /// Has let go of all buffers when it returns, also with an error. Provided: over copies that the
     /// backend owns, by `issue`; a backend that cares for speed does better.
     ///
+    /// `observer` is told of the start if the operation had to wait for its turn, and of no end: the
+    /// caller sees that by itself.
+    ///
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.
-    fn run(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
-        run_on_copies(self, op, call)
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        run_on_copies(self, op, call, observer)
     }
 
     /// Makes everything pending, and everything later, fail soon with this reason.
@@ -300,19 +303,20 @@ pub trait Window: Send + Sync {
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 }
 
-/// Nobody wants to know.
-struct Nobody;
-
-impl Observer for Nobody {
-    fn started(&self) {}
-    fn ended(&self) {}
-}
-
 /// [`Backend::run`] for backends that only issue.
-fn run_on_copies<B: Backend + ?Sized>(backend: &B, op: &mut Op<'_>, call: Call) -> Result<Done> {
+fn run_on_copies<B: Backend + ?Sized>(
+    backend: &B,
+    op: &mut Op<'_>,
+    call: Call,
+    observer: &dyn Observer,
+) -> Result<Done> {
     let deadline = call.deadline.started();
     let copy = op.to_owned()?;
-    let pending = backend.issue(copy, Call { deadline, ..call }, Arc::new(Nobody))?;
+    let news = Arc::new(News::default());
+    let pending = backend.issue(copy, Call { deadline, ..call }, news.clone())?;
+    if news.wait_for_start(&*pending, deadline) {
+        observer.started();
+    }
     match pending.wait(deadline) {
         Progress::Completed(done) => {
             let filled = pending.reclaim().ok_or_else(|| {
@@ -328,8 +332,53 @@ fn run_on_copies<B: Backend + ?Sized>(backend: &B, op: &mut Op<'_>, call: Call) 
             Ok(done)
         }
         Progress::Failed(error) => Err(error),
-        Progress::Queued | Progress::Started => {
-            Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
+        Progress::Queued | Progress::Started => Err(Error::new(
+            ErrorKind::Timeout,
+            "no end before the deadline",
+        )),
+    }
+}
+
+/// Whether an operation has moved, for a caller that waits for it.
+#[derive(Default)]
+struct News {
+    moved: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl News {
+    /// Longest sleep between two looks at a backend that reports nothing.
+    const LOOK: Duration = Duration::from_millis(10);
+
+    fn tell(&self) {
+        *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.wake.notify_all();
+    }
+
+    /// Waits until the operation leaves the queue; `false` if the deadline came first.
+    fn wait_for_start(&self, pending: &dyn Pending, deadline: Deadline) -> bool {
+        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*moved && matches!(pending.progress(), Progress::Queued) {
+            let rest = deadline.remaining();
+            if rest.is_zero() {
+                return false;
+            }
+            let (guard, _) = self
+                .wake
+                .wait_timeout(moved, rest.min(Self::LOOK))
+                .unwrap_or_else(PoisonError::into_inner);
+            moved = guard;
         }
+        true
+    }
+}
+
+impl Observer for News {
+    fn started(&self) {
+        self.tell();
+    }
+
+    fn ended(&self) {
+        self.tell();
     }
 }

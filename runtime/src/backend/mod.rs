@@ -332,10 +332,9 @@ fn run_on_copies<B: Backend + ?Sized>(
             Ok(done)
         }
         Progress::Failed(error) => Err(error),
-        Progress::Queued | Progress::Started => Err(Error::new(
-            ErrorKind::Timeout,
-            "no end before the deadline",
-        )),
+        Progress::Queued | Progress::Started => {
+            Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
+        }
     }
 }
 

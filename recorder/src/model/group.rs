@@ -13,7 +13,7 @@ pub type GroupId = u32;
 /// One group as one process knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupInfo {
-    /// The local number; the key of `pg_status` in a dump.
+    /// The local number; the key of `pg_status` in a dump. [`Self::UNKNOWN_ID`] if not recorded.
     pub id: GroupId,
     /// The name, equal on all members. Two groups may share a name; name and ranks together identify.
     pub name: String,
@@ -24,6 +24,9 @@ pub struct ProcessGroupInfo {
 }
 
 impl ProcessGroupInfo {
+    /// Stands for a local number that the record does not hold.
+    pub const UNKNOWN_ID: GroupId = GroupId::MAX;
+
     /// The member's rank in the group, by its rank in the world.
     pub fn group_rank_of(&self, rank: Rank) -> Option<u32> {
         let at = self.ranks.iter().position(|&r| r == rank)?;

@@ -22,6 +22,36 @@ impl FormatVersion {
     };
 }
 
+impl FormatVersion {
+    /// `2.10` as two integers: 2.10 is newer than 2.9. `None` if it is not two numbers.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.split_once('.')?;
+        Some(Self {
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
+    }
+
+    /// Whether this build knows what the fields of such a dump mean.
+    ///
+    /// A higher minor version has more fields, which are passed over. A higher major version has
+    /// changed the meaning of a field: reading it would be guessing.
+    pub fn check_readable(self) -> Result<(), UnreadableVersion> {
+        if self.major > Self::WRITTEN.major {
+            return Err(UnreadableVersion { found: self });
+        }
+        Ok(())
+    }
+}
+
+/// A dump of a newer major version than this build knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("format version {found} is newer than this build reads (up to {}.x); use a newer build", FormatVersion::WRITTEN.major)]
+pub struct UnreadableVersion {
+    /// The version of the dump.
+    pub found: FormatVersion,
+}
+
 impl std::fmt::Display for FormatVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
@@ -45,6 +75,31 @@ pub enum Recorder {
     /// Cannot be told (an empty ring, say).
     #[default]
     Unknown,
+}
+
+impl Recorder {
+    const NAMES: [(Self, &'static str); 6] = [
+        (Self::Rcomm, "rcomm"),
+        (Self::Nccl, "nccl"),
+        (Self::Hook, "hook"),
+        (Self::NativeGloo, "native_gloo"),
+        (Self::Torchcomms, "torchcomms"),
+        (Self::Unknown, "unknown"),
+    ];
+
+    /// The spelling in our dumps.
+    pub fn name(self) -> &'static str {
+        let mut names = Self::NAMES.iter();
+        names
+            .find(|(it, _)| *it == self)
+            .map_or("", |(_, name)| name)
+    }
+
+    /// The recorder spelt exactly like this, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let mut names = Self::NAMES.iter();
+        names.find(|(_, it)| *it == name).map(|&(it, _)| it)
+    }
 }
 
 /// Whose record this is. PyTorch's dumps hold none of it: there the rank comes from the file name.

@@ -1,5 +1,8 @@
 //! How a record leaves its process: as a dump, as a ring file seen from outside, over an endpoint.
 
+mod dialect;
 mod dump;
+mod pickle;
 
-pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
+pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
+pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion};

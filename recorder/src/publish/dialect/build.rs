@@ -1,0 +1,471 @@
+//! From fields as a file spells them to a [`Dump`]: the half of reading that JSON and pickle share.
+
+use super::intern::{Interner, Text, Texts};
+use super::keys::Field;
+use super::names::{ProfilingName, op_type};
+use crate::model::{
+    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp,
+    Signature,
+};
+use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
+use std::collections::{HashMap, HashSet};
+
+/// One entry while its fields come in, in any order. Shapes are runs of (dimensions, extents...).
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) record_id: Option<u64>,
+    pub(super) pg_id: Option<u32>,
+    pub(super) group: Option<(Text, Text)>,
+    pub(super) collective_seq_id: Option<u64>,
+    pub(super) seq_id: Option<u64>,
+    pub(super) p2p_seq_id: u64,
+    pub(super) op_id: u64,
+    pub(super) profiling_name: Option<Text>,
+    pub(super) op_name: Option<Text>,
+    pub(super) state: EntryState,
+    pub(super) failed: bool,
+    pub(super) retired: bool,
+    pub(super) is_p2p: bool,
+    pub(super) peer: Peer,
+    pub(super) root: Option<u32>,
+    pub(super) reduce_op: Option<ReduceOp>,
+    pub(super) time_created_ns: i64,
+    pub(super) time_started_ns: i64,
+    pub(super) time_completed_ns: i64,
+    pub(super) duration_ms: Option<f32>,
+    pub(super) timeout_ms: u64,
+    pub(super) thread_id: Option<Text>,
+    pub(super) thread_name: Option<Text>,
+    /// A stack given in place.
+    pub(super) stack: Option<u32>,
+    /// A stack given by its number in the file's own table.
+    pub(super) stack_index: Option<u32>,
+    pub(super) input_sizes: Vec<u64>,
+    pub(super) output_sizes: Vec<u64>,
+    pub(super) input_dtypes: Vec<u64>,
+    pub(super) output_dtypes: Vec<u64>,
+    pub(super) input_splits: Vec<u64>,
+    pub(super) output_splits: Vec<u64>,
+    /// The first field whose value makes no sense.
+    pub(super) bad: Option<Field>,
+}
+
+impl Draft {
+    /// Empties the draft, keeping its vectors' memory.
+    fn reset(&mut self) {
+        let mut kept = [
+            std::mem::take(&mut self.input_sizes),
+            std::mem::take(&mut self.output_sizes),
+            std::mem::take(&mut self.input_dtypes),
+            std::mem::take(&mut self.output_dtypes),
+            std::mem::take(&mut self.input_splits),
+            std::mem::take(&mut self.output_splits),
+        ];
+        kept.iter_mut().for_each(Vec::clear);
+        let [
+            input_sizes,
+            output_sizes,
+            input_dtypes,
+            output_dtypes,
+            input_splits,
+            output_splits,
+        ] = kept;
+        *self = Self {
+            input_sizes,
+            output_sizes,
+            input_dtypes,
+            output_dtypes,
+            input_splits,
+            output_splits,
+            ..Self::default()
+        };
+    }
+
+    /// Notes that a field's value makes no sense.
+    pub(super) fn reject(&mut self, field: Field) {
+        self.bad.get_or_insert(field);
+    }
+}
+
+/// One group of `pg_config`.
+#[derive(Default)]
+pub(super) struct ConfigGroup {
+    pub(super) name: Text,
+    pub(super) desc: Text,
+    pub(super) ranks: Vec<u32>,
+    pub(super) id: Option<u32>,
+}
+
+/// The parts of a profiling name that entries share.
+#[derive(Clone, Copy)]
+struct Name {
+    backend: Text,
+    op_name: Text,
+    op: OpType,
+    peer: Peer,
+}
+
+/// A dump in the making.
+#[derive(Default)]
+pub(super) struct Builder {
+    pub(super) dump: Dump,
+    pub(super) texts: Texts,
+    pub(super) draft: Draft,
+    pub(super) config: Vec<ConfigGroup>,
+    pub(super) group_status: Vec<(u32, ProcessGroupStatus)>,
+    /// The file's own table of stacks, by the file's numbers of frames.
+    pub(super) stack_rows: Vec<Vec<u32>>,
+    /// The file's own table of frames, by numbers of ours.
+    pub(super) frame_table: Vec<u32>,
+    pub(super) frames_of_stack: Vec<u32>,
+    /// The first key that only a dump has.
+    pub(super) looks_like_dump: bool,
+    pub(super) version: Option<FormatVersion>,
+    pub(super) recorder: Option<Recorder>,
+    /// Entries that were left out, and the first of them with what is wrong with it.
+    pub(super) rejected: usize,
+    pub(super) first_rejected: Option<(usize, &'static str)>,
+    names: Vec<Option<Name>>,
+    signatures: Interner<u64>,
+    signature_key: Vec<u64>,
+    frames: Interner<u64>,
+    stacks: Interner<u32>,
+    threads: Interner<u64>,
+    groups: Interner<u64>,
+    group_names: Vec<Text>,
+    pending_stacks: Vec<(u32, u32)>,
+}
+
+const NO_ID: u64 = u64::MAX;
+
+impl Builder {
+    /// The number of a frame.
+    pub(super) fn frame(&mut self, name: Text, filename: Text, line: u32) -> u32 {
+        let key = [name.0.into(), filename.0.into(), line.into()];
+        let (id, new) = self.frames.intern(&key);
+        if new {
+            self.dump.frames.push(Frame {
+                name: self.texts.get(name).to_owned(),
+                filename: self.texts.get(filename).to_owned(),
+                line,
+            });
+        }
+        id
+    }
+
+    /// The number of the stack that `frames_of_stack` holds.
+    pub(super) fn stack(&mut self) -> u32 {
+        let (id, new) = self.stacks.intern(&self.frames_of_stack);
+        if new {
+            self.dump.stacks.push(self.frames_of_stack.clone());
+        }
+        id
+    }
+
+    /// Takes the draft as the next entry, or counts it as rejected, and empties it.
+    pub(super) fn push(&mut self) {
+        let index = self.dump.entries.len() + self.rejected;
+        let wrong = match (self.draft.bad, self.draft.profiling_name) {
+            (Some(field), _) => Some(field.key()),
+            (None, None) => Some(Field::ProfilingName.key()),
+            (None, Some(name)) => {
+                self.push_entry(name, index as u64);
+                None
+            }
+        };
+        if let Some(key) = wrong {
+            self.reject_entry(key);
+        }
+        self.draft.reset();
+    }
+
+    /// Counts an entry as rejected because of this key.
+    pub(super) fn reject_entry(&mut self, key: &'static str) {
+        let index = self.dump.entries.len() + self.rejected;
+        self.first_rejected.get_or_insert((index, key));
+        self.rejected += 1;
+        self.draft.reset();
+    }
+
+    fn push_entry(&mut self, profiling_name: Text, index: u64) {
+        let mut name = self.name(profiling_name);
+        if let Some(op_name) = self.draft.op_name {
+            name.op_name = op_name;
+            name.op = op_type(self.texts.get(op_name));
+        }
+        let group = self.group();
+        let signature = self.signature(name);
+        let thread = self.thread();
+        let draft = &self.draft;
+        if let Some(index) = draft.stack_index {
+            self.pending_stacks
+                .push((self.dump.entries.len() as u32, index));
+        }
+        self.dump.entries.push(Entry {
+            record_id: draft.record_id.unwrap_or(index),
+            collective_seq_id: draft.collective_seq_id.or(draft.seq_id).unwrap_or(0),
+            p2p_seq_id: draft.p2p_seq_id,
+            op_id: draft.op_id,
+            group,
+            signature,
+            stack: draft.stack,
+            op: name.op,
+            state: if draft.failed {
+                EntryState::Failed
+            } else {
+                draft.state
+            },
+            retired: draft.retired,
+            is_p2p: draft.is_p2p,
+            peer: match draft.peer {
+                Peer::None => name.peer,
+                told => told,
+            },
+            root: draft.root,
+            reduce_op: draft.reduce_op,
+            time_created_ns: draft.time_created_ns,
+            time_discovered_started_ns: draft.time_started_ns,
+            time_discovered_completed_ns: draft.time_completed_ns,
+            duration_ms: draft.duration_ms,
+            timeout_ms: draft.timeout_ms,
+            thread,
+        });
+    }
+
+    fn name(&mut self, text: Text) -> Name {
+        let slot = text.0 as usize;
+        if let Some(&Some(name)) = self.names.get(slot) {
+            return name;
+        }
+        // The pieces are put among the texts, so the whole must be held apart from them.
+        let whole = self.texts.get(text).to_owned();
+        let parsed = ProfilingName::parse(&whole);
+        let name = Name {
+            backend: self.texts.intern(parsed.backend),
+            op_name: self.texts.intern(parsed.op_name),
+            op: parsed.op,
+            peer: parsed.peer,
+        };
+        if slot >= self.names.len() {
+            self.names.resize(slot + 1, None);
+        }
+        self.names[slot] = Some(name);
+        name
+    }
+
+    fn group(&mut self) -> u32 {
+        let id = self.draft.pg_id;
+        // Version 1 has no names: there the local number is the key of `pg_config`.
+        let (name, desc) = match self.draft.group {
+            Some(named) => named,
+            None => {
+                let name = id.map(|id| id.to_string()).unwrap_or_default();
+                (self.texts.intern(&name), self.texts.intern(""))
+            }
+        };
+        let key = [id.map_or(NO_ID, u64::from), name.0.into(), desc.0.into()];
+        let (index, new) = self.groups.intern(&key);
+        if new {
+            self.group_names.push(name);
+            self.dump.groups.push(DumpGroup {
+                info: ProcessGroupInfo {
+                    id: id.unwrap_or(ProcessGroupInfo::UNKNOWN_ID),
+                    name: self.texts.get(name).to_owned(),
+                    desc: self.texts.get(desc).to_owned(),
+                    ranks: Vec::new(),
+                },
+                status: None,
+            });
+        }
+        index
+    }
+
+    fn thread(&mut self) -> Option<u32> {
+        let (id, name) = (self.draft.thread_id, self.draft.thread_name);
+        if id.is_none() && name.is_none() {
+            return None;
+        }
+        let part = |text: Option<Text>| text.map_or(NO_ID, |text| text.0.into());
+        let (index, new) = self.threads.intern(&[part(id), part(name)]);
+        if new {
+            let owned =
+                |text: Option<Text>| text.map_or("", |text| self.texts.get(text)).to_owned();
+            let thread = ThreadInfo {
+                id: owned(id),
+                name: owned(name),
+            };
+            self.dump.threads.push(thread);
+        }
+        Some(index)
+    }
+
+    fn signature(&mut self, name: Name) -> u32 {
+        let key = &mut self.signature_key;
+        let draft = &self.draft;
+        key.clear();
+        key.push(name.backend.0.into());
+        key.push(name.op_name.0.into());
+        for part in [
+            &draft.input_sizes,
+            &draft.output_sizes,
+            &draft.input_dtypes,
+            &draft.output_dtypes,
+            &draft.input_splits,
+            &draft.output_splits,
+        ] {
+            key.push(part.len() as u64);
+            key.extend_from_slice(part);
+        }
+        let (index, new) = self.signatures.intern(key);
+        if new {
+            let texts = &self.texts;
+            let dtypes = |ids: &[u64]| {
+                ids.iter()
+                    .map(|&id| texts.get(Text(id as u32)).to_owned())
+                    .collect()
+            };
+            self.dump.signatures.push(Signature {
+                backend: texts.get(name.backend).to_owned(),
+                op_name: texts.get(name.op_name).to_owned(),
+                input_sizes: shapes(&draft.input_sizes),
+                output_sizes: shapes(&draft.output_sizes),
+                input_dtypes: dtypes(&draft.input_dtypes),
+                output_dtypes: dtypes(&draft.output_dtypes),
+                input_splits: draft.input_splits.clone(),
+                output_splits: draft.output_splits.clone(),
+            });
+        }
+        index
+    }
+
+    /// The dump, with entries, groups and statuses joined, whatever the order in which they came.
+    pub(super) fn finish(mut self) -> Dump {
+        self.resolve_stacks();
+        self.join_groups();
+        self.dump.version = self.version.unwrap_or_default();
+        self.dump.recorder = match self.recorder {
+            Some(recorder) => recorder,
+            None => super::recorder::detect(&self.dump),
+        };
+        if self.dump.recorder == Recorder::NativeGloo {
+            super::recorder::name_gloo_world(&mut self.dump);
+        }
+        self.dump
+    }
+
+    fn resolve_stacks(&mut self) {
+        let mut of_row = Vec::with_capacity(self.stack_rows.len());
+        for row in std::mem::take(&mut self.stack_rows) {
+            let frame = |&at: &u32| self.frame_table.get(at as usize).copied();
+            self.frames_of_stack = row.iter().filter_map(frame).collect();
+            of_row.push(self.stack());
+        }
+        for &(entry, index) in &self.pending_stacks {
+            self.dump.entries[entry as usize].stack = of_row.get(index as usize).copied();
+        }
+    }
+
+    /// Gives each group of the entries its members and status; groups without entries follow.
+    ///
+    /// A file that numbers its groups itself (ours) keeps its order of groups.
+    fn join_groups(&mut self) {
+        let mut of_name: HashMap<Text, Vec<usize>> = HashMap::new();
+        for (at, &name) in self.group_names.iter().enumerate() {
+            of_name.entry(name).or_default().push(at);
+        }
+        let mut of_config: Vec<Option<usize>> = Vec::new();
+        for config in &self.config {
+            let mut found = None;
+            for &at in of_name.get(&config.name).into_iter().flatten() {
+                let info = &mut self.dump.groups[at].info;
+                if config.id.is_none_or(|id| id == info.id) {
+                    if info.ranks.is_empty() {
+                        info.ranks.clone_from(&config.ranks);
+                    }
+                    if info.desc.is_empty() {
+                        self.texts.get(config.desc).clone_into(&mut info.desc);
+                    }
+                    found = Some(at);
+                }
+            }
+            of_config.push(found);
+        }
+        let mut ids: Vec<Option<u32>> = self.config.iter().map(|config| config.id).collect();
+        self.number_unused(&of_config, &mut ids);
+        for ((config, found), id) in self.config.iter_mut().zip(&mut of_config).zip(&ids) {
+            if found.is_none() {
+                *found = Some(self.dump.groups.len());
+                self.dump.groups.push(DumpGroup {
+                    info: ProcessGroupInfo {
+                        id: id.unwrap_or(ProcessGroupInfo::UNKNOWN_ID),
+                        name: self.texts.get(config.name).to_owned(),
+                        desc: self.texts.get(config.desc).to_owned(),
+                        ranks: std::mem::take(&mut config.ranks),
+                    },
+                    status: None,
+                });
+            }
+        }
+        let status_of: HashMap<u32, ProcessGroupStatus> =
+            self.group_status.iter().copied().collect();
+        for group in &mut self.dump.groups {
+            group.status = status_of.get(&group.info.id).copied();
+        }
+        if !self.config.is_empty() && self.config.iter().all(|config| config.id.is_some()) {
+            let order = of_config.into_iter().flatten().collect();
+            self.reorder_groups(order);
+        }
+    }
+
+    /// Numbers for groups that no entry mentions.
+    ///
+    /// `pg_config` goes by name and `pg_status` by number. Both are given in the order of creation,
+    /// so if as many names as numbers are left over they belong together in ascending order.
+    fn number_unused(&self, of_config: &[Option<usize>], ids: &mut [Option<u32>]) {
+        let mut names: Vec<(u64, usize)> = Vec::new();
+        for (at, config) in self.config.iter().enumerate() {
+            if of_config[at].is_none() && config.id.is_none() {
+                let number = self.texts.get(config.name).parse().ok();
+                names.push((number.unwrap_or(NO_ID), at));
+            }
+        }
+        let used: HashSet<u32> = self.dump.groups.iter().map(|group| group.info.id).collect();
+        let mut numbers: Vec<u32> = self.group_status.iter().map(|&(id, _)| id).collect();
+        numbers.retain(|id| !used.contains(id));
+        let certain = names.len() == 1 || names.iter().all(|&(number, _)| number != NO_ID);
+        if names.len() == numbers.len() && certain {
+            names.sort_unstable();
+            numbers.sort_unstable();
+            for ((_, at), id) in names.into_iter().zip(numbers) {
+                ids[at] = Some(id);
+            }
+        }
+    }
+
+    /// Puts the groups at `first` first, in that order.
+    fn reorder_groups(&mut self, first: Vec<usize>) {
+        let count = self.dump.groups.len();
+        let mut new_of_old = vec![u32::MAX; count];
+        let mut groups: Vec<_> = self.dump.groups.drain(..).map(Some).collect();
+        for old in first.into_iter().chain(0..count) {
+            if let Some(group) = groups[old].take() {
+                new_of_old[old] = self.dump.groups.len() as u32;
+                self.dump.groups.push(group);
+            }
+        }
+        for entry in &mut self.dump.entries {
+            entry.group = new_of_old[entry.group as usize];
+        }
+    }
+}
+
+/// Shapes from a run of (dimensions, extents...).
+fn shapes(mut run: &[u64]) -> Vec<Vec<u64>> {
+    let mut shapes = Vec::new();
+    while let [dimensions, rest @ ..] = run {
+        let (shape, rest) = rest.split_at((*dimensions as usize).min(rest.len()));
+        shapes.push(shape.to_vec());
+        run = rest;
+    }
+    shapes
+}

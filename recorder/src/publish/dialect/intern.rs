@@ -1,0 +1,110 @@
+//! What repeats is held once.
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::{BuildHasher, Hash};
+
+/// Distinct runs of values, numbered from 0 in the order of their first appearance.
+///
+/// All runs lie in one vector; looking one up allocates nothing.
+pub(super) struct Interner<T> {
+    values: Vec<T>,
+    /// Where each run ends; it begins where the one before it ends.
+    ends: Vec<usize>,
+    table: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl<T> Default for Interner<T> {
+    fn default() -> Self {
+        Self {
+            values: Vec::new(),
+            ends: Vec::new(),
+            table: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+}
+
+fn run<'a, T>(values: &'a [T], ends: &[usize], id: u32) -> &'a [T] {
+    let id = id as usize;
+    let start = id.checked_sub(1).map_or(0, |before| ends[before]);
+    &values[start..ends[id]]
+}
+
+impl<T: Copy + Eq + Hash> Interner<T> {
+    /// The number of this run, and whether it is new.
+    pub(super) fn intern(&mut self, wanted: &[T]) -> (u32, bool) {
+        let hash = self.hasher.hash_one(wanted);
+        let found = self
+            .table
+            .find(hash, |&id| run(&self.values, &self.ends, id) == wanted);
+        if let Some(&id) = found {
+            return (id, false);
+        }
+        let id = self.ends.len() as u32;
+        self.values.extend_from_slice(wanted);
+        self.ends.push(self.values.len());
+        let (values, ends, hasher) = (&self.values, &self.ends, &self.hasher);
+        self.table
+            .insert_unique(hash, id, |&id| hasher.hash_one(run(values, ends, id)));
+        (id, true)
+    }
+
+    /// The run of this number, which must have come from [`Interner::intern`].
+    pub(super) fn get(&self, id: u32) -> &[T] {
+        run(&self.values, &self.ends, id)
+    }
+}
+
+/// A string's number in a [`Texts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Text(pub(super) u32);
+
+/// Distinct strings.
+#[derive(Default)]
+pub(super) struct Texts(Interner<u8>);
+
+impl Texts {
+    pub(super) fn intern(&mut self, text: &str) -> Text {
+        Text(self.0.intern(text.as_bytes()).0)
+    }
+
+    /// Bytes that should be UTF-8; what is not is replaced by U+FFFD.
+    pub(super) fn intern_bytes(&mut self, bytes: &[u8]) -> Text {
+        self.intern(&String::from_utf8_lossy(bytes))
+    }
+
+    pub(super) fn get(&self, text: Text) -> &str {
+        // Only whole strings are ever put in.
+        std::str::from_utf8(self.0.get(text.0)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_runs_share_a_number() {
+        let mut runs = Interner::default();
+        assert_eq!(runs.intern(&[1_u64, 2]), (0, true));
+        assert_eq!(runs.intern(&[]), (1, true));
+        assert_eq!(runs.intern(&[1, 2]), (0, false));
+        assert_eq!(runs.intern(&[]), (1, false));
+        for i in 0..10_000 {
+            assert_eq!(runs.intern(&[i, 7]), (2 + i as u32, true));
+        }
+        for i in 0..10_000 {
+            assert_eq!(runs.intern(&[i, 7]), (2 + i as u32, false));
+        }
+        assert_eq!(runs.get(0), [1, 2]);
+        assert!(runs.get(1).is_empty());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_replaced() {
+        let mut texts = Texts::default();
+        let text = texts.intern_bytes(b"a\xffb");
+        assert_eq!(texts.get(text), "a\u{fffd}b");
+    }
+}

@@ -1,0 +1,130 @@
+//! The keys of the dialect, spelt once for both ends.
+//!
+//! Keys without a mark are PyTorch's. Those marked "ours" stand beside them in our own dumps;
+//! PyTorch's tools pass over keys that they do not know.
+
+/// Keys of the whole dump.
+pub(super) mod top {
+    pub(in super::super) const VERSION: &str = "version";
+    pub(in super::super) const PG_CONFIG: &str = "pg_config";
+    pub(in super::super) const PG_STATUS: &str = "pg_status";
+    pub(in super::super) const COMM_LIB_VERSION: &str = "comm_lib_version";
+    /// What 2.6 and 2.7 called `comm_lib_version`.
+    pub(in super::super) const NCCL_VERSION: &str = "nccl_version";
+    pub(in super::super) const ENTRIES: &str = "entries";
+    pub(in super::super) const NCCL_COMM_STATE: &str = "nccl_comm_state";
+    // Ours.
+    pub(in super::super) const RECORDER: &str = "recorder";
+    pub(in super::super) const RANK: &str = "rank";
+    pub(in super::super) const WORLD_SIZE: &str = "world_size";
+    pub(in super::super) const HOST: &str = "host";
+    pub(in super::super) const JOB: &str = "job";
+    pub(in super::super) const ATTEMPT: &str = "attempt";
+    pub(in super::super) const PID: &str = "pid";
+    pub(in super::super) const DUMP_TIME: &str = "dump_time_ns";
+    pub(in super::super) const REASON: &str = "reason";
+    pub(in super::super) const STATUS: &str = "status";
+    pub(in super::super) const FRAMES: &str = "frames";
+    pub(in super::super) const STACKS: &str = "stacks";
+}
+
+/// Keys of one group in `pg_config`.
+pub(super) mod config {
+    pub(in super::super) const NAME: &str = "name";
+    pub(in super::super) const DESC: &str = "desc";
+    pub(in super::super) const RANKS: &str = "ranks";
+    /// Ours: the group's local number, which PyTorch leaves to be guessed from the entries.
+    pub(in super::super) const PG_ID: &str = "pg_id";
+}
+
+/// Keys of one group in `pg_status`.
+pub(super) mod status {
+    pub(in super::super) const ENQUEUED: &str = "last_enqueued_collective";
+    pub(in super::super) const STARTED: &str = "last_started_collective";
+    pub(in super::super) const COMPLETED: &str = "last_completed_collective";
+}
+
+/// Keys of the rank's own status (ours).
+pub(super) mod rank {
+    pub(in super::super) const PHASE: &str = "phase";
+    pub(in super::super) const PHASE_SINCE: &str = "phase_since_ns";
+    pub(in super::super) const STEP: &str = "step";
+    pub(in super::super) const HEARTBEAT: &str = "heartbeat_ns";
+    pub(in super::super) const DROPPED: &str = "dropped";
+}
+
+/// Keys of a frame.
+pub(super) mod frame {
+    pub(in super::super) const NAME: &str = "name";
+    pub(in super::super) const FILENAME: &str = "filename";
+    pub(in super::super) const LINE: &str = "line";
+}
+
+macro_rules! fields {
+    ($( $(#[$meta:meta])* $name:ident $key:literal; )+) => {
+        /// A key of an entry.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Field {
+            $( $(#[$meta])* $name, )+
+            /// A key that we have no use for.
+            Unknown,
+        }
+
+        impl Field {
+            pub(super) fn of(key: &[u8]) -> Self {
+                $( if key == $key.as_bytes() { return Self::$name; } )+
+                Self::Unknown
+            }
+
+            pub(super) const fn key(self) -> &'static str {
+                match self {
+                    $( Self::$name => $key, )+
+                    Self::Unknown => "",
+                }
+            }
+        }
+    };
+}
+
+fields! {
+    CollectiveSeqId "collective_seq_id";
+    Duration "duration_ms";
+    Frames "frames";
+    InputDtypes "input_dtypes";
+    InputSizes "input_sizes";
+    IsP2p "is_p2p";
+    OpId "op_id";
+    OutputDtypes "output_dtypes";
+    OutputSizes "output_sizes";
+    P2pSeqId "p2p_seq_id";
+    PgId "pg_id";
+    ProcessGroup "process_group";
+    ProfilingName "profiling_name";
+    RecordId "record_id";
+    Retired "retired";
+    State "state";
+    ThreadId "thread_id";
+    ThreadName "thread_name";
+    TimeCompleted "time_discovered_completed_ns";
+    TimeCreated "time_created_ns";
+    TimeStarted "time_discovered_started_ns";
+    Timeout "timeout_ms";
+    /// The one sequence number of version 1, over collectives and messages.
+    SeqId "seq_id";
+    /// Ours: the operation's own name, where PyTorch's tools need another one.
+    OpName "op_name";
+    /// Ours: the other end of a send or receive.
+    Peer "peer";
+    /// Ours.
+    Root "root";
+    /// Ours.
+    ReduceOp "reduce_op";
+    /// Ours: elements to each rank.
+    InputSplits "input_split_sizes";
+    /// Ours: elements from each rank.
+    OutputSplits "output_split_sizes";
+    /// Ours: index into the table of stacks.
+    Stack "stack";
+    /// Ours: it ended with an error.
+    Failed "failed";
+}

@@ -1,0 +1,217 @@
+//! The flight-recorder dialect of PyTorch: its keys, its oddities, our keys beside.
+//!
+//! Reading goes by the presence of keys, not by version, and unknown keys are passed over, so dumps
+//! of PyTorch's NCCL recorder, of its gloo recorder and of its backend-agnostic hook, of torchcomms,
+//! and our own are all read by the same code. A file that is cut or damaged gives what came before,
+//! and says so. No input is trusted: see `pickle` for that encoding, and `serde_json` bounds the
+//! depth of the other.
+//!
+//! The rest of the crate knows nothing of this: it sees a [`Dump`].
+
+mod build;
+mod intern;
+mod keys;
+mod names;
+mod read_json;
+mod read_pickle;
+mod recorder;
+mod value;
+
+use super::dump::{Dump, UnreadableVersion};
+use super::pickle::Pickle;
+use build::Builder;
+
+/// Why nothing could be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// There are no bytes.
+    #[error("the file is empty")]
+    Empty,
+    /// Neither a pickle nor JSON, or without any key of a dump.
+    #[error("not a flight recorder dump: {what}")]
+    NotADump {
+        /// What it is instead, as far as that can be told.
+        what: String,
+    },
+    /// Cut short or damaged before anything of use.
+    #[error("{cause} at byte {at} of {of}, before anything that could be used")]
+    Lost {
+        /// Where reading stopped.
+        at: usize,
+        /// Bytes in all.
+        of: usize,
+        /// Why it stopped.
+        cause: Cause,
+    },
+    /// A pickle that would construct objects or call functions.
+    #[error(
+        "refused: pickle instruction {opcode} at byte {at} would construct an object, which no dump needs"
+    )]
+    Refused {
+        /// The instruction, by its name in Python's `pickletools`.
+        opcode: &'static str,
+        /// Its place.
+        at: usize,
+    },
+    /// More values than are read from one file.
+    #[error("more values than a dump of one rank can have, at byte {at}")]
+    TooLarge {
+        /// Where the limit was reached.
+        at: usize,
+    },
+    /// Of a newer major version.
+    #[error(transparent)]
+    Version(#[from] UnreadableVersion),
+}
+
+/// Why reading stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The file ends too early.
+    Cut,
+    /// Something that cannot stand where it stands.
+    Damaged(String),
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cut => f.write_str("cut short"),
+            Self::Damaged(what) => write!(f, "damaged ({what})"),
+        }
+    }
+}
+
+/// Something that was lost while the rest was read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadProblem {
+    /// Reading ended before the file did.
+    #[error("{cause} at byte {at} of {of}; the {entries} complete entries before that were read")]
+    Stopped {
+        /// Where reading stopped.
+        at: usize,
+        /// Bytes in all.
+        of: usize,
+        /// Why it stopped.
+        cause: Cause,
+        /// Entries that were read.
+        entries: usize,
+    },
+    /// Entries that make no sense were left out.
+    #[error("{count} entries were left out; the first is entry {first}, because of its `{key}`")]
+    Rejected {
+        /// How many.
+        count: usize,
+        /// Index of the first, from 0.
+        first: usize,
+        /// The key whose value makes no sense.
+        key: &'static str,
+    },
+}
+
+/// Reads dumps one after another, keeping its working memory from file to file.
+#[derive(Default)]
+pub struct DumpReader {
+    pickle: Pickle,
+}
+
+/// Working memory that is kept for the next file, in values.
+const KEPT: usize = 1 << 20;
+
+impl DumpReader {
+    /// A reader without any memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reads a dump, pickle or JSON as its first bytes tell.
+    ///
+    /// What was lost is returned beside the dump. Nothing in the input is executed, and working memory
+    /// is bounded by a multiple of its length.
+    ///
+    /// # Errors
+    /// If nothing of use can be read: see [`ReadError`].
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(Dump, Vec<ReadProblem>), ReadError> {
+        if u32::try_from(bytes.len()).is_err() {
+            return Err(ReadError::TooLarge {
+                at: u32::MAX as usize,
+            });
+        }
+        let mut builder = Builder::default();
+        let stopped = match Encoding::of(bytes)? {
+            Encoding::Pickle => {
+                let stopped = read_pickle::read(bytes, &mut self.pickle, &mut builder);
+                self.pickle.shrink_to(KEPT);
+                stopped?
+            }
+            Encoding::Json(text) => read_json::read(text, &mut builder),
+        };
+        if !builder.looks_like_dump {
+            return Err(match stopped {
+                Some(ReadProblem::Stopped { at, of, cause, .. }) => {
+                    ReadError::Lost { at, of, cause }
+                }
+                _ => ReadError::NotADump {
+                    what: "it has none of a dump's keys (entries, pg_config)".to_owned(),
+                },
+            });
+        }
+        if let Some(version) = builder.version {
+            version.check_readable()?;
+        }
+        let rejected = builder
+            .first_rejected
+            .map(|(first, key)| ReadProblem::Rejected {
+                count: builder.rejected,
+                first,
+                key,
+            });
+        let problems = stopped.into_iter().chain(rejected).collect();
+        Ok((builder.finish(), problems))
+    }
+}
+
+impl Dump {
+    /// Reads a dump, pickle or JSON as its first bytes tell. See [`DumpReader::read`].
+    ///
+    /// # Errors
+    /// If nothing of use can be read: see [`ReadError`].
+    pub fn read(bytes: &[u8]) -> Result<(Self, Vec<ReadProblem>), ReadError> {
+        DumpReader::new().read(bytes)
+    }
+}
+
+enum Encoding<'a> {
+    Pickle,
+    /// Without a byte order mark.
+    Json(&'a [u8]),
+}
+
+impl<'a> Encoding<'a> {
+    fn of(bytes: &'a [u8]) -> Result<Self, ReadError> {
+        let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+        let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
+        match (bytes, first) {
+            ([], _) => Err(ReadError::Empty),
+            // Instruction PROTO, with which every pickle since protocol 2 begins.
+            ([0x80, ..], _) => Ok(Self::Pickle),
+            (_, Some(b'{' | b'[')) => Ok(Self::Json(text)),
+            _ => Err(ReadError::NotADump {
+                what: format!("it begins with {}", beginning(bytes)),
+            }),
+        }
+    }
+}
+
+/// The first bytes, readable.
+fn beginning(bytes: &[u8]) -> String {
+    let first = &bytes[..bytes.len().min(8)];
+    if first
+        .iter()
+        .all(|byte| byte.is_ascii_graphic() || *byte == b' ')
+    {
+        format!("\"{}\"", String::from_utf8_lossy(first))
+    } else {
+        format!("bytes {first:02x?}")
+    }
+}

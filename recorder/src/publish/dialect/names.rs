@@ -1,0 +1,148 @@
+//! What other recorders call an operation.
+//!
+//! A dump names an operation `<backend>:<op>[ <peers>]`. The backend may contain a colon, the
+//! operation does not. Names were collected from the dumps of PyTorch's NCCL and gloo recorders, its
+//! backend-agnostic hook, and torchcomms.
+
+use crate::model::{OpType, Peer};
+
+/// A profiling name, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProfilingName<'a> {
+    /// Empty if the name has no colon.
+    pub(super) backend: &'a str,
+    /// As spelt, without peers.
+    pub(super) op_name: &'a str,
+    pub(super) op: OpType,
+    pub(super) peer: Peer,
+}
+
+impl<'a> ProfilingName<'a> {
+    pub(super) fn parse(name: &'a str) -> Self {
+        let (backend, call) = name.rsplit_once(':').unwrap_or(("", name));
+        let (op_name, peers) = call.split_once(' ').unwrap_or((call, ""));
+        let op = op_type(op_name);
+        Self {
+            backend,
+            op_name,
+            op,
+            peer: peer(op, peers.trim()),
+        }
+    }
+}
+
+/// `send` is followed by `source->destination`, `recv` by `destination<-source`, as ranks of the
+/// group; `?` stands for any source.
+fn peer(op: OpType, peers: &str) -> Peer {
+    let other = match op {
+        OpType::Send => peers.split_once("->"),
+        OpType::Recv => peers.split_once("<-"),
+        _ => None,
+    };
+    match other {
+        Some((_, "?")) => Peer::Any,
+        Some((_, rank)) => rank.trim().parse().map_or(Peer::None, Peer::Rank),
+        None => Peer::None,
+    }
+}
+
+/// The operation behind any recorder's spelling; [`OpType::Other`] if there is no word for it.
+pub(super) fn op_type(name: &str) -> OpType {
+    if let Some(op) = OpType::from_name(name) {
+        return op;
+    }
+    match name {
+        "allreduce" => OpType::AllReduce,
+        "allreduce_coalesced" => OpType::AllReduceCoalesced,
+        "allreduce_sparse" | "sparse_all_reduce" => OpType::AllReduceSparse,
+        "_reduce_oop" => OpType::Reduce,
+        "_broadcast_oop" => OpType::Broadcast,
+        // NCCL has no barrier of its own: its recorder shows the reduction that stands for one.
+        "all_reduce_barrier" => OpType::Barrier,
+        "allgather" => OpType::AllGather,
+        "_all_gather_base" | "_allgather_base" | "all_gather_into_tensor" => {
+            OpType::AllGatherSingle
+        }
+        "all_gather_into_tensor_coalesced"
+        | "allgather_into_tensor_coalesced"
+        | "allgather_coalesced" => OpType::AllGatherCoalesced,
+        "_reduce_scatter_base" | "reduce_scatter_tensor" => OpType::ReduceScatterSingle,
+        "reduce_scatter_tensor_coalesced" => OpType::ReduceScatterCoalesced,
+        "alltoall" => OpType::AllToAll,
+        "alltoall_base" => OpType::AllToAllSingle,
+        "recv_any_source" | "recvAnySource" => OpType::Recv,
+        _ if is_closing_marker(name) => OpType::Coalesced,
+        _ => OpType::Other,
+    }
+}
+
+/// NCCL's recorder closes a block with `coalesced`, or with the operation's name in capitals before
+/// it (`ALLGATHER_coalesced`).
+fn is_closing_marker(name: &str) -> bool {
+    name.strip_suffix("_coalesced").is_some_and(|what| {
+        !what.is_empty() && what.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(name: &str) -> (&str, &str, OpType, Peer) {
+        let ProfilingName {
+            backend,
+            op_name,
+            op,
+            peer,
+        } = ProfilingName::parse(name);
+        (backend, op_name, op, peer)
+    }
+
+    #[test]
+    fn a_name_is_split_at_its_last_colon() {
+        assert_eq!(
+            parsed("cuda:nccl:all_reduce"),
+            ("cuda:nccl", "all_reduce", OpType::AllReduce, Peer::None)
+        );
+        assert_eq!(
+            parsed("barrier"),
+            ("", "barrier", OpType::Barrier, Peer::None)
+        );
+        assert_eq!(parsed(""), ("", "", OpType::Other, Peer::None));
+    }
+
+    #[test]
+    fn the_peer_is_the_other_end() {
+        assert_eq!(
+            parsed("nccl:send 1->2"),
+            ("nccl", "send", OpType::Send, Peer::Rank(2))
+        );
+        assert_eq!(
+            parsed("nccl:recv 3<-0"),
+            ("nccl", "recv", OpType::Recv, Peer::Rank(0))
+        );
+        assert_eq!(
+            parsed("gloo:recv 3<-?"),
+            ("gloo", "recv", OpType::Recv, Peer::Any)
+        );
+        assert_eq!(
+            parsed("nccl:send"),
+            ("nccl", "send", OpType::Send, Peer::None)
+        );
+        assert_eq!(
+            parsed("nccl:send 1->two"),
+            ("nccl", "send", OpType::Send, Peer::None)
+        );
+    }
+
+    #[test]
+    fn closing_markers_are_told_from_coalesced_operations() {
+        assert_eq!(op_type("coalesced"), OpType::Coalesced);
+        assert_eq!(op_type("REDUCE_SCATTER_coalesced"), OpType::Coalesced);
+        assert_eq!(
+            op_type("reduce_scatter_tensor_coalesced"),
+            OpType::ReduceScatterCoalesced
+        );
+        assert_eq!(op_type("_coalesced"), OpType::Other);
+    }
+}

@@ -1,0 +1,193 @@
+//! Single values, as loosely as the dialect spells them.
+//!
+//! Integers come as numbers and as strings, absent times as none and as 0, lists of ranks as a
+//! string. Both readers hand their values over as a [`Scalar`].
+
+use super::build::{Builder, Draft};
+use super::keys::{Field, rank, top};
+use crate::model::{EntryState, Peer, RankStatus, ReduceOp};
+use crate::publish::dump::{FormatVersion, Recorder};
+
+/// A value that is no container.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scalar<'a> {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(&'a str),
+    /// A container, or what is no value here.
+    Other,
+}
+
+impl Scalar<'_> {
+    fn whole(self) -> Option<i64> {
+        match self {
+            Self::Int(value) => Some(value),
+            Self::Bool(value) => Some(value.into()),
+            Self::Text(text) => text.trim().parse().ok(),
+            // Every integer up to 2^53 is exact in a float; beyond, it is not the number meant.
+            Self::Float(value) if value.fract() == 0.0 && value.abs() <= 9e15 => Some(value as i64),
+            _ => None,
+        }
+    }
+
+    /// An integer in the range of `T`, from a number or its digits.
+    pub(super) fn int<T: TryFrom<i64>>(self) -> Option<T> {
+        T::try_from(self.whole()?).ok()
+    }
+
+    fn flag(self) -> Option<bool> {
+        match self {
+            Self::Bool(value) => Some(value),
+            Self::None => Some(false),
+            Self::Int(value) => Some(value != 0),
+            _ => None,
+        }
+    }
+
+    fn float(self) -> Option<f32> {
+        match self {
+            Self::Float(value) => Some(value as f32),
+            Self::Int(value) => Some(value as f32),
+            Self::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// A time: none and 0 both mean "not seen".
+    fn time(self) -> Option<i64> {
+        match self {
+            Self::None => Some(0),
+            other => other.int(),
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            _ => String::new(),
+        }
+    }
+}
+
+impl std::fmt::Display for Scalar<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bool(value) => value.fmt(f),
+            Self::Int(value) => value.fmt(f),
+            Self::Float(value) => value.fmt(f),
+            Self::Text(text) => text.fmt(f),
+            Self::None | Self::Other => Ok(()),
+        }
+    }
+}
+
+/// The ranks in `[0, 1, 2]`, blanks or not. Anything that is no rank is passed over.
+pub(super) fn ranks(text: &str) -> Vec<u32> {
+    text.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
+}
+
+/// The state spelt like this; `None` if there is no such state.
+pub(super) fn state(text: &[u8]) -> Option<EntryState> {
+    Some(match text {
+        b"completed" => EntryState::Completed,
+        b"started" => EntryState::Started,
+        b"scheduled" => EntryState::Scheduled,
+        b"failed" => EntryState::Failed,
+        _ => return None,
+    })
+}
+
+/// Puts a field that is no container into the draft; `None` if its value makes no sense.
+pub(super) fn set_scalar(draft: &mut Draft, field: Field, value: Scalar<'_>) -> Option<()> {
+    match field {
+        Field::RecordId => draft.record_id = Some(value.int()?),
+        Field::PgId => draft.pg_id = Some(value.int()?),
+        Field::CollectiveSeqId => draft.collective_seq_id = Some(value.int()?),
+        Field::SeqId => draft.seq_id = Some(value.int()?),
+        Field::P2pSeqId => draft.p2p_seq_id = value.int()?,
+        Field::OpId => draft.op_id = value.int()?,
+        Field::TimeCreated => draft.time_created_ns = value.time()?,
+        Field::TimeStarted => draft.time_started_ns = value.time()?,
+        Field::TimeCompleted => draft.time_completed_ns = value.time()?,
+        // A duration that cannot be read is a duration that was not measured.
+        Field::Duration => draft.duration_ms = value.float(),
+        Field::Timeout => draft.timeout_ms = value.int()?,
+        Field::Retired => draft.retired = value.flag()?,
+        Field::IsP2p => draft.is_p2p = value.flag()?,
+        Field::Failed => draft.failed = value.flag()?,
+        Field::Root => draft.root = value.int(),
+        Field::ReduceOp => {
+            draft.reduce_op = match value {
+                Scalar::Text(name) => ReduceOp::from_name(name),
+                _ => None,
+            }
+        }
+        Field::Peer => {
+            draft.peer = match value {
+                Scalar::Text("any") => Peer::Any,
+                Scalar::None => Peer::None,
+                other => Peer::Rank(other.int()?),
+            }
+        }
+        Field::Stack => draft.stack_index = value.int(),
+        _ => {}
+    }
+    Some(())
+}
+
+/// Takes over a value of the whole dump that is no container.
+pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
+    let identity = &mut builder.dump.identity;
+    match key {
+        top::VERSION => builder.version = FormatVersion::parse(&value.to_string()),
+        top::COMM_LIB_VERSION | top::NCCL_VERSION => builder.dump.comm_lib_version = value.text(),
+        top::RECORDER => builder.recorder = Recorder::from_name(&value.text()),
+        top::RANK => identity.rank = value.int(),
+        top::WORLD_SIZE => identity.world_size = value.int(),
+        top::HOST => identity.host = value.text(),
+        top::JOB => identity.job = value.text(),
+        top::ATTEMPT => identity.attempt = value.int().unwrap_or(0),
+        top::PID => identity.pid = value.int().unwrap_or(0),
+        top::DUMP_TIME => identity.dump_time_ns = value.time().unwrap_or(0),
+        top::REASON => identity.reason = value.text(),
+        _ => {}
+    }
+}
+
+/// Takes over a value of the rank's own status.
+pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<'_>) {
+    match key {
+        rank::PHASE => status.phase = value.text(),
+        rank::PHASE_SINCE => status.phase_since_ns = value.time().unwrap_or(0),
+        rank::STEP => status.step = value.int().unwrap_or(-1),
+        rank::HEARTBEAT => status.heartbeat_ns = value.time().unwrap_or(0),
+        rank::DROPPED => status.dropped = value.int().unwrap_or(0),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_read_with_and_without_blanks() {
+        assert_eq!(ranks("[0, 1, 12]"), [0, 1, 12]);
+        assert_eq!(ranks("[0,1,12]"), [0, 1, 12]);
+        assert!(ranks("[]").is_empty());
+        assert!(ranks("99999999999999999999").is_empty());
+    }
+
+    #[test]
+    fn numbers_are_read_from_digits_too() {
+        assert_eq!(Scalar::Text("-1").int(), Some(-1_i64));
+        assert_eq!(Scalar::Text("-1").int::<u32>(), None);
+        assert_eq!(Scalar::Int(7).int(), Some(7_u32));
+        assert_eq!(Scalar::Float(7.5).int::<i64>(), None);
+        assert_eq!(Scalar::None.time(), Some(0));
+    }
+}

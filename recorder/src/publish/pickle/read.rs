@@ -1,0 +1,501 @@
+//! Bytes in, a flat graph of cells out.
+
+use super::opcode as op;
+
+/// A piece of the input: a string's bytes, not yet checked to be UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::publish) struct Span {
+    pub(in crate::publish) start: u32,
+    pub(in crate::publish) len: u32,
+}
+
+/// One value. Containers are numbers: the same number is the same object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::publish) enum Cell {
+    /// A memo slot that nothing was put into. Never on the stack, never in a container.
+    Unset,
+    None,
+    Bool(bool),
+    /// Integers beyond 64 bits are held at the nearest 64-bit value.
+    Int(i64),
+    Float(f64),
+    Text(Span),
+    /// A list or a tuple.
+    List(u32),
+    /// Keys and values in turn.
+    Dict(u32),
+}
+
+/// Why reading stopped before the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::publish) enum Fault {
+    /// The input ends inside an instruction, or without STOP.
+    Cut { at: usize },
+    /// An instruction that builds or calls objects.
+    Refused { opcode: &'static str, at: usize },
+    /// An instruction that makes no sense here.
+    Damaged { what: &'static str, at: usize },
+    /// More values than this reader is willing to hold.
+    TooLarge { at: usize },
+}
+
+/// A run of items in one container.
+#[derive(Clone, Copy)]
+struct Chunk {
+    start: u32,
+    len: u32,
+    /// Index into `chunks`, or [`END`].
+    next: u32,
+}
+
+/// Containers are mostly filled in one go: their first run lies in place.
+#[derive(Clone, Copy)]
+struct Container {
+    first: Chunk,
+    /// The newest of the further runs, or [`END`].
+    last: u32,
+}
+
+const END: u32 = u32::MAX;
+
+/// Values and containers of 16 bytes each that one file may need together: half a GiB.
+///
+/// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
+const MAX_CELLS: usize = 1 << 25;
+
+/// A pickle taken apart. Reusable: reading the next one keeps the memory of the last.
+#[derive(Default)]
+pub(in crate::publish) struct Pickle {
+    stack: Vec<Cell>,
+    /// Heights of the stack at each open MARK.
+    marks: Vec<u32>,
+    memo: Vec<Cell>,
+    containers: Vec<Container>,
+    chunks: Vec<Chunk>,
+    items: Vec<Cell>,
+    /// Ascending.
+    incomplete: Vec<u32>,
+}
+
+impl Pickle {
+    /// Takes `input` apart and returns its value.
+    ///
+    /// On a fault the value holds whatever had been closed by then; containers that were still open
+    /// are listed by [`Pickle::is_incomplete`]. `None` if there is nothing to return.
+    pub(in crate::publish) fn read(&mut self, input: &[u8]) -> (Option<Cell>, Option<Fault>) {
+        self.stack.clear();
+        self.marks.clear();
+        self.memo.clear();
+        self.containers.clear();
+        self.chunks.clear();
+        self.items.clear();
+        self.incomplete.clear();
+        match self.run(input) {
+            Ok(root) => (Some(root), None),
+            Err(fault) => (self.close_what_is_open(), Some(fault)),
+        }
+    }
+
+    /// Gives back memory beyond `cells` values of each table.
+    pub(in crate::publish) fn shrink_to(&mut self, cells: usize) {
+        self.stack.clear();
+        self.items.clear();
+        self.memo.clear();
+        self.containers.clear();
+        self.stack.shrink_to(cells);
+        self.items.shrink_to(cells);
+        self.memo.shrink_to(cells);
+        self.containers.shrink_to(cells);
+    }
+
+    /// How many containers there are: their numbers run from 0.
+    pub(in crate::publish) fn container_count(&self) -> usize {
+        self.containers.len()
+    }
+
+    /// The contents of a list, tuple or dict, in order.
+    pub(in crate::publish) fn items(&self, container: u32) -> Items<'_> {
+        Items {
+            pickle: self,
+            next: self.containers.get(container as usize).map(|it| it.first),
+        }
+    }
+
+    /// Whether the input ended while this container was being filled.
+    pub(in crate::publish) fn is_incomplete(&self, container: u32) -> bool {
+        self.incomplete.binary_search(&container).is_ok()
+    }
+
+    fn run(&mut self, input: &[u8]) -> Result<Cell, Fault> {
+        let mut at = 0;
+        loop {
+            let here = at;
+            let cut = Fault::Cut { at: input.len() };
+            let &code = input.get(at).ok_or(cut)?;
+            at += 1;
+            match code {
+                op::BINGET => {
+                    let &slot = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    self.recall(slot as usize, here)?;
+                }
+                op::LONG_BINGET => {
+                    let slot = u32::from_le_bytes(take(input, &mut at)?);
+                    self.recall(slot as usize, here)?;
+                }
+                op::BINPUT => {
+                    let &slot = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    self.remember(slot as usize, here)?;
+                }
+                op::LONG_BINPUT => {
+                    let slot = u32::from_le_bytes(take(input, &mut at)?);
+                    self.remember(slot as usize, here)?;
+                }
+                op::MEMOIZE => self.remember(self.memo.len(), here)?,
+                op::MARK => self.marks.push(self.stack.len() as u32),
+                op::BININT1 => {
+                    let &byte = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    self.stack.push(Cell::Int(byte.into()));
+                }
+                op::BININT2 => {
+                    let value = u16::from_le_bytes(take(input, &mut at)?);
+                    self.stack.push(Cell::Int(value.into()));
+                }
+                op::BININT => {
+                    let value = i32::from_le_bytes(take(input, &mut at)?);
+                    self.stack.push(Cell::Int(value.into()));
+                }
+                op::LONG1 => {
+                    let &len = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    let bytes = take_slice(input, &mut at, len.into())?;
+                    self.stack.push(Cell::Int(long(bytes)));
+                }
+                op::LONG4 => {
+                    let len = i32::from_le_bytes(take(input, &mut at)?);
+                    let len = usize::try_from(len).map_err(|_| Fault::Damaged {
+                        what: "an integer of negative length",
+                        at: here,
+                    })?;
+                    let bytes = take_slice(input, &mut at, len)?;
+                    self.stack.push(Cell::Int(long(bytes)));
+                }
+                op::BINFLOAT => {
+                    let value = f64::from_be_bytes(take(input, &mut at)?);
+                    self.stack.push(Cell::Float(value));
+                }
+                op::NONE => self.stack.push(Cell::None),
+                op::NEWTRUE => self.stack.push(Cell::Bool(true)),
+                op::NEWFALSE => self.stack.push(Cell::Bool(false)),
+                op::BINUNICODE => {
+                    let len = u32::from_le_bytes(take(input, &mut at)?);
+                    self.text(input, &mut at, len as usize)?;
+                }
+                op::SHORT_BINUNICODE => {
+                    let &len = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    self.text(input, &mut at, len.into())?;
+                }
+                op::BINUNICODE8 => {
+                    let len = u64::from_le_bytes(take(input, &mut at)?);
+                    let len = usize::try_from(len).map_err(|_| cut)?;
+                    self.text(input, &mut at, len)?;
+                }
+                op::EMPTY_LIST | op::EMPTY_TUPLE => {
+                    let list = Cell::List(self.container(0));
+                    self.stack.push(list);
+                }
+                op::EMPTY_DICT => {
+                    let dict = Cell::Dict(self.container(0));
+                    self.stack.push(dict);
+                }
+                op::APPENDS => {
+                    let from = self.marked(here)?;
+                    self.extend(from, Filling::List, here)?;
+                }
+                op::SETITEMS => {
+                    let from = self.marked(here)?;
+                    self.extend(from, Filling::Dict, here)?;
+                }
+                op::APPEND => {
+                    let from = self.below(1, here)?;
+                    self.extend(from, Filling::List, here)?;
+                }
+                op::SETITEM => {
+                    let from = self.below(2, here)?;
+                    self.extend(from, Filling::Dict, here)?;
+                }
+                op::TUPLE => {
+                    let from = self.marked(here)?;
+                    self.tuple(from);
+                }
+                op::TUPLE1 => {
+                    let from = self.below(1, here)?;
+                    self.tuple(from);
+                }
+                op::TUPLE2 => {
+                    let from = self.below(2, here)?;
+                    self.tuple(from);
+                }
+                op::TUPLE3 => {
+                    let from = self.below(3, here)?;
+                    self.tuple(from);
+                }
+                op::PROTO => {
+                    let &version = input.get(at).ok_or(cut)?;
+                    at += 1;
+                    if version > 5 {
+                        return Err(Fault::Damaged {
+                            what: "a protocol newer than 5",
+                            at: here,
+                        });
+                    }
+                }
+                // Frames only tell a streaming reader how much to fetch.
+                op::FRAME => {
+                    take::<8>(input, &mut at)?;
+                }
+                op::STOP => {
+                    let from = self.below(1, here)?;
+                    return Ok(self.stack[from]);
+                }
+                other => {
+                    return Err(match op::refused(other) {
+                        Some(opcode) => Fault::Refused { opcode, at: here },
+                        None => Fault::Damaged {
+                            what: "an instruction that dumps do not use",
+                            at: here,
+                        },
+                    });
+                }
+            }
+            if self.stack.len() + self.items.len() + self.containers.len() > MAX_CELLS {
+                return Err(Fault::TooLarge { at: here });
+            }
+        }
+    }
+
+    fn text(&mut self, input: &[u8], at: &mut usize, len: usize) -> Result<(), Fault> {
+        let start = *at;
+        take_slice(input, at, len)?;
+        // The caller admits no input of 4 GiB or more, so both fit.
+        self.stack.push(Cell::Text(Span {
+            start: start as u32,
+            len: len as u32,
+        }));
+        Ok(())
+    }
+
+    fn recall(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
+        match self.memo.get(slot) {
+            Some(&cell) if cell != Cell::Unset => {
+                self.stack.push(cell);
+                Ok(())
+            }
+            _ => Err(Fault::Damaged {
+                what: "a memo number that was never given",
+                at,
+            }),
+        }
+    }
+
+    fn remember(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
+        let &cell = self.stack.last().ok_or(Fault::Damaged {
+            what: "nothing to remember",
+            at,
+        })?;
+        // Every number costs at least two bytes of input, so an honest one is below the position.
+        if slot > at {
+            return Err(Fault::Damaged {
+                what: "a memo number far beyond the values so far",
+                at,
+            });
+        }
+        if slot >= self.memo.len() {
+            self.memo.resize(slot + 1, Cell::Unset);
+        }
+        self.memo[slot] = cell;
+        Ok(())
+    }
+
+    /// The height of the stack at the last MARK, which is thereby closed.
+    fn marked(&mut self, at: usize) -> Result<usize, Fault> {
+        let from = self.marks.pop().ok_or(Fault::Damaged {
+            what: "the end of a list that was never begun",
+            at,
+        })?;
+        Ok(from as usize)
+    }
+
+    /// The height of the stack `count` values down; values below an open MARK are out of reach.
+    fn below(&mut self, count: usize, at: usize) -> Result<usize, Fault> {
+        let floor = self.marks.last().map_or(0, |&mark| mark as usize);
+        match self.stack.len().checked_sub(count) {
+            Some(from) if from >= floor => Ok(from),
+            _ => Err(Fault::Damaged {
+                what: "too few values for an instruction",
+                at,
+            }),
+        }
+    }
+
+    /// A new container, holding the last `len` items.
+    fn container(&mut self, len: usize) -> u32 {
+        let id = self.containers.len() as u32;
+        self.containers.push(Container {
+            first: Chunk {
+                start: (self.items.len() - len) as u32,
+                len: len as u32,
+                next: END,
+            },
+            last: END,
+        });
+        id
+    }
+
+    fn tuple(&mut self, from: usize) {
+        let len = self.stack.len() - from;
+        self.items.extend_from_slice(&self.stack[from..]);
+        self.stack.truncate(from);
+        let tuple = Cell::List(self.container(len));
+        self.stack.push(tuple);
+    }
+
+    /// Moves the values from `from` on into the container below them.
+    fn extend(&mut self, from: usize, filling: Filling, at: usize) -> Result<(), Fault> {
+        let len = self.stack.len() - from;
+        let floor = self.marks.last().map_or(0, |&mark| mark as usize);
+        let target = (from > floor).then(|| self.stack[from - 1]);
+        let id = match (target, filling) {
+            (Some(Cell::List(id)), Filling::List) => id,
+            (Some(Cell::Dict(id)), Filling::Dict) if len.is_multiple_of(2) => id,
+            _ => {
+                return Err(Fault::Damaged {
+                    what: "values for a container that is not there",
+                    at,
+                });
+            }
+        };
+        self.append(id, from, len);
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn append(&mut self, id: u32, from: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let start = self.items.len() as u32;
+        self.items.extend_from_slice(&self.stack[from..from + len]);
+        let len = len as u32;
+        let chunk = self.chunks.len() as u32;
+        let container = &mut self.containers[id as usize];
+        let first = &mut container.first;
+        if first.len == 0 {
+            (first.start, first.len) = (start, len);
+            return;
+        }
+        if first.next == END && first.start + first.len == start {
+            first.len += len;
+            return;
+        }
+        match self.chunks.get_mut(container.last as usize) {
+            Some(last) => last.next = chunk,
+            None => first.next = chunk,
+        }
+        container.last = chunk;
+        self.chunks.push(Chunk {
+            start,
+            len,
+            next: END,
+        });
+    }
+
+    /// After a fault: ends every list and dict that is open, innermost first.
+    fn close_what_is_open(&mut self) -> Option<Cell> {
+        if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
+            // Empty because it is empty, or because the rest is missing: it cannot be told.
+            if self.containers[id as usize].first.len == 0 {
+                self.incomplete.push(id);
+            }
+        }
+        while let Some(mark) = self.marks.pop() {
+            let mark = mark as usize;
+            let len = self.stack.len().saturating_sub(mark);
+            match mark.checked_sub(1).map(|below| self.stack[below]) {
+                Some(Cell::List(id)) => {
+                    self.incomplete.push(id);
+                    self.append(id, mark, len);
+                }
+                Some(Cell::Dict(id)) => {
+                    self.incomplete.push(id);
+                    self.append(id, mark, len & !1);
+                }
+                _ => {}
+            }
+            self.stack.truncate(mark);
+        }
+        self.incomplete.sort_unstable();
+        self.stack.first().copied()
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Filling {
+    List,
+    Dict,
+}
+
+fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> {
+    let rest = input.get(*at..).unwrap_or_default();
+    let bytes = rest
+        .first_chunk::<N>()
+        .ok_or(Fault::Cut { at: input.len() })?;
+    *at += N;
+    Ok(*bytes)
+}
+
+fn take_slice<'a>(input: &'a [u8], at: &mut usize, len: usize) -> Result<&'a [u8], Fault> {
+    let bytes = input
+        .get(*at..)
+        .and_then(|rest| rest.get(..len))
+        .ok_or(Fault::Cut { at: input.len() })?;
+    *at += len;
+    Ok(bytes)
+}
+
+/// Little-endian two's complement of any length.
+fn long(bytes: &[u8]) -> i64 {
+    let Some(&last) = bytes.last() else { return 0 };
+    let negative = last & 0x80 != 0;
+    let fill = if negative { 0xff } else { 0 };
+    let mut low = [fill; 8];
+    let kept = bytes.len().min(8);
+    low[..kept].copy_from_slice(&bytes[..kept]);
+    let value = i64::from_le_bytes(low);
+    let fits = bytes[kept..].iter().all(|&byte| byte == fill) && (value < 0) == negative;
+    match (fits, negative) {
+        (true, _) => value,
+        (false, true) => i64::MIN,
+        (false, false) => i64::MAX,
+    }
+}
+
+/// The contents of one container, piece by piece: a piece is a run of cells.
+pub(in crate::publish) struct Items<'a> {
+    pickle: &'a Pickle,
+    next: Option<Chunk>,
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = &'a [Cell];
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let chunk = self.next?;
+        self.next = self.pickle.chunks.get(chunk.next as usize).copied();
+        let start = chunk.start as usize;
+        Some(&self.pickle.items[start..start + chunk.len as usize])
+    }
+}

@@ -1,0 +1,471 @@
+//! Real dumps, whole, cut and damaged, through the reader.
+#![allow(clippy::unwrap_used)]
+
+use rcomm_recorder::model::{EntryState, OpType, Peer};
+use rcomm_recorder::publish::{Cause, Dump, ReadError, ReadProblem, Recorder};
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps")
+}
+
+fn bytes(path: &str) -> Vec<u8> {
+    let path = fixtures().join(path);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
+    for item in std::fs::read_dir(folder).unwrap() {
+        let path = item.unwrap().path();
+        if path.is_dir() {
+            files_below(&path, found);
+        } else if path.extension().is_none_or(|ext| ext != "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// A dump without what its JSON form leaves out.
+fn without_stacks(mut dump: Dump) -> Dump {
+    dump.frames.clear();
+    dump.stacks.clear();
+    for entry in &mut dump.entries {
+        entry.stack = None;
+    }
+    // The two forms list groups in their own order of keys.
+    let mut order: Vec<u32> = (0..dump.groups.len() as u32).collect();
+    order.sort_by_key(|&at| {
+        let info = &dump.groups[at as usize].info;
+        (info.name.clone(), info.id)
+    });
+    let groups = &dump.groups;
+    dump.groups = order
+        .iter()
+        .map(|&at| groups[at as usize].clone())
+        .collect();
+    for entry in &mut dump.entries {
+        let at = order.iter().position(|&old| old == entry.group).unwrap();
+        entry.group = at as u32;
+    }
+    dump
+}
+
+#[test]
+fn every_real_dump_is_read_and_every_other_file_is_refused() {
+    let mut files = Vec::new();
+    files_below(&fixtures(), &mut files);
+    let mut dumps = 0;
+    for path in files {
+        let name = path.display().to_string();
+        let read = Dump::read(&std::fs::read(&path).unwrap());
+        if name.ends_with("truth.json") {
+            assert!(
+                matches!(read, Err(ReadError::NotADump { .. })),
+                "{name}: {read:?}"
+            );
+            continue;
+        }
+        let (dump, problems) = read.unwrap_or_else(|e| panic!("{name}: {e}"));
+        dumps += 1;
+        if name.contains("truncated-dump-w4") && name.contains("rank_1") {
+            assert!(matches!(
+                problems[..],
+                [ReadProblem::Stopped { cause: Cause::Cut, entries, .. }] if entries == dump.entries.len()
+            ));
+        } else {
+            assert!(problems.is_empty(), "{name}: {problems:?}");
+            assert_eq!(dump.version.to_string(), "2.10", "{name}");
+        }
+        assert!(!dump.entries.is_empty(), "{name}");
+        let recorder = if name.contains("native") {
+            Recorder::NativeGloo
+        } else if name.contains("nccl-") {
+            Recorder::Nccl
+        } else {
+            Recorder::Hook
+        };
+        assert_eq!(dump.recorder, recorder, "{name}");
+        for entry in &dump.entries {
+            let group = &dump.groups[entry.group as usize];
+            assert!(!group.info.name.is_empty(), "{name}");
+            // A cut file may have lost what came after its entries.
+            if problems.is_empty() && group.info.desc == "default_pg" {
+                assert!(!group.info.ranks.is_empty(), "{name}");
+            }
+            assert_ne!(entry.op, OpType::Other, "{name}");
+            let signature = &dump.signatures[entry.signature as usize];
+            assert_eq!(
+                signature.input_sizes.len(),
+                signature.input_dtypes.len(),
+                "{name}"
+            );
+            if entry.op.is_p2p() {
+                assert!(matches!(entry.peer, Peer::Rank(_)), "{name}");
+            }
+            let stack = entry.stack.map(|stack| &dump.stacks[stack as usize]);
+            for &frame in stack.into_iter().flatten() {
+                assert!(!dump.frames[frame as usize].filename.is_empty(), "{name}");
+            }
+        }
+    }
+    assert!(dumps > 100, "only {dumps} dumps found");
+}
+
+#[test]
+fn pickle_and_json_of_one_moment_are_the_same_dump() {
+    for scenario in [
+        "batch-ring-w4",
+        "never-join-native-w4",
+        "nccl-notiming-stuck-2x2x2",
+    ] {
+        for rank in 0..4 {
+            let (pickle, _) =
+                Dump::read(&bytes(&format!("{scenario}/pickle/rank_{rank}"))).unwrap();
+            let (json, _) =
+                Dump::read(&bytes(&format!("{scenario}/json/rank_{rank}.json"))).unwrap();
+            assert!(pickle.entries.iter().all(|entry| entry.stack.is_some()));
+            assert_eq!(
+                without_stacks(pickle),
+                without_stacks(json),
+                "{scenario} rank {rank}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_entry_is_read_field_by_field() {
+    let (dump, _) = Dump::read(&bytes("batch-ring-w4/json/rank_1.json")).unwrap();
+    let entry = &dump.entries[0];
+    let signature = &dump.signatures[entry.signature as usize];
+    assert_eq!(entry.record_id, 0);
+    assert_eq!(entry.collective_seq_id, 1);
+    assert_eq!(entry.op, OpType::AllGatherSingle);
+    assert_eq!(entry.state, EntryState::Completed);
+    assert!(entry.retired && !entry.is_p2p);
+    assert_eq!(entry.time_created_ns, 1_795_239_773_871_775_588);
+    assert_eq!(
+        entry.time_discovered_completed_ns,
+        1_795_239_773_880_463_950
+    );
+    assert_eq!(entry.duration_ms, Some(8.383_277));
+    assert_eq!(entry.timeout_ms, 4000);
+    assert_eq!(signature.backend, "frgloo");
+    assert_eq!(signature.op_name, "_all_gather_base");
+    assert_eq!(signature.input_sizes, [[32]]);
+    assert_eq!(signature.output_sizes, [[128]]);
+    assert_eq!(signature.input_dtypes, ["Float"]);
+    let thread = &dump.threads[entry.thread.unwrap() as usize];
+    assert_eq!((&*thread.id, &*thread.name), ("140043335297920", "python"));
+    let group = &dump.groups[0];
+    assert_eq!((&*group.info.name, &*group.info.desc), ("0", "default_pg"));
+    assert_eq!(group.info.ranks, [0, 1, 2, 3]);
+    let status = group.status.unwrap();
+    assert_eq!((status.last_enqueued, status.last_started), (13, -1));
+}
+
+#[test]
+fn gloo_s_unnamed_group_is_the_world() {
+    let (dump, _) = Dump::read(&bytes("never-join-native-w4/pickle/rank_0")).unwrap();
+    assert_eq!(dump.recorder, Recorder::NativeGloo);
+    assert_eq!(dump.groups.len(), 1);
+    assert_eq!(dump.groups[0].info.desc, "default_pg");
+    assert_eq!(dump.groups[0].info.ranks, [0, 1, 2, 3]);
+}
+
+#[test]
+fn every_prefix_of_a_dump_gives_its_complete_entries_or_an_error() {
+    for path in [
+        "batch-ring-w4/pickle/rank_1",
+        "batch-ring-w4/json/rank_1.json",
+    ] {
+        let whole = bytes(path);
+        let (full, _) = Dump::read(&whole).unwrap();
+        let mut most = 0;
+        for len in 0..whole.len() {
+            match Dump::read(&whole[..len]) {
+                Ok((dump, problems)) => {
+                    assert_eq!(problems.len(), 1, "{path} cut at {len}");
+                    assert!(dump.entries.len() >= most, "{path} cut at {len}");
+                    most = dump.entries.len();
+                    for (cut, entry) in dump.entries.iter().zip(&full.entries) {
+                        assert_eq!(cut.record_id, entry.record_id);
+                        assert_eq!(cut.time_created_ns, entry.time_created_ns);
+                        assert_eq!(
+                            dump.signatures[cut.signature as usize],
+                            full.signatures[entry.signature as usize]
+                        );
+                    }
+                }
+                Err(ReadError::Empty) => assert_eq!(len, 0),
+                Err(ReadError::Lost { of, .. }) => assert_eq!((of, most), (len, 0)),
+                Err(other) => panic!("{path} cut at {len}: {other}"),
+            }
+        }
+        assert_eq!(most, full.entries.len(), "{path}");
+    }
+}
+
+#[test]
+fn one_wrong_byte_anywhere_neither_panics_nor_breaks_an_index() {
+    for path in [
+        "batch-ring-w4/pickle/rank_1",
+        "batch-ring-w4/json/rank_1.json",
+    ] {
+        let whole = bytes(path);
+        let mut state = 1_u32;
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            damaged[at] ^= ((state >> 24) as u8).max(1);
+            if let Ok((dump, _)) = Dump::read(&damaged) {
+                for entry in &dump.entries {
+                    assert!((entry.group as usize) < dump.groups.len());
+                    assert!((entry.signature as usize) < dump.signatures.len());
+                    assert!(
+                        entry
+                            .stack
+                            .is_none_or(|it| (it as usize) < dump.stacks.len())
+                    );
+                    assert!(
+                        entry
+                            .thread
+                            .is_none_or(|it| (it as usize) < dump.threads.len())
+                    );
+                }
+                for &frame in dump.stacks.iter().flatten() {
+                    assert!((frame as usize) < dump.frames.len());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_newer_major_version_is_refused_and_a_newer_minor_one_is_read() {
+    let with = |version: &str| {
+        let text = format!(r#"{{"version":"{version}","pg_config":{{}},"news":[1,{{"a":[]}}]}}"#);
+        Dump::read(text.as_bytes())
+    };
+    assert!(matches!(with("3.0"), Err(ReadError::Version(_))));
+    assert_eq!(with("2.99").unwrap().0.version.minor, 99);
+}
+
+#[test]
+fn version_one_is_read_by_the_keys_it_has() {
+    let text = br#"{"entries":[{"record_id":5,"pg_id":1,"seq_id":7,"op_id":9,
+        "profiling_name":"nccl:all_reduce","time_created_ns":1,"input_sizes":[[3,4]],
+        "output_sizes":[[3,4]],"state":"started","time_discovered_started_ns":2,
+        "time_discovered_completed_ns":null,"retired":false,
+        "frames":[{"name":"f","filename":"a.py","line":3},{"name":"main","filename":"a.py","line":9}]}],
+        "version":"1.4","pg_config":{"1":[0,2]}}"#;
+    let (dump, problems) = Dump::read(text).unwrap();
+    assert!(problems.is_empty());
+    let entry = &dump.entries[0];
+    assert_eq!(entry.collective_seq_id, 7);
+    assert_eq!(entry.time_discovered_completed_ns, 0);
+    assert_eq!(dump.groups[0].info.name, "1");
+    assert_eq!(dump.groups[0].info.ranks, [0, 2]);
+    assert_eq!(dump.stacks[entry.stack.unwrap() as usize].len(), 2);
+}
+
+#[test]
+fn a_bare_list_of_entries_is_a_dump() {
+    let text = br#"[{"profiling_name":"nccl:all_reduce","seq_id":1,"pg_id":0}]"#;
+    let (dump, problems) = Dump::read(text).unwrap();
+    assert!(problems.is_empty());
+    assert_eq!(dump.entries.len(), 1);
+}
+
+#[test]
+fn torchcomms_is_recognised_by_its_groups() {
+    let text = br#"{"version":"2.10","pg_config":{"main_comm":{"name":"main_comm","desc":"nccl","ranks":"[0,1]"}},
+        "pg_status":{},"entries":[{"record_id":3,"pg_id":0,"process_group":["main_comm","nccl"],
+        "collective_seq_id":3,"p2p_seq_id":0,"op_id":3,"profiling_name":"nccl:all_gather_single",
+        "input_sizes":[[1024]],"input_dtypes":["Float"],"output_sizes":[[2048]],
+        "output_dtypes":["Float"],"state":"completed","retired":true,"is_p2p":false}]}"#;
+    let (dump, _) = Dump::read(text).unwrap();
+    assert_eq!(dump.recorder, Recorder::Torchcomms);
+    assert_eq!(dump.groups[0].info.ranks, [0, 1]);
+}
+
+#[test]
+fn groups_without_entries_get_the_numbers_that_are_left() {
+    let text = br#"{"version":"2.10","pg_config":{"10":{"name":"10","desc":"b","ranks":"[1]"},
+        "9":{"name":"9","desc":"a","ranks":"[0, 1]"}},
+        "pg_status":{"0":{"last_enqueued_collective":"5"},"3":{"last_enqueued_collective":"7"}}}"#;
+    let (dump, _) = Dump::read(text).unwrap();
+    let mut groups: Vec<_> = dump
+        .groups
+        .iter()
+        .map(|group| {
+            (
+                &*group.info.name,
+                group.info.id,
+                group.status.unwrap().last_enqueued,
+            )
+        })
+        .collect();
+    groups.sort_unstable();
+    assert_eq!(groups, [("10", 3, 7), ("9", 0, 5)]);
+}
+
+#[test]
+fn an_entry_that_makes_no_sense_is_left_out_and_told() {
+    let text = br#"{"version":"2.10","entries":[{"profiling_name":"nccl:barrier"},
+        {"profiling_name":"nccl:barrier","state":"flying"},17,
+        {"profiling_name":"nccl:barrier","input_sizes":[[-4]]},{"profiling_name":"nccl:barrier"}]}"#;
+    let (dump, problems) = Dump::read(text).unwrap();
+    assert_eq!(dump.entries.len(), 2);
+    assert_eq!(
+        problems,
+        [ReadProblem::Rejected {
+            count: 3,
+            first: 1,
+            key: "state"
+        }]
+    );
+}
+
+/// A pickle of protocol 2 with this body.
+fn pickle(body: &[u8]) -> Vec<u8> {
+    [b"\x80\x02", body, b"."].concat()
+}
+
+#[test]
+fn instructions_that_construct_objects_are_refused_by_name() {
+    let cases: [(&[u8], &str); 9] = [
+        (b"cposix\nsystem\nX\x02\0\0\0id\x85R", "GLOBAL"),
+        (b"}R", "REDUCE"),
+        (b"}}b", "BUILD"),
+        (b"(iposix\nsystem\n", "INST"),
+        (b"(o", "OBJ"),
+        (b"}}\x81", "NEWOBJ"),
+        (b"X\x02\0\0\0osX\x06\0\0\0system\x93", "STACK_GLOBAL"),
+        (b"\x82\x01", "EXT1"),
+        (b"Pid\n", "PERSID"),
+    ];
+    for (body, name) in cases {
+        match Dump::read(&pickle(body)) {
+            Err(ReadError::Refused { opcode, .. }) => assert_eq!(opcode, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn lengths_beyond_the_file_are_a_cut() {
+    for body in [
+        &b"X\xff\xff\xff\xff"[..],
+        b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x8b\xff\xff\xff\x7f",
+        b"\x8a\xff",
+    ] {
+        assert!(matches!(
+            Dump::read(&pickle(body)),
+            Err(ReadError::Lost {
+                cause: Cause::Cut,
+                ..
+            })
+        ));
+    }
+}
+
+#[test]
+fn numbers_of_memo_or_negative_length_that_make_no_sense_are_damage() {
+    for body in [
+        &b"}r\xff\xff\xff\xff"[..],
+        b"}j\xff\xff\xff\xff",
+        b"h\x07",
+        b"\x8b\xff\xff\xff\xff",
+        b"u",
+        b"e",
+        b"a",
+        b"\x86",
+    ] {
+        assert!(matches!(
+            Dump::read(&pickle(body)),
+            Err(ReadError::Lost {
+                cause: Cause::Damaged(_),
+                ..
+            })
+        ));
+    }
+}
+
+#[test]
+fn five_million_nested_lists_are_no_depth_at_all() {
+    let mut body = b"]".repeat(5_000_000);
+    body.extend(b"a".repeat(4_999_999));
+    let read = Dump::read(&pickle(&body));
+    assert!(matches!(read, Err(ReadError::NotADump { .. })), "{read:?}");
+    let text = "[".repeat(5_000_000);
+    let read = Dump::read(text.as_bytes());
+    assert!(matches!(read, Err(ReadError::Lost { .. })), "{read:?}");
+    let text = format!(
+        r#"{{"version":"2.10","pg_config":{{}},"x":{}"#,
+        "[".repeat(5_000_000)
+    );
+    let (_, problems) = Dump::read(text.as_bytes()).unwrap();
+    assert_eq!(problems.len(), 1);
+}
+
+#[test]
+fn a_memo_bomb_is_never_expanded() {
+    // Each list holds the one before twice: 2^60 leaves when expanded. The last stands for the frames
+    // of an entry, for its shapes, and for the list of groups.
+    let mut body = b"}(N]q\x00".to_vec();
+    for level in 0..60_u8 {
+        body.extend([
+            b'N',
+            b']',
+            b'q',
+            level + 1,
+            b'(',
+            b'h',
+            level,
+            b'h',
+            level,
+            b'e',
+        ]);
+    }
+    body.extend(b"X\x09\0\0\0pg_config}(X\x01\0\0\x000h<u");
+    body.extend(b"X\x07\0\0\0entries](");
+    for key in ["frames", "input_sizes", "process_group"] {
+        body.extend(b"}(X");
+        body.extend((key.len() as u32).to_le_bytes());
+        body.extend(key.as_bytes());
+        body.extend(b"h<u");
+    }
+    body.extend(b"eu");
+    let (dump, problems) = Dump::read(&pickle(&body)).unwrap();
+    assert!(dump.entries.is_empty());
+    assert!(
+        matches!(problems[..], [ReadProblem::Rejected { count: 3, .. }]),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn a_list_that_holds_itself_is_read_without_end_of_patience() {
+    let body = b"}(X\x09\0\0\0pg_config}X\x07\0\0\0entries]q\x00(h\x00h\x00eu";
+    let (dump, problems) = Dump::read(&pickle(body)).unwrap();
+    assert!(dump.entries.is_empty());
+    assert!(matches!(
+        problems[..],
+        [ReadProblem::Rejected { count: 2, .. }]
+    ));
+}
+
+#[test]
+fn garbage_and_emptiness_are_named() {
+    assert_eq!(Dump::read(b""), Err(ReadError::Empty));
+    for garbage in [&b"hello"[..], b"\x1f\x8b\x08\0", b"\0\0\0\0", b" \n\t"] {
+        assert!(matches!(
+            Dump::read(garbage),
+            Err(ReadError::NotADump { .. })
+        ));
+    }
+    let (_, problems) = Dump::read(br#"{"version":"2.10","pg_config":{}} and more"#).unwrap();
+    assert_eq!(problems.len(), 1);
+}

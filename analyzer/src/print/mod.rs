@@ -4,6 +4,7 @@
 //! Printers judge nothing and read nothing but what they are given. They write to any
 //! [`std::io::Write`], so tests print into memory.
 
+pub mod html;
 pub mod human;
 pub mod json;
 pub mod words;

@@ -1,6 +1,6 @@
 //! How ranks, counts and operations are said, the same in every printer.
 
-use crate::finding::{GroupRef, SeqKind};
+use crate::finding::{FrameRef, GroupRef, SeqKind};
 use crate::label::{group_label, rank_set};
 use rcomm_recorder::model::Rank;
 use std::borrow::Cow;
@@ -103,6 +103,31 @@ pub fn bytes(n: u64) -> String {
 /// An operation in words: `all_reduce #41 on dp/12`.
 pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
+}
+
+/// Where a rank is or was: `rank 6 was last seen in load (data.py:88)`.
+pub fn say_frame(frame: &FrameRef) -> String {
+    let when = match frame.when.as_str() {
+        "last_seen" => "was last seen in",
+        "waiting" => "waits in",
+        "now" => "is now in",
+        _ => "in",
+    };
+    format!("rank {} {when} {}", frame.rank, say_place(frame))
+}
+
+/// `load (data.py:88)`, with what is unknown left out.
+fn say_place(frame: &FrameRef) -> String {
+    let place = match (frame.filename.as_str(), frame.line) {
+        ("", _) => String::new(),
+        (file, 0) => file.to_owned(),
+        (file, line) => format!("{file}:{line}"),
+    };
+    match (frame.name.as_str(), place.as_str()) {
+        ("", place) => place.to_owned(),
+        (name, "") => name.to_owned(),
+        (name, place) => format!("{name} ({place})"),
+    }
 }
 
 /// The counter's name, as the record spells it.

@@ -2,9 +2,9 @@
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
-use crate::finding::{Evidence, Finding, FrameRef};
+use crate::finding::{Evidence, Finding};
 use crate::label::group_label;
-use crate::print::words::{Ranks, counter, operation};
+use crate::print::words::{Ranks, counter, operation, say_frame};
 use crate::report::Report;
 use rcomm_recorder::model::EntryState;
 use std::io;
@@ -72,30 +72,6 @@ fn say_doubt(finding: &Finding) -> String {
         format!("the records cannot tell whose fault it is: {list}")
     } else {
         format!("the records allow as well: {list}")
-    }
-}
-
-fn say_frame(frame: &FrameRef) -> String {
-    let when = match frame.when.as_str() {
-        "last_seen" => "was last seen in",
-        "waiting" => "waits in",
-        "now" => "is now in",
-        _ => "in",
-    };
-    format!("rank {} {when} {}", frame.rank, say_place(frame))
-}
-
-/// `load (data.py:88)`, with what is unknown left out.
-fn say_place(frame: &FrameRef) -> String {
-    let place = match (frame.filename.as_str(), frame.line) {
-        ("", _) => String::new(),
-        (file, 0) => file.to_owned(),
-        (file, line) => format!("{file}:{line}"),
-    };
-    match (frame.name.as_str(), place.as_str()) {
-        ("", place) => place.to_owned(),
-        (name, "") => name.to_owned(),
-        (name, place) => format!("{name} ({place})"),
     }
 }
 

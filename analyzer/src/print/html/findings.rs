@@ -1,0 +1,154 @@
+//! Findings as cards: roots first, consequences under their causes.
+
+use super::Text;
+use crate::finding::{Finding, Severity};
+use crate::label::group_label;
+use crate::print::words::{Ranks, counter, say_frame};
+use crate::report::Report;
+use std::io::{self, Write};
+
+/// Deeper consequences are listed flat: nobody reads a twelfth level of indentation.
+const MAX_DEPTH: usize = 8;
+
+pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    if !report.findings.is_empty() {
+        writeln!(out, "<section>\n<h2>Findings</h2>")?;
+        for finding in &report.findings {
+            let known = |id| report.findings.iter().any(|other| other.id == id);
+            let is_root = finding
+                .caused_by
+                .is_none_or(|cause| cause == finding.id || !known(cause));
+            if is_root {
+                write_card(report, finding, 0, out)?;
+            }
+        }
+        writeln!(out, "</section>")?;
+    }
+    if !report.problems.is_empty() {
+        writeln!(out, "<section>\n<h2>Input</h2>\n<ul class=\"problems\">")?;
+        for problem in &report.problems {
+            writeln!(
+                out,
+                "<li><code>{}</code> <b>{}</b> {}</li>",
+                problem.code,
+                Text(&problem.path),
+                Text(&problem.sentence)
+            )?;
+        }
+        writeln!(out, "</ul>\n</section>")?;
+    }
+    Ok(())
+}
+
+fn write_card(
+    report: &Report,
+    finding: &Finding,
+    depth: usize,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let class = match finding.severity {
+        Severity::Error => "alarm",
+        Severity::Warning => "caution",
+        Severity::Note => "note",
+    };
+    writeln!(
+        out,
+        "<article class=\"{class}\" id=\"finding-{}\">\n<h3><code>{}</code> {} <span class=\"small\">{:.0} % sure</span></h3>\n<p>{}</p>",
+        finding.id,
+        finding.code,
+        Text(&finding.name),
+        finding.confidence.clamp(0.0, 1.0) * 100.0,
+        Text(&finding.sentence),
+    )?;
+    writeln!(out, "<dl>")?;
+    let mut item = |name: &str, text: &str| -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "<dt>{name}</dt><dd>{}</dd>", Text(text))
+    };
+    item("Next", &finding.next)?;
+    if !finding.culprit_ranks.is_empty() {
+        let name = if depth == 0 { "At fault" } else { "Who" };
+        item(name, &Ranks(&finding.culprit_ranks).to_string())?;
+    }
+    let alternatives: Vec<String> = finding
+        .alternatives
+        .iter()
+        .map(|set| Ranks(set).to_string())
+        .collect();
+    item("Or else", &alternatives.join(", or "))?;
+    if finding.victim_count > 0 {
+        let shown = Ranks(&finding.victim_ranks).to_string();
+        let rest = finding
+            .victim_count
+            .saturating_sub(finding.victim_ranks.len());
+        let more = if rest > 0 {
+            format!(" and {rest} more")
+        } else {
+            String::new()
+        };
+        item("Waiting", &format!("{shown}{more}"))?;
+    }
+    if let Some(group) = &finding.group {
+        item(
+            "Group",
+            &format!("{} of {}", group_label(group), Ranks(&group.ranks)),
+        )?;
+    }
+    if let (Some(seq), Some(kind)) = (finding.seq, finding.seq_kind) {
+        item("Sequence", &format!("{} {seq}", counter(kind)))?;
+    }
+    for frame in &finding.frames {
+        item("Where", &say_frame(frame))?;
+    }
+    for reason in &finding.ruled_out {
+        item("Ruled out", reason)?;
+    }
+    writeln!(out, "</dl>")?;
+    if !finding.diff.is_empty() {
+        write!(out, "<pre class=\"diff\">")?;
+        for line in &finding.diff {
+            writeln!(out, "{}", Text(line))?;
+        }
+        writeln!(out, "</pre>")?;
+    }
+    write_evidence(finding, out)?;
+    if depth < MAX_DEPTH {
+        for consequence in &report.findings {
+            if consequence.caused_by == Some(finding.id) && consequence.id != finding.id {
+                write_card(report, consequence, depth + 1, out)?;
+            }
+        }
+    }
+    writeln!(out, "</article>")
+}
+
+fn write_evidence(finding: &Finding, out: &mut dyn Write) -> io::Result<()> {
+    if finding.evidence.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "<details><summary>Evidence</summary>\n<div class=\"wide\"><table><thead><tr><th>rank<th>record<th>operation<th>group<th>seq<th>state</tr></thead><tbody>"
+    )?;
+    for evidence in &finding.evidence {
+        let group = evidence
+            .group
+            .as_ref()
+            .or(finding.group.as_ref())
+            .map(group_label)
+            .unwrap_or_default();
+        writeln!(
+            out,
+            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            evidence.rank,
+            evidence.record_id,
+            Text(&evidence.op),
+            Text(&group),
+            evidence.seq,
+            Text(&format!("{:?}", evidence.state).to_lowercase()),
+        )?;
+    }
+    writeln!(out, "</tbody></table></div></details>")
+}

@@ -1,0 +1,261 @@
+//! The wait-for graph of each root finding as SVG: the ranks at fault on the left, and each column to
+//! the right waits for the one before it.
+//!
+//! Ranks that wait in the same operation share a box, so a job of thousands has a handful of boxes.
+
+use super::{Text, cut};
+use crate::causes::{Link, chain};
+use crate::finding::{Finding, Severity};
+use crate::label::{group_label, group_labels};
+use crate::print::words::{Ranks, operation};
+use crate::report::{Report, Wait};
+use rcomm_recorder::model::Rank;
+use std::collections::HashSet;
+use std::io::{self, Write};
+
+const BOX_WIDTH: usize = 230;
+const BOX_HEIGHT: usize = 50;
+const GAP_X: usize = 56;
+const GAP_Y: usize = 16;
+/// Characters of a line in a box.
+const BOX_CHARS: usize = 32;
+/// Boxes in a column; what is cut is counted in a last box.
+const MAX_COLUMN: usize = 12;
+/// Root findings that get a graph.
+const MAX_GRAPHS: usize = 4;
+
+/// One box.
+struct Node {
+    ranks: Vec<Rank>,
+    title: String,
+    text: String,
+    class: &'static str,
+    column: usize,
+    row: usize,
+}
+
+impl Node {
+    fn left(&self) -> usize {
+        self.column * (BOX_WIDTH + GAP_X) + 4
+    }
+
+    fn top(&self) -> usize {
+        self.row * (BOX_HEIGHT + GAP_Y) + 4
+    }
+
+    fn middle(&self) -> usize {
+        self.top() + BOX_HEIGHT / 2
+    }
+}
+
+pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let roots: Vec<&Finding> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none())
+        .filter(|finding| !finding.culprit_ranks.is_empty() || !finding.cycle.is_empty())
+        .collect();
+    if report.waits.is_empty() || roots.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "<section>\n<h2>Who waits for whom</h2>\n<p class=\"small\">Arrows lead from those who wait to those they wait for.</p>"
+    )?;
+    for finding in roots.iter().take(MAX_GRAPHS) {
+        let nodes = if finding.cycle.is_empty() {
+            place_chain(report, finding)
+        } else {
+            place_cycle(&finding.cycle, &report.waits)
+        };
+        if nodes.len() > 1 {
+            write_svg(&nodes, &report.waits, out)?;
+        }
+    }
+    if roots.len() > MAX_GRAPHS {
+        let rest = roots.len() - MAX_GRAPHS;
+        writeln!(
+            out,
+            "<p class=\"small\">{rest} more root findings have no picture here.</p>"
+        )?;
+    }
+    writeln!(out, "</section>")
+}
+
+fn place_chain(report: &Report, finding: &Finding) -> Vec<Node> {
+    let mut nodes = vec![Node {
+        ranks: finding.culprit_ranks.clone(),
+        title: Ranks(&finding.culprit_ranks).to_string(),
+        text: finding.name.replace('_', " "),
+        class: "root",
+        column: 0,
+        row: 0,
+    }];
+    let links = chain(report, &finding.culprit_ranks);
+    let mut rows: Vec<usize> = vec![1];
+    let mut cut_links: Vec<usize> = vec![0];
+    for link in &links {
+        if rows.len() <= link.level {
+            rows.resize(link.level + 1, 0);
+            cut_links.resize(link.level + 1, 0);
+        }
+        if rows[link.level] < MAX_COLUMN {
+            nodes.push(place_link(link, rows[link.level]));
+            rows[link.level] += 1;
+        } else {
+            cut_links[link.level] += 1;
+        }
+    }
+    for (column, &count) in cut_links
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count > 0)
+    {
+        nodes.push(Node {
+            ranks: vec![],
+            title: format!("and {count} more"),
+            text: "operations with waiting ranks".to_owned(),
+            class: "waits",
+            column,
+            row: rows[column],
+        });
+    }
+    nodes
+}
+
+fn place_link(link: &Link, row: usize) -> Node {
+    let labels: Vec<String> = link.groups.iter().map(group_label).collect();
+    let seq = match link.seq {
+        (first, last) if first == last => format!("#{first}"),
+        (first, last) => format!("#{first}..{last}"),
+    };
+    Node {
+        ranks: link.ranks.clone(),
+        title: Ranks(&link.ranks).to_string(),
+        text: format!("{} {seq} on {}", link.op, group_labels(&labels)),
+        class: "waits",
+        column: link.level,
+        row,
+    }
+}
+
+/// One box a rank, in order of the cycle.
+fn place_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<Node> {
+    cycle
+        .iter()
+        .zip(cycle.iter().cycle().skip(1))
+        .enumerate()
+        .map(|(column, (&rank, next))| {
+            let wait = waits
+                .iter()
+                .find(|wait| wait.rank == rank && wait.on.contains(next));
+            Node {
+                ranks: vec![rank],
+                title: format!("rank {rank}"),
+                text: wait.map_or_else(String::new, |wait| {
+                    operation(&wait.op, wait.seq, &wait.group)
+                }),
+                class: "root",
+                column,
+                row: 0,
+            }
+        })
+        .collect()
+}
+
+fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<()> {
+    let width = nodes
+        .iter()
+        .map(|n| n.left() + BOX_WIDTH)
+        .max()
+        .unwrap_or(0)
+        + 8;
+    // Arrows that go back run below the boxes.
+    let height = nodes
+        .iter()
+        .map(|n| n.top() + BOX_HEIGHT)
+        .max()
+        .unwrap_or(0)
+        + 40;
+    writeln!(
+        out,
+        "<div class=\"wide\"><svg class=\"graph\" role=\"img\" aria-label=\"wait-for graph\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
+         <defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0 L8 4 L0 8 z\"/></marker></defs>"
+    )?;
+    for (at, from) in nodes.iter().enumerate() {
+        for (other, to) in nodes.iter().enumerate() {
+            if at != other && waits_for(from, to, waits) {
+                write_edge(from, to, out)?;
+            }
+        }
+    }
+    for node in nodes {
+        let (x, y) = (node.left(), node.top());
+        writeln!(
+            out,
+            "<g class=\"{}\"><title>{}: {}</title><rect x=\"{x}\" y=\"{y}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\"/>\
+             <text x=\"{}\" y=\"{}\" class=\"title\">{}</text><text x=\"{}\" y=\"{}\">{}</text></g>",
+            node.class,
+            Text(&node.title),
+            Text(&node.text),
+            x + 10,
+            y + 20,
+            Text(&cut(&node.title, BOX_CHARS - 4)),
+            x + 10,
+            y + 39,
+            Text(&cut(&node.text, BOX_CHARS)),
+        )?;
+    }
+    writeln!(out, "</svg></div>")
+}
+
+/// Whether a rank of `from` waits for a rank of `to`, one column nearer to the root (or, in a cycle,
+/// anywhere).
+fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
+    let cycle = from.class == to.class && from.class == "root";
+    if !cycle && to.column + 1 != from.column {
+        return false;
+    }
+    let awaited: HashSet<Rank> = to.ranks.iter().copied().collect();
+    let waiting: HashSet<Rank> = from.ranks.iter().copied().collect();
+    waits
+        .iter()
+        .filter(|wait| waiting.contains(&wait.rank))
+        .any(|wait| wait.on.iter().any(|rank| awaited.contains(rank)))
+}
+
+fn write_edge(from: &Node, to: &Node, out: &mut dyn Write) -> io::Result<()> {
+    let path = if to.column < from.column {
+        let (x1, y1) = (from.left(), from.middle());
+        let (x2, y2) = (to.left() + BOX_WIDTH, to.middle());
+        if from.column - to.column == 1 {
+            let bend = GAP_X / 2;
+            format!(
+                "M{x1} {y1} C{} {y1} {} {y2} {x2} {y2}",
+                x1 - bend,
+                x2 + bend
+            )
+        } else {
+            // Over the boxes between: below them.
+            let low = from.top().max(to.top()) + BOX_HEIGHT + 24;
+            let (x1, x2) = (from.left() + BOX_WIDTH / 2, to.left() + BOX_WIDTH / 2);
+            let (y1, y2) = (from.top() + BOX_HEIGHT, to.top() + BOX_HEIGHT);
+            format!("M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2}")
+        }
+    } else {
+        let (x1, x2) = (from.left() + BOX_WIDTH, to.left());
+        let (y1, y2) = (from.middle() + 10, to.middle() + 10);
+        if to.column - from.column == 1 {
+            format!("M{x1} {y1} L{x2} {y2}")
+        } else {
+            let low = from.top().max(to.top()) + BOX_HEIGHT + 30;
+            let (x1, x2) = (from.left() + BOX_WIDTH / 2, to.left() + BOX_WIDTH / 2);
+            let (y1, y2) = (from.top() + BOX_HEIGHT, to.top() + BOX_HEIGHT);
+            format!("M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2}")
+        }
+    };
+    writeln!(
+        out,
+        "<path class=\"edge\" d=\"{path}\" marker-end=\"url(#tip)\"/>"
+    )
+}

@@ -1,0 +1,77 @@
+//! What the pictures of the records share: which groups and which ranks are worth the room.
+
+use crate::finding::{GroupRef, Severity};
+use crate::report::Report;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::collections::BTreeSet;
+
+/// Groups that get a matrix.
+const MAX_GROUPS: usize = 6;
+/// Ranks that get a row in the timeline.
+const MAX_RANKS: usize = 24;
+
+/// The records, and what of them is shown.
+pub(super) struct History<'a> {
+    pub(super) dumps: Vec<(Rank, &'a Dump)>,
+    /// Groups of findings first, then those with something in flight, then the largest.
+    pub(super) groups: Vec<&'a GroupRef>,
+    pub(super) groups_cut: usize,
+    /// Ascending; those at fault and those who wait for them are always among them.
+    pub(super) ranks: Vec<Rank>,
+    pub(super) ranks_cut: usize,
+    pub(super) culprits: BTreeSet<Rank>,
+}
+
+impl<'a> History<'a> {
+    pub(super) fn of(report: &'a Report, dumps: &'a [Dump]) -> Self {
+        let dumps: Vec<(Rank, &Dump)> = dumps
+            .iter()
+            .filter_map(|dump| Some((dump.identity.rank?, dump)))
+            .collect();
+        let loud = || {
+            report
+                .findings
+                .iter()
+                .filter(|finding| finding.severity != Severity::Note)
+        };
+        let mut groups: Vec<&GroupRef> = Vec::new();
+        let of_findings = loud().flat_map(|finding| {
+            let evidence = finding.evidence.iter().filter_map(|e| e.group.as_ref());
+            finding.group.iter().chain(evidence)
+        });
+        let in_flight = report.in_flight.iter().map(|instance| &instance.group);
+        let all = report.groups.iter().map(|group| &group.group);
+        for group in of_findings.chain(in_flight).chain(all) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        let groups_cut = groups.len().saturating_sub(MAX_GROUPS);
+        groups.truncate(MAX_GROUPS);
+
+        let culprits: BTreeSet<Rank> = loud()
+            .filter(|finding| finding.caused_by.is_none())
+            .flat_map(|finding| finding.culprit_ranks.iter().chain(&finding.cycle))
+            .copied()
+            .collect();
+        let read: BTreeSet<Rank> = dumps.iter().map(|&(rank, _)| rank).collect();
+        let mut chosen: BTreeSet<Rank> = BTreeSet::new();
+        let victims = loud().flat_map(|finding| finding.victim_ranks.iter());
+        let order = culprits.iter().chain(victims).chain(&read);
+        for &rank in order.filter(|rank| read.contains(rank)) {
+            if chosen.len() == MAX_RANKS {
+                break;
+            }
+            chosen.insert(rank);
+        }
+        Self {
+            groups,
+            groups_cut,
+            ranks_cut: read.len() - chosen.len(),
+            ranks: chosen.into_iter().collect(),
+            culprits,
+            dumps,
+        }
+    }
+}

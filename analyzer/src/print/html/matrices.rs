@@ -1,0 +1,99 @@
+//! Rank × sequence: one table a group, equal rows folded into one.
+
+use super::Text;
+use super::history::History;
+use crate::label::group_label;
+use crate::matrix::{Cell, Rows, matrix};
+use crate::print::words::{Ranks, Spans, count};
+use std::io::{self, Write};
+
+/// Newest sequence numbers shown.
+const COLUMNS: usize = 16;
+/// Folded rows shown.
+const MAX_ROWS: usize = 40;
+
+pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {
+    if history.dumps.is_empty() || history.groups.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "<section>\n<h2>Collectives by rank</h2>")?;
+    write!(out, "<p class=\"legend small\">")?;
+    for &(cell, letter, meaning) in Cell::LEGEND {
+        write!(
+            out,
+            "<span><b class=\"cell {}\">{letter}</b> {meaning}</span> ",
+            class(cell)
+        )?;
+    }
+    writeln!(out, "</p>")?;
+    for group in &history.groups {
+        let table = matrix(history.dumps.iter().copied(), group, COLUMNS, Rows::Folded);
+        if table.seqs.is_empty() {
+            continue;
+        }
+        writeln!(
+            out,
+            "<h3>{} <span class=\"small\">{}</span></h3>\n<div class=\"wide\"><table class=\"matrix\"><thead><tr><th>ranks",
+            Text(&group_label(group)),
+            Text(&Ranks(&group.ranks).to_string()),
+        )?;
+        for (seq, op) in table.seqs.iter().zip(&table.ops) {
+            write!(out, "<th title=\"{} #{seq}\"><span>{seq}</span>", Text(op))?;
+        }
+        writeln!(out, "</tr></thead><tbody>")?;
+        for row in table.rows.iter().take(MAX_ROWS) {
+            let at_fault = row.ranks.iter().any(|rank| history.culprits.contains(rank));
+            write!(
+                out,
+                "<tr{}><th>{}",
+                if at_fault { " class=\"fault\"" } else { "" },
+                Text(&Spans(&row.ranks).to_string())
+            )?;
+            for ((cell, seq), op) in row.cells.iter().zip(&table.seqs).zip(&table.ops) {
+                write!(
+                    out,
+                    "<td class=\"cell {}\" title=\"{} #{seq}: {}\">{}",
+                    class(*cell),
+                    Text(op),
+                    meaning(*cell),
+                    cell.letter()
+                )?;
+            }
+            writeln!(out, "</tr>")?;
+        }
+        writeln!(out, "</tbody></table></div>")?;
+        if table.rows.len() > MAX_ROWS {
+            let rest = (table.rows.len() - MAX_ROWS) as u64;
+            writeln!(
+                out,
+                "<p class=\"small\">and {}</p>",
+                count(rest, "more row")
+            )?;
+        }
+    }
+    if history.groups_cut > 0 {
+        let rest = count(history.groups_cut as u64, "more group");
+        writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
+    }
+    writeln!(out, "</section>")
+}
+
+const fn class(cell: Cell) -> &'static str {
+    match cell {
+        Cell::Queued => "queued",
+        Cell::Started => "started",
+        Cell::Completed => "completed",
+        Cell::Failed => "failed",
+        Cell::NeverIssued => "never",
+        Cell::Mismatch => "mismatch",
+        Cell::Lost => "lost",
+        Cell::NoRecord => "norecord",
+    }
+}
+
+fn meaning(cell: Cell) -> &'static str {
+    Cell::LEGEND
+        .iter()
+        .find(|(known, ..)| *known == cell)
+        .map_or("", |&(.., meaning)| meaning)
+}

@@ -1,0 +1,195 @@
+//! The last operations of the ranks that matter, over time, as SVG.
+//!
+//! The page ends where the last operation was issued: after that a hang is only waiting, and showing
+//! it to scale would leave no room for what led to it. What is pending runs into the right edge.
+
+use super::Text;
+use super::history::History;
+use crate::finding::GroupRef;
+use crate::label::group_label;
+use crate::print::words::{count, duration_ms};
+use rcomm_recorder::model::{Entry, EntryState};
+use rcomm_recorder::publish::Dump;
+use std::io::{self, Write};
+
+const LABEL_WIDTH: f64 = 76.0;
+const WIDTH: f64 = 960.0;
+const ROW: f64 = 22.0;
+/// Room to the right of the last issue, as a share of the window.
+const TAIL: f64 = 0.12;
+/// Operations of a rank that the window is made to hold.
+const DEPTH: usize = 24;
+/// Operations of a rank that are drawn.
+const MAX_DRAWN: usize = 200;
+/// Colours of groups, see the style sheet.
+const COLOURS: usize = 6;
+
+/// From where to where, ns since the epoch.
+struct Window {
+    start: i64,
+    /// The last issue.
+    last: i64,
+}
+
+impl Window {
+    fn of(history: &History<'_>) -> Option<Self> {
+        let mut starts: Vec<i64> = Vec::new();
+        let mut last = 0;
+        for (_, dump) in shown(history) {
+            let timed = || dump.entries.iter().rev().filter(|e| e.time_created_ns > 0);
+            let newest = timed().next()?.time_created_ns;
+            last = last.max(newest);
+            starts.push(timed().take(DEPTH).last()?.time_created_ns);
+        }
+        starts.sort_unstable();
+        let start = *starts.get(starts.len() / 2)?;
+        (last > start).then_some(Self { start, last })
+    }
+
+    fn x(&self, ns: i64) -> f64 {
+        let share = (ns.saturating_sub(self.start)) as f64 / (self.last - self.start) as f64;
+        LABEL_WIDTH + share.clamp(0.0, 1.0 + TAIL) / (1.0 + TAIL) * (WIDTH - LABEL_WIDTH)
+    }
+}
+
+fn shown<'a>(history: &'a History<'_>) -> impl Iterator<Item = (u32, &'a Dump)> {
+    history.dumps.iter().copied().filter(|(rank, dump)| {
+        history.ranks.binary_search(rank).is_ok()
+            && dump.entries.iter().any(|entry| entry.time_created_ns > 0)
+    })
+}
+
+pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let Some(window) = Window::of(history) else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. What is pending runs into the right edge.</p>",
+        duration_ms((window.last - window.start) as f64 / 1e6)
+    )?;
+    let mut labels: Vec<String> = Vec::new();
+    let mut rows = String::new();
+    let mut height = 4.0;
+    let mut previous = None;
+    for (rank, dump) in shown(history) {
+        // A process with two recorders has two records and one row.
+        if previous != Some(rank) {
+            if previous.is_some() {
+                height += ROW;
+            }
+            let class = if history.culprits.contains(&rank) {
+                "fault"
+            } else {
+                ""
+            };
+            rows += &format!(
+                "<text class=\"{class}\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">rank {rank}</text>\n",
+                LABEL_WIDTH - 8.0,
+                height + ROW / 2.0 + 4.0
+            );
+        }
+        previous = Some(rank);
+        draw(dump, &window, height, &mut labels, &mut rows);
+    }
+    height += ROW + 20.0;
+    let edge = window.x(window.last);
+    writeln!(
+        out,
+        "<div class=\"wide\"><svg class=\"timeline\" role=\"img\" aria-label=\"timeline\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{rows}\
+         <line x1=\"{edge:.1}\" x2=\"{edge:.1}\" y1=\"0\" y2=\"{:.0}\"/>\n<text x=\"{edge:.1}\" y=\"{:.0}\" text-anchor=\"middle\">last issue</text>\n\
+         <text x=\"{LABEL_WIDTH}\" y=\"{:.0}\">{} before</text>\n</svg></div>",
+        height - 18.0,
+        height - 5.0,
+        height - 5.0,
+        duration_ms((window.last - window.start) as f64 / 1e6),
+    )?;
+    write!(out, "<p class=\"legend small\">")?;
+    for (at, label) in labels.iter().enumerate() {
+        write!(
+            out,
+            "<span><b class=\"swatch g{}\"></b> {}</span> ",
+            at % COLOURS,
+            Text(label)
+        )?;
+    }
+    writeln!(
+        out,
+        "<span><b class=\"swatch pending\"></b> pending</span></p>"
+    )?;
+    if history.ranks_cut > 0 {
+        let rest = count(history.ranks_cut as u64, "more rank");
+        writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
+    }
+    writeln!(out, "</section>")
+}
+
+/// The bars of one record.
+fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: &mut String) {
+    let mut bars: Vec<&Entry> = dump
+        .entries
+        .iter()
+        .rev()
+        .filter(|entry| entry.time_created_ns > 0)
+        .take(MAX_DRAWN)
+        .collect();
+    bars.reverse();
+    for entry in bars {
+        let pending = entry.state < EntryState::Completed;
+        let end = match entry.time_discovered_completed_ns {
+            _ if pending => i64::MAX,
+            0 => entry.time_created_ns,
+            ns => ns,
+        };
+        if end < window.start {
+            continue;
+        }
+        let Some(group) = dump.groups.get(entry.group as usize) else {
+            continue;
+        };
+        let label = group_label(&GroupRef {
+            name: group.info.name.clone(),
+            desc: group.info.desc.clone(),
+            ranks: group.info.ranks.clone(),
+        });
+        // Groups of one kind (all tp groups, say) share a colour: the part before the slash or number.
+        let kind = label
+            .split('/')
+            .next()
+            .unwrap_or(&label)
+            .trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+        let kind = if kind.is_empty() { &label } else { kind };
+        let colour = labels
+            .iter()
+            .position(|known| known == kind)
+            .unwrap_or_else(|| {
+                labels.push(kind.to_owned());
+                labels.len() - 1
+            });
+        let (x, right) = (window.x(entry.time_created_ns), window.x(end));
+        let op = dump
+            .signatures
+            .get(entry.signature as usize)
+            .map_or(entry.op.name(), |signature| signature.op_name.as_str());
+        let seq = if entry.is_p2p {
+            entry.p2p_seq_id
+        } else {
+            entry.collective_seq_id
+        };
+        let state = if pending {
+            "pending".to_owned()
+        } else {
+            duration_ms((end - entry.time_created_ns) as f64 / 1e6)
+        };
+        *rows += &format!(
+            "<rect class=\"g{}{}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{} #{seq} on {}, {state}</title></rect>\n",
+            colour % COLOURS,
+            if pending { " pending" } else { "" },
+            top + 3.0,
+            (right - x).max(1.5),
+            ROW - 6.0,
+            Text(op),
+            Text(&label),
+        );
+    }
+}

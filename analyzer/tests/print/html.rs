@@ -1,0 +1,127 @@
+//! The HTML page: it stands alone, nothing in it can run, and a browser shows it.
+
+use crate::sample;
+use rcomm_analyzer::Report;
+use rcomm_analyzer::print::html;
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_recorder::publish::Dump;
+use std::path::Path;
+use std::process::Command;
+
+fn page(report: &Report, dumps: &[Dump]) -> String {
+    let mut out = Vec::new();
+    html::write(report, dumps, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn dumps() -> Vec<Dump> {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    simulation.dumps_at(simulation.fault_ns() + 10_000_000_000)
+}
+
+#[test]
+fn page_stands_alone() {
+    let page = page(&sample::stuck(), &dumps());
+    for outside in [
+        "http://", "https://", "<script", "<link", "<img", "@import", "url(h",
+    ] {
+        assert!(!page.contains(outside), "the page holds {outside}");
+    }
+    assert!(page.contains("default-src 'none'"));
+}
+
+#[test]
+fn findings_come_before_everything_else() {
+    let page = page(&sample::stuck(), &dumps());
+    let at = |text: &str| {
+        page.find(text)
+            .unwrap_or_else(|| panic!("{text} is missing"))
+    };
+    assert!(at("rank 6 never issued") < at("<h2>Findings"));
+    assert!(at("<h2>Findings") < at("<h2>Who waits for whom"));
+    assert!(at("<h2>Who waits for whom") < at("<h2>Collectives by rank"));
+    assert!(at("<h2>Collectives by rank") < at("<h2>Timeline"));
+    assert!(at("<h2>Timeline") < at("<h2>Stacks"));
+}
+
+#[test]
+fn names_from_a_dump_cannot_become_markup() {
+    let evil = "\"><script>alert(1)</script><b title='";
+    let mut report = sample::stuck();
+    report.findings[0].sentence = evil.into();
+    report.findings[0].ruled_out = vec![evil.into()];
+    report.findings[0].diff = vec![evil.into()];
+    report.findings[0].frames[0].name = evil.into();
+    report.findings[0].evidence[0].op = evil.into();
+    report.problems[0].path = evil.into();
+    report.ranks[0].host = evil.into();
+    report.ranks[1].last_call = Some(evil.into());
+    report.groups[0].group.desc = evil.into();
+    report.groups[0].backend = evil.into();
+    report.in_flight[0].op = evil.into();
+    report.waits[0].op = evil.into();
+    report.waits[0].group.desc = evil.into();
+    report.stacks[0].name = evil.into();
+    let mut dumps = dumps();
+    for dump in &mut dumps {
+        for group in &mut dump.groups {
+            group.info.desc = evil.into();
+        }
+        for signature in &mut dump.signatures {
+            signature.op_name = evil.into();
+        }
+    }
+    let page = page(&report, &dumps);
+    assert!(!page.contains("<script"), "markup got through");
+    assert!(page.contains("&lt;script&gt;"));
+}
+
+#[test]
+fn report_without_dumps_has_no_empty_pictures() {
+    let page = page(&sample::healthy(), &[]);
+    assert!(page.contains("Nothing is wrong"));
+    assert!(!page.contains("<h2>Timeline"));
+    assert!(!page.contains("<h2>Collectives"));
+    assert!(!page.contains("<h2>Who waits"));
+}
+
+#[test]
+fn circle_of_waits_has_an_arrow_for_each_wait() {
+    let page = page(&sample::cycle(), &[]);
+    assert_eq!(page.matches("class=\"edge\"").count(), 2);
+}
+
+#[test]
+fn browser_shows_the_page_without_a_complaint() {
+    let chromium = Path::new("/usr/bin/chromium");
+    if !chromium.exists() {
+        eprintln!("skipped: {} is not installed", chromium.display());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.html");
+    std::fs::write(&file, page(&sample::stuck(), &dumps())).unwrap();
+    let shown = Command::new("timeout")
+        .arg("60")
+        .arg(chromium)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .args([
+            "--enable-logging=stderr",
+            "--v=0",
+            "--virtual-time-budget=2000",
+        ])
+        .arg(format!(
+            "--user-data-dir={}",
+            dir.path().join("profile").display()
+        ))
+        .arg(format!("file://{}", file.display()))
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&shown.stdout);
+    let log = String::from_utf8_lossy(&shown.stderr);
+    assert!(shown.status.success(), "{log}");
+    assert!(dom.contains("rank 6 never issued"), "{dom}");
+    assert!(dom.contains("class=\"graph\""));
+    // What the page itself provokes is logged as CONSOLE; the rest of the log is the browser's own.
+    assert!(!log.contains("CONSOLE"), "{log}");
+}

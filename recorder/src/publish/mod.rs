@@ -3,6 +3,8 @@
 mod dialect;
 mod dump;
 mod pickle;
+mod ring_reader;
 
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
 pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion};
+pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

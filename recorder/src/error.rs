@@ -1,0 +1,70 @@
+//! Why the recorder or a reader could not do what it was asked.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something failed. The sentence names the facts and ends without a full stop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried, as a verb and its object.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A value of the configuration that cannot be.
+    #[error("recorder configuration: {0}")]
+    InvalidConfig(String),
+    /// Another living process records as this rank.
+    #[error(
+        "rank {rank} of job {job:?}, attempt {attempt}, is already recording in {path}; \
+         was it started twice?",
+        path = path.display()
+    )]
+    RankTaken {
+        /// The job.
+        job: String,
+        /// The attempt.
+        attempt: u32,
+        /// The rank.
+        rank: u32,
+        /// The other process's ring.
+        path: PathBuf,
+    },
+    /// Not a ring file, or one that is damaged.
+    #[error("{path} is not a readable ring: {why}", path = path.display())]
+    NotARing {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A ring file in a layout that this reader does not know.
+    #[error(
+        "{path} is a ring of layout {found}, this reader knows layout {known}; use a newer reader",
+        path = path.display()
+    )]
+    NewerRing {
+        /// The file.
+        path: PathBuf,
+        /// The file's major version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+}

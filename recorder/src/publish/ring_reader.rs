@@ -1,0 +1,265 @@
+//! A ring file seen from outside: whose it is, whether its owner lives, and what it holds.
+//!
+//! Nothing here needs the owner: it may run at full speed, be stopped, or be gone. The file is mapped
+//! read-only and its contents are trusted in nothing. A process that may write to the file can cut it
+//! under a reader (see `record/map.rs`), so read rings of users that you trust that far.
+
+use super::{Dump, Identity};
+use crate::error::{Error, Result};
+use crate::record::decode;
+use crate::record::directory::{self, RingName};
+use crate::record::layout::{self, Layout, halves, header};
+use crate::record::map::View;
+use crate::record::process::ProcessIdentity;
+use crate::record::sync::Read;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The largest file that can be a ring.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// A ring file, attached for reading.
+#[derive(Debug)]
+pub struct RingReader {
+    path: PathBuf,
+    file: OwnedFd,
+    view: View,
+    layout: Layout,
+    owner: ProcessIdentity,
+}
+
+impl RingReader {
+    /// Attaches to a ring file. Never blocks, and never follows a link in the last place of the path.
+    ///
+    /// Fails with one sentence on a file that cannot be opened, is no ring, was cut, or has a layout
+    /// newer than this reader.
+    pub fn attach(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        let not_a_ring = |why: String| Error::NotARing {
+            path: path.clone(),
+            why,
+        };
+        let file = directory::open(&path)
+            .map_err(|error| Error::io(format!("open ring {}", path.display()), error))?;
+        let about = rustix::fs::fstat(&file)
+            .map_err(|error| Error::io(format!("look at ring {}", path.display()), error))?;
+        if !rustix::fs::FileType::from_raw_mode(about.st_mode).is_file() {
+            return Err(not_a_ring("it is not a regular file".to_owned()));
+        }
+        let bytes = u64::try_from(about.st_size).unwrap_or(0);
+        if bytes < layout::HEADER_BYTES as u64 {
+            return Err(not_a_ring(format!(
+                "it has {bytes} bytes, less than a ring's header"
+            )));
+        }
+        if bytes > MOST_BYTES {
+            return Err(not_a_ring(format!(
+                "it has {bytes} bytes, too many for a ring"
+            )));
+        }
+        let view = View::of_file(&file, bytes as usize)
+            .map_err(|error| Error::io(format!("map ring {}", path.display()), error))?;
+        if view.load(header::MAGIC) != layout::MAGIC {
+            return Err(not_a_ring("it does not start as rings do".to_owned()));
+        }
+        let (major, _) = halves(view.load(header::VERSION));
+        if major != layout::MAJOR {
+            return Err(Error::NewerRing {
+                path,
+                found: major,
+                known: layout::MAJOR,
+            });
+        }
+        let layout = Layout::load(&view).map_err(not_a_ring)?;
+        let owner = ProcessIdentity {
+            pid: halves(view.load(header::ATTEMPT)).1,
+            start: view.load(header::PROCESS_START),
+            pid_namespace: view.load(header::PID_NAMESPACE),
+            boot_id: [view.load(header::BOOT_ID), view.load(header::BOOT_ID + 1)],
+        };
+        Ok(Self {
+            path,
+            file,
+            view,
+            layout,
+            owner,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How large the ring is, with its tables.
+    pub fn size_bytes(&self) -> usize {
+        self.layout.bytes
+    }
+
+    /// Whose ring it is. `dump_time_ns` is now, `reason` empty.
+    pub fn identity(&self) -> Identity {
+        decode::identity(&self.view, wall_now())
+    }
+
+    /// Whether the process that writes the ring lives: running, waiting or stopped.
+    ///
+    /// It holds a lock on the file while it lives. Since a child that it forked keeps that lock, the
+    /// process is also looked up by number and start time where it can be seen from here.
+    pub fn is_alive(&self) -> bool {
+        !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
+    }
+
+    /// Whether the owner closed the ring in order (and the file was removed since).
+    pub fn is_closed(&self) -> bool {
+        self.view.load(header::STATE) == layout::STATE_CLOSED
+    }
+
+    /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
+    pub fn heartbeat_ns(&self) -> i64 {
+        let beat = self.view.load(header::HEARTBEAT);
+        layout::load_anchor(&self.view).wall_of(beat)
+    }
+
+    /// How many operations were begun so far.
+    pub fn records(&self) -> u64 {
+        self.view.load(header::LAST_ID)
+    }
+
+    /// The ring as it is now. Entries that change while they are read are read again; what stays
+    /// unreadable (left half-written by a process that was killed in that instant) is counted in
+    /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
+    ///
+    /// The dump's time is now if the owner lives; else it is the last sign of life in the ring, so that
+    /// what was under way when the process died does not seem to age.
+    pub fn snapshot(&self) -> Dump {
+        let alive = self.is_alive();
+        let mut dump = decode::dump(&self.view, &self.layout, wall_now());
+        dump.identity.reason = if alive {
+            "ring of a live process".to_owned()
+        } else {
+            "ring of a dead process".to_owned()
+        };
+        if !alive {
+            let anchor = layout::load_anchor(&self.view);
+            let status = dump.status.iter();
+            let said = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
+            let recorded = dump.entries.iter().flat_map(|entry| {
+                [
+                    entry.time_created_ns,
+                    entry.time_discovered_started_ns,
+                    entry.time_discovered_completed_ns,
+                ]
+            });
+            let last = said.chain(recorded).max().unwrap_or(0);
+            dump.identity.dump_time_ns = last.max(anchor.wall_ns);
+        }
+        dump
+    }
+}
+
+fn wall_now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
+}
+
+/// One ring in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSummary {
+    /// Whose it is.
+    pub identity: Identity,
+    /// Whether its owner lives.
+    pub alive: bool,
+    /// When it was made, wall clock, ns since the epoch.
+    pub created_ns: i64,
+    /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
+    pub heartbeat_ns: i64,
+    /// How many operations were begun.
+    pub records: u64,
+    /// How large it is.
+    pub size_bytes: u64,
+}
+
+/// A file that is named as a ring, and what was found there.
+#[derive(Debug)]
+pub struct RingListing {
+    /// The file.
+    pub path: PathBuf,
+    /// What it is, or why it cannot be read.
+    pub ring: Result<RingSummary>,
+}
+
+impl RingListing {
+    fn of(path: PathBuf) -> Self {
+        let ring = RingReader::attach(&path).map(|reader| RingSummary {
+            identity: reader.identity(),
+            alive: reader.is_alive(),
+            created_ns: layout::load_anchor(&reader.view).wall_ns,
+            heartbeat_ns: reader.heartbeat_ns(),
+            records: reader.records(),
+            size_bytes: reader.size_bytes() as u64,
+        });
+        Self { path, ring }
+    }
+}
+
+/// Every ring of every job below this directory
+/// ([`default_directory`](crate::record::default_directory) if nothing else was asked for), by job, rank
+/// and attempt. A directory that does not exist has none.
+pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
+    let files = files_in(directory)?;
+    Ok(files
+        .into_iter()
+        .map(|(.., path)| RingListing::of(path))
+        .collect())
+}
+
+/// Removes the rings below this directory whose owners are gone, and tells which; `job` narrows it to
+/// one job.
+pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<PathBuf>> {
+    let job = job.map(directory::job_directory_name);
+    let mut removed = Vec::new();
+    for (in_job, _, path) in files_in(directory)? {
+        if job.as_ref().is_some_and(|job| *job != in_job) {
+            continue;
+        }
+        // A file that is no ring of ours is not ours to remove, and one that went meanwhile is gone.
+        let Ok(reader) = RingReader::attach(&path) else {
+            continue;
+        };
+        if reader.is_alive() {
+            continue;
+        }
+        let gone = directory::remove_if_dead(&path)
+            .map_err(|error| Error::io(format!("remove {}", path.display()), error))?;
+        if gone {
+            removed.push(path);
+        }
+    }
+    Ok(removed)
+}
+
+/// The job's directory, what the name says, and the path of every file that is named as a ring.
+fn files_in(directory: &Path) -> Result<Vec<(String, RingName, PathBuf)>> {
+    let jobs = match fs::read_dir(directory) {
+        Ok(jobs) => jobs,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            let what = format!("list rings in {}", directory.display());
+            return Err(Error::io(what, error));
+        }
+    };
+    let mut files: Vec<_> = jobs
+        .flatten()
+        .flat_map(|job| {
+            let name = job.file_name().to_string_lossy().into_owned();
+            directory::ring_files(&job.path()).map(move |(ring, path)| (name.clone(), ring, path))
+        })
+        .collect();
+    files.sort();
+    Ok(files)
+}

@@ -1,0 +1,111 @@
+//! What a recorder is told when it is made, and where its ring ended up.
+
+use crate::error::{Error, Result};
+use crate::model::Rank;
+use std::path::{Path, PathBuf};
+
+/// Where the ring shall live.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// A file below `/dev/shm/rcomm-<uid>`; in the process's own memory if that is not possible.
+    #[default]
+    Shared,
+    /// A file below this directory, which should be on a memory-backed file system: pages of a disk
+    /// that are being written back stall whoever writes to them.
+    Dir(PathBuf),
+    /// The process's own memory: nobody outside can read it.
+    Memory,
+}
+
+/// Where the ring does live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In this file.
+    File(PathBuf),
+    /// In the process's own memory.
+    Memory {
+        /// Why it is not a file, where one was wanted.
+        why: Option<String>,
+    },
+}
+
+impl Storage {
+    /// The ring file, if there is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Memory { .. } => None,
+        }
+    }
+}
+
+/// What a [`FlightRecorder`](super::FlightRecorder) is told when it is made.
+#[derive(Clone, Debug)]
+pub struct RecorderConfig {
+    /// Where the ring shall live.
+    pub placement: Placement,
+    /// The job, at most 255 bytes. Ranks of one job have the same.
+    pub job: String,
+    /// Attempt of the job, from 0.
+    pub attempt: u32,
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Ranks in the world.
+    pub world_size: u32,
+    /// Host name, at most 255 bytes.
+    pub host: String,
+    /// Operations that the ring holds, rounded up to a power of two; at most 1,048,576.
+    pub entries: u32,
+    /// Groups that can be told apart in the life of the process; at most 65,536.
+    pub groups: u32,
+    /// Distinct signatures kept in a table; at most 65,536. What comes later travels with its record.
+    pub signatures: u32,
+    /// Distinct call sites kept; at most 65,536.
+    pub call_sites: u32,
+}
+
+impl RecorderConfig {
+    /// 16,384 entries in shared memory, on this host, attempt 0.
+    pub fn new(job: impl Into<String>, rank: Rank, world_size: u32) -> Self {
+        let host = rustix::system::uname();
+        Self {
+            placement: Placement::Shared,
+            job: job.into(),
+            attempt: 0,
+            rank,
+            world_size,
+            host: host.nodename().to_string_lossy().into_owned(),
+            entries: 16_384,
+            groups: 1_024,
+            signatures: 4_096,
+            call_sites: 1_024,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |why: String| Err(Error::InvalidConfig(why));
+        if self.rank >= self.world_size {
+            return refuse(format!(
+                "rank {} is not below the world size {}",
+                self.rank, self.world_size
+            ));
+        }
+        for (what, text) in [("job", &self.job), ("host", &self.host)] {
+            if text.len() > 255 {
+                let len = text.len();
+                return refuse(format!("the {what} name has {len} bytes, more than 255"));
+            }
+        }
+        for (what, value, most) in [
+            ("entries", self.entries, 1 << 20),
+            ("groups", self.groups, 1 << 16),
+            ("signatures", self.signatures, 1 << 16),
+            ("call sites", self.call_sites, 1 << 16),
+        ] {
+            if value == 0 || value > most {
+                return refuse(format!("{value} {what}: must be from 1 to {most}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,422 @@
+//! Words back into a [`Dump`], for the owner's snapshot and for readers outside.
+//!
+//! Nothing here trusts what it reads: every index is checked, every length is bounded by the section
+//! it points into, and the lengths together by that section's size, since honest rows do not overlap.
+
+use super::bytes;
+use super::clock::Anchor;
+use super::lap::{self, LapPlace};
+use super::layout::{self, Layout, NO_THREAD, group, halves, header, phase, slot};
+use super::ring::{Found, LapRing, SlotRing};
+use super::signature;
+use super::sync::Read;
+use crate::model::{
+    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    ReduceOp, Signature,
+};
+use crate::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
+use std::collections::HashMap;
+
+/// How often a slot that changes under the reader is looked at: well over the time of one update.
+const TRIES: u32 = 1_000;
+
+/// The most ranks of all groups of one ring together.
+const MOST_RANKS: usize = 1 << 24;
+
+/// The record of a ring, as taken at this wall time (ns since the epoch).
+pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Dump {
+    let mut decoder = Decoder {
+        memory,
+        layout,
+        anchor: layout::load_anchor(memory),
+        arena_left: layout.arena.rows,
+        ranks_left: MOST_RANKS,
+        signature_rows: HashMap::new(),
+        own_signatures: HashMap::new(),
+        stack_rows: HashMap::new(),
+        lap_left: layout.lap.rows.saturating_mul(2),
+        lost_group: None,
+        dump: Dump {
+            version: FormatVersion::WRITTEN,
+            recorder: Recorder::Rcomm,
+            identity: identity(memory, dump_time_ns),
+            comm_lib_version: header_text(memory, header::WRITER),
+            ..Dump::default()
+        },
+    };
+    decoder.groups();
+    decoder.threads();
+    let unreadable = decoder.entries();
+    decoder.status(unreadable);
+    decoder.dump
+}
+
+/// Whose ring this is.
+pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
+    let (rank, world_size) = halves(memory.load(header::RANK));
+    let (attempt, pid) = halves(memory.load(header::ATTEMPT));
+    Identity {
+        rank: Some(rank),
+        world_size: Some(world_size),
+        host: header_text(memory, header::HOST),
+        job: header_text(memory, header::JOB),
+        attempt,
+        pid,
+        dump_time_ns,
+        reason: String::new(),
+    }
+}
+
+fn header_text(memory: &impl Read, word: usize) -> String {
+    let len = memory.load(word).min(255) as usize;
+    String::from_utf8_lossy(&bytes::load(memory, word + 1, len)).into_owned()
+}
+
+/// The slots of operations.
+pub(crate) fn slots(layout: &Layout) -> SlotRing<{ slot::WORDS }> {
+    SlotRing::new(layout.slots.word, layout.slots.rows)
+}
+
+/// The slots of phases.
+pub(crate) fn phases(layout: &Layout) -> SlotRing<{ phase::WORDS }> {
+    SlotRing::new(layout.phases.word, layout.phases.rows)
+}
+
+/// The ring of what varies.
+pub(crate) fn lap_ring(layout: &Layout) -> LapRing {
+    LapRing::new(header::LAP_HEAD, layout.lap.word, layout.lap.rows)
+}
+
+struct Decoder<'a, R> {
+    memory: &'a R,
+    layout: &'a Layout,
+    anchor: Anchor,
+    /// Bytes of the arena that honest rows can still refer to.
+    arena_left: usize,
+    ranks_left: usize,
+    /// Words of the lap ring that honest records can still refer to: all of them, and as many again
+    /// that are written meanwhile.
+    lap_left: usize,
+    signature_rows: HashMap<u32, Option<u32>>,
+    own_signatures: HashMap<Signature, u32>,
+    stack_rows: HashMap<u32, u32>,
+    lost_group: Option<u32>,
+    dump: Dump,
+}
+
+impl<R: Read> Decoder<'_, R> {
+    fn used(&self, word: usize, rows: usize) -> usize {
+        let used = self.memory.load(word).min(rows as u64) as usize;
+        // The rows that the count admits come after it.
+        self.memory.fence_acquire();
+        used
+    }
+
+    fn arena_bytes(&mut self, reference: u64) -> Option<Vec<u8>> {
+        let (offset, len) = halves(reference);
+        let (offset, len) = (offset as usize, len as usize);
+        let fits = offset.is_multiple_of(8)
+            && offset.saturating_add(len) <= self.layout.arena.rows
+            && len <= self.arena_left;
+        if !fits {
+            return None;
+        }
+        self.arena_left -= len;
+        let start = self.layout.arena.word + offset / 8;
+        Some(bytes::load(self.memory, start, len))
+    }
+
+    fn text(&mut self, reference: u64) -> String {
+        let bytes = self.arena_bytes(reference).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn groups(&mut self) {
+        let section = self.layout.groups;
+        for row in 0..self.used(header::GROUPS_USED, section.rows) {
+            let start = section.row(row, group::WORDS);
+            let word = |at: usize| self.memory.load(start.saturating_add(at));
+            let id = word(group::ID) as u32;
+            let (name, desc, ranks) = (word(group::NAME), word(group::DESC), word(group::RANKS));
+            let size = word(group::SIZE);
+            let sequence = |at| word(at).cast_signed().saturating_sub(1);
+            let last_completed = sequence(group::LAST_COMPLETED);
+            let status = ProcessGroupStatus {
+                last_enqueued: sequence(group::LAST_ENQUEUED),
+                // What completed had started, seen or not.
+                last_started: sequence(group::LAST_STARTED).max(last_completed),
+                last_completed,
+            };
+            let info = ProcessGroupInfo {
+                id,
+                name: self.text(name),
+                desc: self.text(desc),
+                ranks: self.ranks(ranks, size),
+            };
+            self.dump.groups.push(DumpGroup {
+                info,
+                status: Some(status),
+            });
+        }
+    }
+
+    /// The members, if the runs give exactly `size` of them.
+    fn ranks(&mut self, reference: u64, size: u64) -> Vec<Rank> {
+        let Some(size) = usize::try_from(size)
+            .ok()
+            .filter(|&size| size <= self.ranks_left)
+        else {
+            return Vec::new();
+        };
+        let runs = self.arena_bytes(reference).unwrap_or_default();
+        let mut words = runs
+            .chunks_exact(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes")));
+        let mut ranks = Vec::new();
+        while let (Some(run), Some(count)) = (words.next(), words.next()) {
+            let (first, step) = halves(run);
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            if count > size - ranks.len() {
+                return Vec::new();
+            }
+            let run = (0..count as u32).map(|i| first.wrapping_add(step.wrapping_mul(i)));
+            ranks.extend(run);
+        }
+        if ranks.len() != size {
+            return Vec::new();
+        }
+        self.ranks_left -= size;
+        ranks
+    }
+
+    fn threads(&mut self) {
+        let section = self.layout.threads;
+        for row in 0..self.used(header::THREADS_USED, section.rows) {
+            let start = section.row(row, layout::thread::WORDS);
+            let id = self.memory.load(start + layout::thread::ID);
+            let name = self.memory.load(start + layout::thread::NAME);
+            let name = self.text(name);
+            self.dump.threads.push(ThreadInfo {
+                id: id.to_string(),
+                name,
+            });
+        }
+    }
+
+    /// How many slots could not be read.
+    fn entries(&mut self) -> u64 {
+        let ring = slots(self.layout);
+        let mut unreadable = 0;
+        for index in 0..ring.slots() {
+            match ring.read(self.memory, index, TRIES) {
+                Found::Empty => {}
+                Found::Record { id, words } if ring.index_of(id) == index && id > 0 => {
+                    let entry = self.entry(id, &words);
+                    self.dump.entries.push(entry);
+                }
+                Found::Record { .. } | Found::Unreadable { .. } => unreadable += 1,
+            }
+        }
+        self.dump.entries.sort_unstable_by_key(|e| e.record_id);
+        unreadable
+    }
+
+    fn entry(&mut self, id: u64, words: &[u64; slot::WORDS]) -> Entry {
+        let (group, signature) = halves(words[slot::TABLES]);
+        let [op, reduction, flags, _, thread_low, thread_high, ..] =
+            words[slot::WHAT].to_le_bytes();
+        let thread = u16::from_le_bytes([thread_low, thread_high]);
+        let flags = u64::from(flags);
+        let state = words[slot::STATE];
+        let (peer, root) = halves(words[slot::ENDS]);
+        let (timeout_ms, call_site) = halves(words[slot::CALL]);
+        let op = OpType::from_code(op).unwrap_or(OpType::Other);
+        let created = words[slot::CREATED];
+        let ended = words[slot::ENDED];
+        let entry_state = match state as u8 {
+            0 => EntryState::Scheduled,
+            1 => EntryState::Started,
+            2 => EntryState::Completed,
+            _ => EntryState::Failed,
+        };
+        let completed = entry_state == EntryState::Completed;
+        let duration_ms = if state & slot::HAS_DURATION != 0 {
+            Some(f32::from_bits((state >> 32) as u32))
+        } else {
+            None
+        };
+        Entry {
+            record_id: id,
+            collective_seq_id: words[slot::COLLECTIVE_SEQ_ID],
+            p2p_seq_id: words[slot::P2P_SEQ_ID],
+            op_id: words[slot::OP_ID],
+            group: self.group(group),
+            signature: self.signature(id, op, signature, words),
+            stack: self.stack(call_site),
+            op,
+            state: entry_state,
+            retired: state & slot::RETIRED != 0,
+            is_p2p: flags & slot::FLAG_P2P != 0,
+            peer: match peer {
+                slot::NO_RANK => Peer::None,
+                slot::ANY_RANK => Peer::Any,
+                rank => Peer::Rank(rank),
+            },
+            root: (root != slot::NO_RANK).then_some(root),
+            reduce_op: ReduceOp::from_code(reduction),
+            time_created_ns: self.anchor.wall_of(created),
+            time_discovered_started_ns: self.anchor.wall_of(words[slot::STARTED]),
+            time_discovered_completed_ns: if completed {
+                self.anchor.wall_of(ended)
+            } else {
+                0
+            },
+            duration_ms,
+            timeout_ms: timeout_ms.into(),
+            thread: (thread != NO_THREAD && usize::from(thread) < self.dump.threads.len())
+                .then_some(thread.into()),
+        }
+    }
+
+    /// The index of a group's row; rows that are not there share a group that says so.
+    fn group(&mut self, row: u32) -> u32 {
+        let groups = &mut self.dump.groups;
+        let known = self.lost_group.map_or(groups.len(), |lost| lost as usize);
+        if (row as usize) < known {
+            return row;
+        }
+        *self.lost_group.get_or_insert_with(|| {
+            groups.push(DumpGroup {
+                info: ProcessGroupInfo {
+                    id: layout::NO_ROW,
+                    name: String::from("?"),
+                    desc: String::from("groups beyond the ring's table"),
+                    ranks: Vec::new(),
+                },
+                status: None,
+            });
+            known as u32
+        })
+    }
+
+    fn signature(&mut self, id: u64, op: OpType, row: u32, words: &[u64; slot::WORDS]) -> u32 {
+        let place = LapPlace {
+            position: words[slot::LAP_POSITION],
+            words: words[slot::LAP_WORDS],
+        };
+        let from_table = self.table_signature(row);
+        let own = if place.words > 0 {
+            self.own_facts(id, place)
+        } else {
+            None
+        };
+        let (mut signature, splits) = match (own, from_table) {
+            (None, Some(index)) => return index,
+            (Some(own), table) => {
+                let splits = Some((own.input_splits, own.output_splits));
+                let table = table.map(|index| self.dump.signatures[index as usize].clone());
+                (own.signature.or(table), splits)
+            }
+            (None, None) => (None, None),
+        };
+        // Sizes without types: only the number of elements is known.
+        let mut signature = signature.take().unwrap_or_else(|| Signature {
+            op_name: op.name().to_owned(),
+            input_sizes: vec![vec![words[slot::INPUT_ELEMENTS]]],
+            output_sizes: vec![vec![words[slot::OUTPUT_ELEMENTS]]],
+            ..Signature::default()
+        });
+        if let Some((inputs, outputs)) = splits {
+            signature.input_splits = inputs;
+            signature.output_splits = outputs;
+        }
+        let signatures = &mut self.dump.signatures;
+        *self
+            .own_signatures
+            .entry(signature)
+            .or_insert_with_key(|signature| push(signatures, signature.clone()))
+    }
+
+    fn own_facts(&mut self, id: u64, place: LapPlace) -> Option<lap::OwnFacts> {
+        let ring = lap_ring(self.layout);
+        let words = usize::try_from(place.words).ok()?;
+        if !ring.holds(self.memory, place.position, words) {
+            return None;
+        }
+        self.lap_left = self.lap_left.checked_sub(words)?;
+        lap::read(self.memory, &ring, id, place)
+    }
+
+    fn table_signature(&mut self, row: u32) -> Option<u32> {
+        if let Some(&known) = self.signature_rows.get(&row) {
+            return known;
+        }
+        let section = self.layout.signatures;
+        if row as usize >= self.used(header::SIGNATURES_USED, section.rows) {
+            return None;
+        }
+        let reference = self.memory.load(section.row(row as usize, 1));
+        let signature = self
+            .arena_bytes(reference)
+            .and_then(|bytes| signature::decode(&bytes));
+        let index = signature.map(|signature| push(&mut self.dump.signatures, signature));
+        self.signature_rows.insert(row, index);
+        index
+    }
+
+    fn stack(&mut self, row: u32) -> Option<u32> {
+        if let Some(&known) = self.stack_rows.get(&row) {
+            return Some(known);
+        }
+        let section = self.layout.call_sites;
+        if row as usize >= self.used(header::CALL_SITES_USED, section.rows) {
+            return None;
+        }
+        let start = section.row(row as usize, layout::call_site::WORDS);
+        let file = self.memory.load(start + layout::call_site::FILE);
+        let (line, _) = halves(self.memory.load(start + layout::call_site::LINE));
+        let frame = Frame {
+            name: String::new(),
+            filename: self.text(file),
+            line,
+        };
+        let frame = push(&mut self.dump.frames, frame);
+        let stack = push(&mut self.dump.stacks, vec![frame]);
+        self.stack_rows.insert(row, stack);
+        Some(stack)
+    }
+
+    fn status(&mut self, unreadable: u64) {
+        let lost = self.memory.load(header::RECORDS_LOST);
+        let mut status = RankStatus {
+            step: self.memory.load(header::STEP).cast_signed(),
+            heartbeat_ns: self.anchor.wall_of(self.memory.load(header::HEARTBEAT)),
+            dropped: lost.saturating_add(unreadable),
+            ..RankStatus::default()
+        };
+        let ring = phases(self.layout);
+        let last = self.memory.load(header::LAST_PHASE);
+        let oldest = last.saturating_sub(ring.slots() as u64 - 1).max(1);
+        for id in (oldest..=last).rev() {
+            let index = ring.index_of(id);
+            if let Found::Record { words, .. } = ring.read(self.memory, index, TRIES) {
+                let len = words[phase::BYTES].min(phase::MOST_BYTES as u64) as usize;
+                let text: Vec<u8> = words[phase::TEXT..]
+                    .iter()
+                    .flat_map(|word| word.to_le_bytes())
+                    .take(len)
+                    .collect();
+                status.phase = String::from_utf8_lossy(&text).into_owned();
+                status.phase_since_ns = self.anchor.wall_of(words[phase::SINCE]);
+                break;
+            }
+        }
+        self.dump.status = Some(status);
+    }
+}
+
+/// Appends, and tells the index. Tables are bounded far below 2^32 rows.
+fn push<T>(table: &mut Vec<T>, value: T) -> u32 {
+    table.push(value);
+    (table.len() - 1) as u32
+}

@@ -1,0 +1,325 @@
+//! Where ring files lie, and whose they are.
+//!
+//! A ring is `<dir>/<job>/<rank>.<attempt>.ring`. Its owner holds an exclusive `flock` on it for as
+//! long as the process lives, so a file whose lock is free is a dead process's. A new ring gets its
+//! name only when it is complete and locked, so nobody ever sees half of one. A dead ring in its place
+//! is kept beside it as `<rank>.<attempt>.previous.ring`; of older ones of the same rank the newest
+//! stays and the rest go.
+
+use super::process::ProcessIdentity;
+use crate::error::{Error, Result};
+use crate::model::Rank;
+use rustix::fs::{self as rfs, FallocateFlags, FlockOperation, Mode, OFlags};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The directory that rings of this user are in unless something else was asked for.
+pub fn default_directory() -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    PathBuf::from(format!("/dev/shm/rcomm-{uid}"))
+}
+
+/// Which ring, within a directory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) job: &'a str,
+    pub(crate) rank: Rank,
+    pub(crate) attempt: u32,
+}
+
+impl Place<'_> {
+    fn file_name(&self) -> String {
+        format!("{}.{}.ring", self.rank, self.attempt)
+    }
+
+    fn taken(&self, path: PathBuf) -> Error {
+        Error::RankTaken {
+            job: self.job.to_owned(),
+            attempt: self.attempt,
+            rank: self.rank,
+            path,
+        }
+    }
+}
+
+/// What a ring file's name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RingName {
+    pub(crate) rank: Rank,
+    pub(crate) attempt: u32,
+    /// Not the one that was replaced.
+    pub(crate) newest: bool,
+}
+
+impl RingName {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let stem = name.strip_suffix(".ring")?;
+        let (stem, newest) = match stem.strip_suffix(".previous") {
+            Some(stem) => (stem, false),
+            None => (stem, true),
+        };
+        let (rank, attempt) = stem.split_once('.')?;
+        Some(Self {
+            rank: rank.parse().ok()?,
+            attempt: attempt.parse().ok()?,
+            newest,
+        })
+    }
+}
+
+/// A job's name as one path component. Names that had to change keep a hash, so that they stay apart.
+pub(crate) fn job_directory_name(job: &str) -> String {
+    let keep = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let clean: String = job
+        .chars()
+        .take(100)
+        .map(|c| if keep(c) { c } else { '_' })
+        .collect();
+    if clean == job && !clean.is_empty() && !clean.starts_with('.') {
+        return clean;
+    }
+    // FNV-1a.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{}-{hash:016x}", clean.replacen('.', "_", 1))
+}
+
+/// A new ring file that has no name yet.
+#[derive(Debug)]
+pub(crate) struct Unnamed {
+    pub(crate) file: OwnedFd,
+    temporary: Temporary,
+    directory: PathBuf,
+}
+
+impl Unnamed {
+    /// Makes a locked file of `bytes` zero bytes, with its space reserved, below `directory`.
+    pub(crate) fn create(directory: &Path, place: Place<'_>, bytes: usize) -> Result<Self> {
+        let job = directory.join(job_directory_name(place.job));
+        let temporary = job.join(format!(
+            ".{}.{}.{}.new",
+            place.rank,
+            place.attempt,
+            std::process::id()
+        ));
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let mut tries = 0;
+        let file = loop {
+            ensure_private(&job)?;
+            match rfs::open(&temporary, flags, mode) {
+                Ok(file) => break file,
+                // Left by a dead process of our number, or the directory was removed by the last
+                // rank of an earlier attempt as it closed.
+                Err(error) if tries < 10 => {
+                    tries += 1;
+                    if error == rustix::io::Errno::EXIST {
+                        let _ = fs::remove_file(&temporary);
+                    } else if error != rustix::io::Errno::NOENT {
+                        return Err(Error::io(format!("create {}", temporary.display()), error));
+                    }
+                }
+                Err(error) => {
+                    return Err(Error::io(format!("create {}", temporary.display()), error));
+                }
+            }
+        };
+        let unnamed = Self {
+            file,
+            temporary: Temporary(temporary),
+            directory: job,
+        };
+        unnamed.reserve(bytes)?;
+        Ok(unnamed)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<()> {
+        let file = self.file.as_fd();
+        rfs::flock(file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| Error::io(format!("lock {}", self.temporary.0.display()), error))?;
+        rfs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64).map_err(|error| {
+            let what = format!("reserve {bytes} bytes in {}", self.directory.display());
+            Error::io(what, error)
+        })
+    }
+
+    /// Gives the ring its name. A living owner of that name is an error, a dead one's ring is kept.
+    /// The file comes back with its lock.
+    pub(crate) fn publish(self, place: Place<'_>) -> Result<(PathBuf, OwnedFd)> {
+        let path = self.directory.join(place.file_name());
+        for _ in 0..10 {
+            match fs::hard_link(&self.temporary.0, &path) {
+                Ok(()) => {
+                    prune(&self.directory, place);
+                    return Ok((path, self.file));
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    set_aside(&path, place)?;
+                }
+                Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
+            }
+        }
+        Err(place.taken(path))
+    }
+}
+
+/// A file's temporary name, removed in any case.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Renames a dead process's ring out of the way.
+fn set_aside(path: &Path, place: Place<'_>) -> Result<()> {
+    let file = match open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io(format!("open {}", path.display()), error)),
+    };
+    // A reader that asks whether the owner lives holds the lock for an instant.
+    let mut looks = 0;
+    while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
+        if looks == 50 {
+            return Err(place.taken(path.to_owned()));
+        }
+        looks += 1;
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // Still locked by us here, so of several that want the name one moves the file.
+    let previous = path.with_extension("previous.ring");
+    match fs::rename(path, &previous) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format!("rename {}", path.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Of this rank's rings keeps the new one and the newest other; the living stay in any case.
+fn prune(directory: &Path, place: Place<'_>) {
+    let mut others: Vec<_> = ring_files(directory)
+        .filter(|(name, _)| name.rank == place.rank)
+        .filter(|(name, _)| (name.attempt, name.newest) != (place.attempt, true))
+        .collect();
+    others.sort_by_key(|(name, path)| (modified(path), *name));
+    others.pop();
+    for (_, path) in others {
+        let _ = remove_if_dead(&path);
+    }
+}
+
+fn modified(path: &Path) -> SystemTime {
+    fs::metadata(path)
+        .and_then(|of| of.modified())
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// Every file of one job's directory whose name is a ring's.
+pub(crate) fn ring_files(directory: &Path) -> impl Iterator<Item = (RingName, PathBuf)> + use<> {
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let name = RingName::parse(entry.file_name().to_str()?)?;
+            Some((name, entry.path()))
+        })
+}
+
+/// Opens a ring file for reading: a regular file, never through a link, never blocking.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    Ok(rfs::open(path, flags, Mode::empty())?)
+}
+
+/// Whether nobody holds the lock; taken for the time of the question, or kept until `file` is closed.
+fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
+    rfs::flock(file, how).is_ok()
+}
+
+/// Whether the process that made this ring lives.
+///
+/// A forked child keeps its parent's lock, so where the process itself can be looked up that counts.
+pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
+    if lock_is_free(file, FlockOperation::NonBlockingLockShared) {
+        let _ = rfs::flock(file, FlockOperation::Unlock);
+        return false;
+    }
+    owner.exists().unwrap_or(true)
+}
+
+/// Removes a ring file if its lock is free, and its directory if that is then empty.
+pub(crate) fn remove_if_dead(path: &Path) -> io::Result<bool> {
+    let file = open(path)?;
+    if !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
+        return Ok(false);
+    }
+    remove(path)?;
+    Ok(true)
+}
+
+/// Removes a ring file, and its directory if that is then empty.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+    Ok(())
+}
+
+/// Makes the directory if it is missing; it must be ours and nobody else's to write in.
+pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
+    let about = fs::symlink_metadata(directory)
+        .map_err(|error| Error::io(format!("look at {shown}"), error))?;
+    let ours = about.is_dir() && about.uid() == rustix::process::geteuid().as_raw();
+    if ours && about.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let why = "it is not a directory that this user alone may write in";
+    Err(Error::io(
+        format!("keep a ring in {shown}"),
+        io::Error::new(ErrorKind::PermissionDenied, why),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_names_become_one_safe_path_component() {
+        assert_eq!(job_directory_name("llama-70b.v2"), "llama-70b.v2");
+        for odd in ["", ".", "..", "../etc", "a/b", "ä", &"x".repeat(300)] {
+            let name = job_directory_name(odd);
+            assert!(!name.contains('/') && !name.starts_with('.'), "{name}");
+            assert!(!name.is_empty() && name.len() <= 120, "{name}");
+        }
+        assert_ne!(job_directory_name("a/b"), job_directory_name("a:b"));
+    }
+
+    #[test]
+    fn names_of_rings_are_told_from_others() {
+        let name = RingName::parse("7.2.ring").unwrap();
+        assert_eq!((name.rank, name.attempt, name.newest), (7, 2, true));
+        assert!(!RingName::parse("7.2.previous.ring").unwrap().newest);
+        for other in ["7.ring", ".7.2.99.new", "7.2", "x.2.ring", "-1.0.ring"] {
+            assert_eq!(RingName::parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,592 @@
+//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot.
+//!
+//! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system
+//! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
+
+use super::bytes::words_of;
+use super::clock::{self, Anchor, Timestamp};
+use super::config::{Placement, RecorderConfig, Storage};
+use super::decode;
+use super::directory::{self, Place, Unnamed};
+use super::lap::{self, LapPlace};
+use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
+use super::map::Map;
+use super::process::ProcessIdentity;
+use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
+use super::signature::{SignatureId, SignatureKey, cut};
+use super::sync::{Memory, Read};
+use super::tables::Tables;
+use crate::error::{Error, Result};
+use crate::model::{EntryState, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp};
+use crate::publish::Dump;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::Location;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A group of this recorder. Valid for the recorder that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupHandle(u32);
+
+/// A signature as [`FlightRecorder::begin`] takes it.
+#[derive(Clone, Copy, Debug)]
+pub enum SignatureRef<'a> {
+    /// Interned before: the fast way.
+    Id(SignatureId),
+    /// To be looked up, or interned; if there is no room for it, it travels with this record alone.
+    Key(&'a SignatureKey<'a>),
+}
+
+/// An operation as it is issued.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// On which group.
+    pub group: GroupHandle,
+    /// What.
+    pub op: OpType,
+    /// Over which tensors.
+    pub signature: SignatureRef<'a>,
+    /// Per group, +1 per collective; point-to-point operations carry the current value.
+    pub collective_seq_id: u64,
+    /// Per group, +1 per point-to-point operation or batch.
+    pub p2p_seq_id: u64,
+    /// Per group, +1 per logical operation.
+    pub op_id: u64,
+    /// Counted by `p2p_seq_id`, not by `collective_seq_id`.
+    pub is_p2p: bool,
+    /// The other end of a send or receive, as a rank of the group.
+    pub peer: Peer,
+    /// Root of a rooted operation, as a rank of the group.
+    pub root: Option<u32>,
+    /// Reduction.
+    pub reduce_op: Option<ReduceOp>,
+    /// Elements sent to each rank of the group; empty where the operation has none.
+    pub input_splits: &'a [u64],
+    /// Elements received from each rank of the group; empty where the operation has none.
+    pub output_splits: &'a [u64],
+    /// The operation's time-out; kept in ms up to 49 days.
+    pub timeout: Duration,
+    /// Where the program called (`#[track_caller]`).
+    pub call_site: Option<&'static Location<'static>>,
+}
+
+impl<'a> Operation<'a> {
+    /// An operation with nothing but what every operation has.
+    pub const fn new(group: GroupHandle, op: OpType, signature: SignatureRef<'a>) -> Self {
+        Self {
+            group,
+            op,
+            signature,
+            collective_seq_id: 0,
+            p2p_seq_id: 0,
+            op_id: 0,
+            is_p2p: op.is_p2p(),
+            peer: Peer::None,
+            root: None,
+            reduce_op: None,
+            input_splits: &[],
+            output_splits: &[],
+            timeout: Duration::ZERO,
+            call_site: None,
+        }
+    }
+}
+
+/// A record that was begun, for the updates that follow. Small, and free to copy to other threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    id: u64,
+    /// `collective_seq_id` + 1; 0 for point-to-point operations, which the status does not count.
+    sequence: u64,
+    group: u32,
+}
+
+impl Ticket {
+    /// The record's id: ascending from 1 over all groups of the process.
+    pub const fn record_id(self) -> u64 {
+        self.id
+    }
+}
+
+/// What a recorder could not keep since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Operations begun.
+    pub records: u64,
+    /// Records not written, since another writer held the slot.
+    pub records_lost: u64,
+    /// Updates not written, since another writer held the slot.
+    pub updates_lost: u64,
+    /// Updates that came after the slot was reused for a newer record.
+    pub updates_late: u64,
+    /// Groups beyond the table.
+    pub groups_lost: u64,
+    /// Records whose shapes or splits did not fit: their element counts were kept.
+    pub shapes_lost: u64,
+    /// Records whose call site did not fit in the table.
+    pub call_sites_lost: u64,
+    /// Records whose thread did not fit in the table.
+    pub threads_lost: u64,
+    /// Phases not written, since another thread was naming one.
+    pub phases_lost: u64,
+}
+
+/// Writes what one rank does into its ring.
+///
+/// All methods take `&self` and may be called from any thread. Those that record never block, never
+/// allocate in steady state and never fail. The exception to "any thread at any time":
+/// [`begin`](Self::begin) for one group is called in the order of issue.
+///
+/// A ring in a file outlives its process: it is removed by [`close`](Self::close) only. A child made by
+/// `fork` without `exec` must not use its parent's recorder: the mapping is not there.
+#[derive(Debug)]
+pub struct FlightRecorder {
+    map: Map,
+    layout: Layout,
+    slots: SlotRing<{ slot::WORDS }>,
+    phases: SlotRing<{ phase::WORDS }>,
+    lap: LapRing,
+    tables: Tables,
+    storage: Storage,
+    /// Holds the lock that says that the owner lives.
+    _lock: Option<OwnedFd>,
+    closed: AtomicBool,
+}
+
+impl FlightRecorder {
+    /// Makes the ring and claims its name.
+    ///
+    /// Blocks for the time it takes to reserve and zero the memory. Fails on a configuration that
+    /// cannot be, if another living process records as this rank of this job and attempt, and if a
+    /// directory was asked for in which no ring can be made. With [`Placement::Shared`] the last is
+    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) says why.
+    pub fn create(config: &RecorderConfig) -> Result<Self> {
+        config.check()?;
+        let in_memory = |why| {
+            let layout = Layout::plan(config);
+            let map = Map::anonymous(layout.bytes).map_err(|error| {
+                Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
+            })?;
+            initialise(&map, &layout, config);
+            Ok(Self::over(map, layout, Storage::Memory { why }, None))
+        };
+        match &config.placement {
+            Placement::Memory => in_memory(None),
+            Placement::Dir(directory) => Self::in_directory(config, directory),
+            Placement::Shared => {
+                let directory = directory::default_directory();
+                let made = directory::ensure_private(&directory)
+                    .and_then(|()| Self::in_directory(config, &directory));
+                match made {
+                    Err(why @ Error::Io { .. }) => in_memory(Some(why.to_string())),
+                    made => made,
+                }
+            }
+        }
+    }
+
+    fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
+        let place = Place {
+            job: &config.job,
+            rank: config.rank,
+            attempt: config.attempt,
+        };
+        let layout = Layout::plan(config);
+        let unnamed = Unnamed::create(directory, place, layout.bytes)?;
+        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes)
+            .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
+        initialise(&map, &layout, config);
+        let (path, lock) = unnamed.publish(place)?;
+        Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
+    }
+
+    fn over(map: Map, layout: Layout, storage: Storage, lock: Option<OwnedFd>) -> Self {
+        Self {
+            map,
+            slots: decode::slots(&layout),
+            phases: decode::phases(&layout),
+            lap: decode::lap_ring(&layout),
+            tables: Tables::new(layout),
+            layout,
+            storage,
+            _lock: lock,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Where the ring is.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// How large the ring is, with its tables.
+    pub fn size_bytes(&self) -> usize {
+        self.layout.bytes
+    }
+
+    /// How many operations the ring holds.
+    pub fn entries(&self) -> usize {
+        self.slots.slots()
+    }
+
+    /// Now, on the clock of the records.
+    pub fn now(&self) -> Timestamp {
+        clock::now()
+    }
+
+    /// Adds a group with all its members and its default time-out.
+    ///
+    /// A group beyond the table is counted; operations on it are recorded without their group.
+    pub fn add_group(&self, info: &ProcessGroupInfo, timeout: Duration) -> GroupHandle {
+        match self.tables.add_group(&self.map, info, timeout) {
+            Some(row) => GroupHandle(row),
+            None => {
+                self.count(header::GROUPS_LOST);
+                GroupHandle(NO_ROW)
+            }
+        }
+    }
+
+    /// Interns a signature, for callers that keep the id; `None` if it does not fit in the table any
+    /// more, and then [`SignatureRef::Key`] still does.
+    pub fn intern(&self, key: &SignatureKey<'_>) -> Option<SignatureId> {
+        self.tables.signature(&self.map, key)
+    }
+
+    /// Records that an operation is issued, now, by the calling thread.
+    #[inline]
+    pub fn begin(&self, operation: &Operation<'_>) -> Ticket {
+        self.begin_at(operation, clock::now())
+    }
+
+    /// Records that an operation was issued at this moment by the calling thread.
+    pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
+        let words = self.map.words();
+        let id = words[header::LAST_ID].fetch_add(1, Ordering::Relaxed) + 1;
+        let sequence = if operation.is_p2p {
+            0
+        } else {
+            operation.collective_seq_id.wrapping_add(1)
+        };
+        let ticket = Ticket {
+            id,
+            sequence,
+            group: operation.group.0,
+        };
+        let (signature, own) = self.own_facts(id, operation);
+        let call_site = match operation.call_site {
+            None => NO_ROW,
+            Some(site) => self.tables.call_site(&self.map, site).unwrap_or_else(|| {
+                self.count(header::CALL_SITES_LOST);
+                NO_ROW
+            }),
+        };
+        let thread = self.tables.thread(&self.map).unwrap_or_else(|| {
+            self.count(header::THREADS_LOST);
+            NO_THREAD
+        });
+        let peer = match operation.peer {
+            Peer::None => slot::NO_RANK,
+            Peer::Any => slot::ANY_RANK,
+            Peer::Rank(rank) => rank,
+        };
+        let root = operation.root.unwrap_or(slot::NO_RANK);
+        let reduction = operation
+            .reduce_op
+            .map_or(slot::NO_REDUCTION, ReduceOp::code);
+        let flags = if operation.is_p2p { slot::FLAG_P2P } else { 0 };
+        let what = u64::from(operation.op.code())
+            | u64::from(reduction) << 8
+            | flags << 16
+            | u64::from(thread) << 32;
+        let timeout_ms = u32::try_from(operation.timeout.as_millis()).unwrap_or(u32::MAX);
+        let written = self.slots.write(&self.map, id & MAX_ID, |words| {
+            let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
+            store(slot::CREATED, at.0);
+            store(slot::STARTED, 0);
+            store(slot::ENDED, 0);
+            store(slot::COLLECTIVE_SEQ_ID, operation.collective_seq_id);
+            store(slot::P2P_SEQ_ID, operation.p2p_seq_id);
+            store(slot::OP_ID, operation.op_id);
+            store(slot::TABLES, join(operation.group.0, signature.row));
+            store(slot::WHAT, what);
+            store(slot::STATE, EntryState::Scheduled as u64);
+            store(slot::ENDS, join(peer, root));
+            store(slot::CALL, join(timeout_ms, call_site));
+            store(slot::LAP_POSITION, own.position);
+            store(slot::LAP_WORDS, own.words);
+            store(slot::INPUT_ELEMENTS, signature.input_elements);
+            store(slot::OUTPUT_ELEMENTS, signature.output_elements);
+        });
+        if written.is_err() {
+            self.count(header::RECORDS_LOST);
+        }
+        self.raise(ticket, group::LAST_ENQUEUED);
+        ticket
+    }
+
+    /// The signature's row, and the place of what this record alone says.
+    #[inline]
+    fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
+        let splits = [operation.input_splits, operation.output_splits];
+        let (signature, key) = match operation.signature {
+            SignatureRef::Id(id) => (id, None),
+            SignatureRef::Key(key) => match self.tables.signature(&self.map, key) {
+                Some(id) => (id, None),
+                None => {
+                    let without_row = SignatureId {
+                        row: NO_ROW,
+                        input_elements: key.input_elements(),
+                        output_elements: key.output_elements(),
+                    };
+                    (without_row, Some(key))
+                }
+            },
+        };
+        if key.is_none() && splits.iter().all(|side| side.is_empty()) {
+            return (signature, LapPlace::default());
+        }
+        let place = lap::write(&self.map, &self.lap, id & MAX_ID, splits, key);
+        let place = place.unwrap_or_else(|| {
+            self.count(header::SHAPES_LOST);
+            LapPlace::default()
+        });
+        (signature, place)
+    }
+
+    /// Records that an operation was seen, now, to have started.
+    pub fn started(&self, ticket: Ticket) {
+        self.started_at(ticket, clock::now());
+    }
+
+    /// Records that an operation was seen at this moment to have started.
+    pub fn started_at(&self, ticket: Ticket, at: Timestamp) {
+        self.update(ticket, |words| {
+            if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
+                words[slot::STARTED].store(at.0, Ordering::Relaxed);
+            }
+            advance(words, EntryState::Started, 0);
+        });
+        self.raise(ticket, group::LAST_STARTED);
+    }
+
+    /// Records that an operation was seen, now, to have completed.
+    #[inline]
+    pub fn completed(&self, ticket: Ticket) {
+        self.completed_at(ticket, clock::now(), None);
+    }
+
+    /// Records that an operation was seen at this moment to have completed, and how long the backend
+    /// says that it ran. The first to see it counts: later calls change nothing.
+    pub fn completed_at(&self, ticket: Ticket, at: Timestamp, duration: Option<Duration>) {
+        self.update(ticket, |words| {
+            end(words, EntryState::Completed, at, duration);
+        });
+        self.raise(ticket, group::LAST_COMPLETED);
+    }
+
+    /// Records that an operation ended, now, with an error or a time-out.
+    pub fn failed(&self, ticket: Ticket) {
+        self.failed_at(ticket, clock::now());
+    }
+
+    /// Records that an operation ended at this moment with an error or a time-out. An operation that
+    /// completed stays completed.
+    pub fn failed_at(&self, ticket: Ticket, at: Timestamp) {
+        self.update(ticket, |words| {
+            let created = words[slot::CREATED].load(Ordering::Relaxed);
+            let lasted = Duration::from_nanos(at.0.saturating_sub(created));
+            end(words, EntryState::Failed, at, Some(lasted));
+        });
+    }
+
+    /// Records that nobody watches the operation any more.
+    pub fn retired(&self, ticket: Ticket) {
+        self.update(ticket, |words| {
+            let state = words[slot::STATE].load(Ordering::Relaxed);
+            words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
+        });
+    }
+
+    /// Where a group stands.
+    pub fn status(&self, group: GroupHandle) -> ProcessGroupStatus {
+        let Some(row) = self.group_words(group.0) else {
+            return ProcessGroupStatus::default();
+        };
+        let sequence = |word: usize| {
+            let raised = row[word].load(Ordering::Relaxed);
+            raised.cast_signed().saturating_sub(1)
+        };
+        let last_completed = sequence(group::LAST_COMPLETED);
+        ProcessGroupStatus {
+            last_enqueued: sequence(group::LAST_ENQUEUED),
+            last_started: sequence(group::LAST_STARTED).max(last_completed),
+            last_completed,
+        }
+    }
+
+    /// Names what the program does from now on, in at most 104 bytes.
+    pub fn phase(&self, name: &str) {
+        let at = clock::now();
+        let name = cut(name, phase::MOST_BYTES).as_bytes();
+        let words = self.map.words();
+        let id = words[header::LAST_PHASE].fetch_add(1, Ordering::Relaxed) + 1;
+        let written = self.phases.write(&self.map, id, |words| {
+            words[phase::SINCE].store(at.0, Ordering::Relaxed);
+            words[phase::BYTES].store(name.len() as u64, Ordering::Relaxed);
+            for (word, value) in words[phase::TEXT..].iter().zip(words_of(name)) {
+                word.store(value, Ordering::Relaxed);
+            }
+        });
+        if written.is_err() {
+            self.count(header::PHASES_LOST);
+        }
+    }
+
+    /// Says which step the program is in.
+    pub fn step(&self, step: i64) {
+        self.map.words()[header::STEP].store(step.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Says that the watchdog has just made a round.
+    pub fn heartbeat(&self) {
+        self.map.words()[header::HEARTBEAT].store(clock::now().0, Ordering::Relaxed);
+    }
+
+    /// What could not be kept so far.
+    pub fn counters(&self) -> Counters {
+        let load = |word| self.map.load(word);
+        Counters {
+            records: load(header::LAST_ID),
+            records_lost: load(header::RECORDS_LOST),
+            updates_lost: load(header::UPDATES_LOST),
+            updates_late: load(header::UPDATES_LATE),
+            groups_lost: load(header::GROUPS_LOST),
+            shapes_lost: load(header::SHAPES_LOST),
+            call_sites_lost: load(header::CALL_SITES_LOST),
+            threads_lost: load(header::THREADS_LOST),
+            phases_lost: load(header::PHASES_LOST),
+        }
+    }
+
+    /// The ring as it is now. Takes no lock; allocates; writers go on meanwhile.
+    pub fn snapshot(&self) -> Dump {
+        decode::dump(&self.map, &self.layout, clock::wall_now())
+    }
+
+    /// Removes the ring file: the job ended well and nobody needs it. Recording stays possible and is
+    /// seen by nobody outside. Does nothing the second time.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.map.words()[header::STATE].store(layout::STATE_CLOSED, Ordering::Release);
+        let Some(path) = self.storage.path() else {
+            return Ok(());
+        };
+        match directory::remove(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("remove {}", path.display()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn update(&self, ticket: Ticket, change: impl FnOnce(&[AtomicU64; slot::WORDS])) {
+        match self.slots.update(&self.map, ticket.id & MAX_ID, change) {
+            Ok(()) => {}
+            Err(Missed::Reused) => self.count(header::UPDATES_LATE),
+            Err(Missed::Held) => self.count(header::UPDATES_LOST),
+        }
+    }
+
+    /// Raises one of a group's status words to the ticket's sequence number.
+    #[inline]
+    fn raise(&self, ticket: Ticket, word: usize) {
+        if ticket.sequence == 0 {
+            return;
+        }
+        if let Some(row) = self.group_words(ticket.group) {
+            row[word].fetch_max(ticket.sequence, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn group_words(&self, row: u32) -> Option<&[AtomicU64; group::WORDS]> {
+        if row as usize >= self.layout.groups.rows {
+            return None;
+        }
+        let start = self.layout.groups.row(row as usize, group::WORDS);
+        self.map.words().get(start..)?.first_chunk()
+    }
+
+    #[cold]
+    fn count(&self, word: usize) {
+        self.map.words()[word].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Moves the state on, never back, and sets `bits`.
+#[inline]
+fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    let moves = (state as u8) < to as u8;
+    if moves {
+        let state = state & !0xff | to as u64 | bits;
+        words[slot::STATE].store(state, Ordering::Relaxed);
+    }
+    moves
+}
+
+/// Ends an operation that has not ended yet.
+#[inline]
+fn end(
+    words: &[AtomicU64; slot::WORDS],
+    how: EntryState,
+    at: Timestamp,
+    duration: Option<Duration>,
+) {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    if state as u8 >= EntryState::Completed as u8 {
+        return;
+    }
+    let bits = duration.map_or(0, |duration| {
+        let ms = duration.as_secs_f32() * 1e3;
+        slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
+    });
+    advance(words, how, bits);
+    words[slot::ENDED].store(at.0, Ordering::Relaxed);
+}
+
+/// Writes the header of zeroed memory.
+fn initialise(map: &Map, layout: &Layout, config: &RecorderConfig) {
+    let words = map.words();
+    let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
+    let text = |word: usize, text: &str| {
+        let text = cut(text, 255).as_bytes();
+        store(word, text.len() as u64);
+        words_of(text)
+            .zip(word + 1..)
+            .for_each(|(value, word)| store(word, value));
+    };
+    let process = ProcessIdentity::of_self();
+    let anchor = Anchor::take();
+    store(header::VERSION, join(layout::MAJOR, layout::MINOR));
+    store(header::STATE, layout::STATE_OPEN);
+    store(header::RANK, join(config.rank, config.world_size));
+    store(header::ATTEMPT, join(config.attempt, process.pid));
+    store(header::PROCESS_START, process.start);
+    store(header::PID_NAMESPACE, process.pid_namespace);
+    store(header::BOOT_ID, process.boot_id[0]);
+    store(header::BOOT_ID + 1, process.boot_id[1]);
+    store(header::ANCHOR_MONOTONIC, anchor.monotonic_ns);
+    store(header::ANCHOR_WALL, anchor.wall_ns.cast_unsigned());
+    store(header::STEP, (-1_i64).cast_unsigned());
+    text(header::HOST, &config.host);
+    text(header::JOB, &config.job);
+    text(header::WRITER, concat!("rcomm ", env!("CARGO_PKG_VERSION")));
+    layout.store(store);
+    words[header::MAGIC].store(layout::MAGIC, Ordering::Release);
+}

@@ -1,0 +1,137 @@
+//! What one record alone says: split sizes, and a signature that no table had room for.
+//!
+//! In the lap ring a record's words are: how many input and output splits (32 bits each); bytes of the
+//! signature, and above them 1 if a split needs 64 bits; the splits, two to a word unless they need
+//! one each; the signature's bytes; a hash of all words before it, seeded with the record's id.
+
+use super::bytes::Packer;
+use super::layout::{halves, join};
+use super::map::Map;
+use super::ring::LapRing;
+use super::signature::{self, SignatureKey};
+use super::sync::Read;
+use crate::model::Signature;
+
+const HEAD_WORDS: usize = 2;
+
+/// What was read back.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OwnFacts {
+    pub(super) input_splits: Vec<u64>,
+    pub(super) output_splits: Vec<u64>,
+    pub(super) signature: Option<Signature>,
+}
+
+/// Where a record's own facts lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LapPlace {
+    pub(super) position: u64,
+    pub(super) words: u64,
+}
+
+struct Hash(u64);
+
+impl Hash {
+    fn of(id: u64) -> Self {
+        Self(id)
+    }
+
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// Stores a record's own facts; `None` if they are more than one record may have.
+pub(super) fn write(
+    map: &Map,
+    ring: &LapRing,
+    id: u64,
+    splits: [&[u64]; 2],
+    key: Option<&SignatureKey<'_>>,
+) -> Option<LapPlace> {
+    let [inputs, outputs] = splits;
+    let count = inputs.len() + outputs.len();
+    let all = || inputs.iter().chain(outputs).copied();
+    let wide = all().any(|split| split > u64::from(u32::MAX));
+    let split_words = if wide { count } else { count.div_ceil(2) };
+    let bytes = key.map_or(0, SignatureKey::encoded_len);
+    if bytes > signature::MOST_BYTES {
+        return None;
+    }
+    let words = HEAD_WORDS + split_words + bytes.div_ceil(8) + 1;
+    let position = ring.write(map, words, |store| {
+        let mut hash = Hash::of(id);
+        let mut push = |word| {
+            hash.add(word);
+            store(word);
+        };
+        push(join(inputs.len() as u32, outputs.len() as u32));
+        push(join(bytes as u32, wide.into()));
+        let mut splits = all();
+        while let Some(split) = splits.next() {
+            push(if wide {
+                split
+            } else {
+                join(split as u32, splits.next().unwrap_or(0) as u32)
+            });
+        }
+        if let Some(key) = key {
+            let mut packer = Packer::new(&mut push);
+            key.encode(&mut |byte| packer.byte(byte));
+            packer.finish();
+        }
+        store(hash.0);
+    })?;
+    Some(LapPlace {
+        position,
+        words: words as u64,
+    })
+}
+
+/// Reads a record's own facts; `None` if they were lapped or are not what was written.
+pub(super) fn read(
+    memory: &impl Read,
+    ring: &LapRing,
+    id: u64,
+    place: LapPlace,
+) -> Option<OwnFacts> {
+    let len = usize::try_from(place.words).ok()?;
+    let words = ring.read(memory, place.position, len)?;
+    let (&written, words) = words.split_last()?;
+    let mut hash = Hash::of(id);
+    words.iter().for_each(|&word| hash.add(word));
+    if hash.0 != written || words.len() < HEAD_WORDS {
+        return None;
+    }
+    let (inputs, outputs) = halves(words[0]);
+    let (bytes, wide) = halves(words[1]);
+    let (inputs, outputs, bytes) = (inputs as usize, outputs as usize, bytes as usize);
+    let count = inputs.checked_add(outputs)?;
+    let split_words = if wide == 0 { count.div_ceil(2) } else { count };
+    let (splits, packed) = words[HEAD_WORDS..].split_at_checked(split_words)?;
+    if packed.len() != bytes.div_ceil(8) {
+        return None;
+    }
+    let mut splits: Vec<u64> = if wide == 0 {
+        let pairs = splits.iter().map(|&word| halves(word));
+        pairs
+            .flat_map(|(first, second)| [first.into(), second.into()])
+            .collect()
+    } else {
+        splits.to_vec()
+    };
+    splits.truncate(count);
+    let output_splits = splits.split_off(inputs);
+    let signature = if bytes == 0 {
+        None
+    } else {
+        let mut unpacked: Vec<u8> = packed.iter().flat_map(|word| word.to_le_bytes()).collect();
+        unpacked.truncate(bytes);
+        Some(signature::decode(&unpacked)?)
+    };
+    Some(OwnFacts {
+        input_splits: splits,
+        output_splits,
+        signature,
+    })
+}

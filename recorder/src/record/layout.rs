@@ -1,0 +1,375 @@
+//! Where everything lies in a ring's memory: the one telling of the format in code.
+//!
+//! `docs/FORMAT.md` tells the same in prose. All numbers are little-endian 64-bit words, so the file
+//! is a `[u64]`; offsets in the header count bytes. The header gives every section's place and size,
+//! so a later minor version can grow sections or use words that are zero today.
+
+use super::clock::Anchor;
+use super::config::RecorderConfig;
+use super::sync::Read;
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("ring files are little-endian and mapped as they are");
+
+/// `RCOMMRNG`.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
+/// Raised when a word changes its meaning; readers refuse what they do not know.
+pub(crate) const MAJOR: u32 = 1;
+/// Raised when a word that was zero gets a meaning.
+pub(crate) const MINOR: u32 = 0;
+
+/// Bytes of the header.
+pub(crate) const HEADER_BYTES: usize = 4096;
+
+/// Words of the header.
+pub(crate) mod header {
+    pub(crate) const MAGIC: usize = 0;
+    /// major | minor << 32.
+    pub(crate) const VERSION: usize = 1;
+    pub(crate) const FILE_BYTES: usize = 2;
+    /// 1 = in use, 2 = closed in order.
+    pub(crate) const STATE: usize = 3;
+    /// rank | world size << 32.
+    pub(crate) const RANK: usize = 4;
+    /// attempt | pid << 32.
+    pub(crate) const ATTEMPT: usize = 5;
+    pub(crate) const PROCESS_START: usize = 6;
+    pub(crate) const PID_NAMESPACE: usize = 7;
+    /// Two words.
+    pub(crate) const BOOT_ID: usize = 8;
+    pub(crate) const ANCHOR_MONOTONIC: usize = 10;
+    pub(crate) const ANCHOR_WALL: usize = 11;
+
+    /// Sections: offset in bytes, then how many rows (bytes for the arena, words for the lap ring).
+    pub(crate) const GROUPS: usize = 16;
+    pub(crate) const SIGNATURES: usize = 18;
+    pub(crate) const CALL_SITES: usize = 20;
+    pub(crate) const THREADS: usize = 22;
+    pub(crate) const ARENA: usize = 24;
+    pub(crate) const PHASES: usize = 26;
+    pub(crate) const SLOTS: usize = 28;
+    pub(crate) const LAP: usize = 30;
+
+    /// A length in bytes, then 32 words of text.
+    pub(crate) const HOST: usize = 32;
+    pub(crate) const JOB: usize = 65;
+    pub(crate) const WRITER: usize = 98;
+
+    // Each word below is written while others are read: a cache line each.
+    /// The newest record id given out.
+    pub(crate) const LAST_ID: usize = 136;
+    pub(crate) const LAP_HEAD: usize = 144;
+    pub(crate) const LAST_PHASE: usize = 152;
+    pub(crate) const HEARTBEAT: usize = 160;
+    /// Two's complement; -1 = never said.
+    pub(crate) const STEP: usize = 168;
+
+    // Rows in use, each published after its row.
+    pub(crate) const GROUPS_USED: usize = 176;
+    pub(crate) const SIGNATURES_USED: usize = 177;
+    pub(crate) const CALL_SITES_USED: usize = 178;
+    pub(crate) const THREADS_USED: usize = 179;
+
+    // What could not be kept.
+    pub(crate) const RECORDS_LOST: usize = 184;
+    pub(crate) const UPDATES_LOST: usize = 185;
+    pub(crate) const UPDATES_LATE: usize = 186;
+    pub(crate) const GROUPS_LOST: usize = 187;
+    pub(crate) const SHAPES_LOST: usize = 188;
+    pub(crate) const CALL_SITES_LOST: usize = 189;
+    pub(crate) const THREADS_LOST: usize = 190;
+    pub(crate) const PHASES_LOST: usize = 191;
+}
+
+/// In [`header::STATE`].
+pub(crate) const STATE_OPEN: u64 = 1;
+/// In [`header::STATE`].
+pub(crate) const STATE_CLOSED: u64 = 2;
+
+/// Words of one group's row. The status words have a cache line of their own.
+pub(crate) mod group {
+    pub(crate) const WORDS: usize = 16;
+    pub(crate) const ID: usize = 0;
+    /// Text references: offset in the arena | bytes << 32.
+    pub(crate) const NAME: usize = 1;
+    pub(crate) const DESC: usize = 2;
+    /// Runs of ranks, two words each (first | step << 32, then how many), as a text reference.
+    pub(crate) const RANKS: usize = 3;
+    pub(crate) const SIZE: usize = 4;
+    pub(crate) const TIMEOUT_MS: usize = 5;
+    /// Each is the sequence number + 1; 0 = none yet.
+    pub(crate) const LAST_ENQUEUED: usize = 8;
+    pub(crate) const LAST_STARTED: usize = 9;
+    pub(crate) const LAST_COMPLETED: usize = 10;
+}
+
+/// A signature's row: a reference to its bytes in the arena.
+pub(crate) const SIGNATURE_WORDS: usize = 1;
+
+/// Words of one call site's row.
+pub(crate) mod call_site {
+    pub(crate) const WORDS: usize = 2;
+    pub(crate) const FILE: usize = 0;
+    /// line | column << 32.
+    pub(crate) const LINE: usize = 1;
+}
+
+/// Words of one thread's row.
+pub(crate) mod thread {
+    pub(crate) const WORDS: usize = 2;
+    pub(crate) const ID: usize = 0;
+    pub(crate) const NAME: usize = 1;
+}
+
+/// Words of one phase's slot; text follows in the rest.
+pub(crate) mod phase {
+    pub(crate) const WORDS: usize = 16;
+    pub(crate) const SINCE: usize = 1;
+    pub(crate) const BYTES: usize = 2;
+    pub(crate) const TEXT: usize = 3;
+    /// The longest text.
+    pub(crate) const MOST_BYTES: usize = (WORDS - TEXT) * 8;
+}
+
+/// Words of one operation's slot.
+pub(crate) mod slot {
+    pub(crate) const WORDS: usize = 16;
+    pub(crate) const CREATED: usize = 1;
+    pub(crate) const STARTED: usize = 2;
+    /// When it completed or failed.
+    pub(crate) const ENDED: usize = 3;
+    pub(crate) const COLLECTIVE_SEQ_ID: usize = 4;
+    pub(crate) const P2P_SEQ_ID: usize = 5;
+    pub(crate) const OP_ID: usize = 6;
+    /// group row | signature row << 32.
+    pub(crate) const TABLES: usize = 7;
+    /// operation | reduction << 8 | flags << 16 | thread row << 32.
+    pub(crate) const WHAT: usize = 8;
+    /// state | retired << 8 | has a duration << 9 | duration in ms as f32 << 32.
+    pub(crate) const STATE: usize = 9;
+    /// peer | root << 32.
+    pub(crate) const ENDS: usize = 10;
+    /// time-out in ms | call site row << 32.
+    pub(crate) const CALL: usize = 11;
+    /// Position in the lap ring.
+    pub(crate) const LAP_POSITION: usize = 12;
+    /// Words there; 0 = nothing there.
+    pub(crate) const LAP_WORDS: usize = 13;
+    pub(crate) const INPUT_ELEMENTS: usize = 14;
+    pub(crate) const OUTPUT_ELEMENTS: usize = 15;
+
+    pub(crate) const RETIRED: u64 = 1 << 8;
+    pub(crate) const HAS_DURATION: u64 = 1 << 9;
+
+    pub(crate) const FLAG_P2P: u64 = 1;
+
+    /// In the byte of the reduction.
+    pub(crate) const NO_REDUCTION: u8 = 0xff;
+    /// In the words of peer and root.
+    pub(crate) const NO_RANK: u32 = u32::MAX;
+    pub(crate) const ANY_RANK: u32 = u32::MAX - 1;
+}
+
+/// A reference to a table's row that is not there.
+pub(crate) const NO_ROW: u32 = u32::MAX;
+/// The same for threads.
+pub(crate) const NO_THREAD: u16 = u16::MAX;
+
+/// The most slots that a ring may have, for readers too.
+pub(crate) const MOST_SLOTS: usize = 1 << 20;
+const MOST_ROWS: usize = 1 << 16;
+const MOST_ARENA: usize = 1 << 23;
+const MOST_LAP: usize = 1 << 22;
+const PHASE_SLOTS: usize = 16;
+const THREAD_ROWS: usize = 256;
+
+/// One section: its first word and how many rows it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Section {
+    pub(crate) word: usize,
+    pub(crate) rows: usize,
+}
+
+impl Section {
+    /// The first word of a row, each `words` long.
+    pub(crate) fn row(&self, index: usize, words: usize) -> usize {
+        self.word.saturating_add(index.saturating_mul(words))
+    }
+}
+
+/// The place of every section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) bytes: usize,
+    pub(crate) groups: Section,
+    pub(crate) signatures: Section,
+    pub(crate) call_sites: Section,
+    pub(crate) threads: Section,
+    /// Rows are bytes.
+    pub(crate) arena: Section,
+    pub(crate) phases: Section,
+    pub(crate) slots: Section,
+    /// Rows are words.
+    pub(crate) lap: Section,
+}
+
+impl Layout {
+    /// The layout for this configuration.
+    pub(crate) fn plan(config: &RecorderConfig) -> Self {
+        let slots = (config.entries as usize).next_power_of_two();
+        // Names and signatures are short and the ranks of most groups are one run; room for one group
+        // in no order at all over the whole world comes on top.
+        let arena = (192 * 1024 + config.world_size as usize * 16)
+            .next_multiple_of(4096)
+            .min(MOST_ARENA);
+        let lap = (slots * 4).max(8 * 1024);
+        let mut end = HEADER_BYTES;
+        let mut place = |rows: usize, bytes_each: usize| {
+            let word = end / 8;
+            end = (end + rows * bytes_each).next_multiple_of(64);
+            Section { word, rows }
+        };
+        let mut layout = Self {
+            groups: place(config.groups as usize, group::WORDS * 8),
+            signatures: place(config.signatures as usize, SIGNATURE_WORDS * 8),
+            call_sites: place(config.call_sites as usize, call_site::WORDS * 8),
+            threads: place(THREAD_ROWS, thread::WORDS * 8),
+            arena: place(arena, 1),
+            phases: place(PHASE_SLOTS, phase::WORDS * 8),
+            slots: place(slots, slot::WORDS * 8),
+            lap: place(lap, 8),
+            bytes: 0,
+        };
+        layout.bytes = end.next_multiple_of(4096);
+        layout
+    }
+
+    /// Each section with its word in the header, the bytes of a row, and the most rows it may have.
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 8] {
+        [
+            (
+                &mut self.groups,
+                header::GROUPS,
+                group::WORDS * 8,
+                MOST_ROWS,
+            ),
+            (
+                &mut self.signatures,
+                header::SIGNATURES,
+                SIGNATURE_WORDS * 8,
+                MOST_ROWS,
+            ),
+            (
+                &mut self.call_sites,
+                header::CALL_SITES,
+                call_site::WORDS * 8,
+                MOST_ROWS,
+            ),
+            (
+                &mut self.threads,
+                header::THREADS,
+                thread::WORDS * 8,
+                MOST_ROWS,
+            ),
+            (&mut self.arena, header::ARENA, 1, MOST_ARENA),
+            (
+                &mut self.phases,
+                header::PHASES,
+                phase::WORDS * 8,
+                MOST_ROWS,
+            ),
+            (&mut self.slots, header::SLOTS, slot::WORDS * 8, MOST_SLOTS),
+            (&mut self.lap, header::LAP, 8, MOST_LAP),
+        ]
+    }
+
+    /// Calls `store(word, value)` for every header word that tells the layout.
+    pub(crate) fn store(mut self, mut store: impl FnMut(usize, u64)) {
+        store(header::FILE_BYTES, self.bytes as u64);
+        for (section, word, ..) in self.sections() {
+            store(word, section.word as u64 * 8);
+            store(word + 1, section.rows as u64);
+        }
+    }
+
+    /// The layout that a header tells, if every section lies within the memory; else what is wrong.
+    pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
+        let have = memory.len().saturating_mul(8);
+        let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);
+        if bytes > have {
+            return Err(format!("it has {have} bytes of {bytes}: it was cut"));
+        }
+        let none = Section { word: 0, rows: 0 };
+        let mut layout = Self {
+            bytes,
+            groups: none,
+            signatures: none,
+            call_sites: none,
+            threads: none,
+            arena: none,
+            phases: none,
+            slots: none,
+            lap: none,
+        };
+        for (section, word, row_bytes, most) in layout.sections() {
+            let start = memory.load(word);
+            let rows = memory.load(word + 1);
+            let end = rows
+                .checked_mul(row_bytes as u64)
+                .and_then(|size| size.checked_add(start));
+            let fits = end.is_some_and(|end| end <= bytes as u64)
+                && start >= HEADER_BYTES as u64
+                && start.is_multiple_of(8)
+                && rows <= most as u64;
+            if !fits {
+                return Err(format!(
+                    "its header places {rows} rows at byte {start} of {bytes} (word {word})"
+                ));
+            }
+            *section = Section {
+                word: (start / 8) as usize,
+                rows: rows as usize,
+            };
+        }
+        for (what, rows) in [
+            ("slots", layout.slots.rows),
+            ("phases", layout.phases.rows),
+            ("words in its lap ring", layout.lap.rows),
+        ] {
+            if !rows.is_power_of_two() {
+                return Err(format!("it has {rows} {what}, not a power of two"));
+            }
+        }
+        Ok(layout)
+    }
+}
+
+/// Reads the anchor of both clocks.
+pub(crate) fn load_anchor(memory: &impl Read) -> Anchor {
+    Anchor {
+        monotonic_ns: memory.load(header::ANCHOR_MONOTONIC),
+        wall_ns: memory.load(header::ANCHOR_WALL) as i64,
+    }
+}
+
+/// Two 32-bit halves of a word, the lower first.
+pub(crate) const fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// A word of two 32-bit halves, the lower first.
+pub(crate) const fn join(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_ring_takes_less_than_four_mebibytes() {
+        let layout = Layout::plan(&RecorderConfig::new("job", 0, 8));
+        assert!(layout.bytes < 4 << 20, "{} bytes", layout.bytes);
+        assert!(layout.bytes.is_multiple_of(4096));
+    }
+}

@@ -1,0 +1,146 @@
+//! A ring's memory: mapped from a file, or anonymous.
+//!
+//! The one place of this crate with `unsafe`: the system calls that make and drop a mapping, and the
+//! view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's. Which file, and who may
+//! have it, is [`directory`](super::directory)'s.
+//!
+//! A process that may write to the file can also cut it, after which touching the pages that went
+//! raises `SIGBUS`; only the same user can (mode 0600), and who is that user can do as much by a signal.
+
+#![allow(unsafe_code)]
+
+use super::sync::{self, Memory, Read};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A mapping of whole words.
+#[derive(Debug)]
+struct Pages {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: the pages belong to this value alone until it is dropped, and are only ever touched through
+// atomics, from any thread.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn map(
+        file: Option<BorrowedFd<'_>>,
+        bytes: usize,
+        prot: ProtFlags,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
+        let words = bytes / 8;
+        if words == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        // SAFETY: the kernel chooses a fresh range, so nothing of ours is mapped over.
+        let start = unsafe {
+            match file {
+                Some(file) => mm::mmap(ptr::null_mut(), words * 8, prot, flags, file, 0)?,
+                None => mm::mmap_anonymous(ptr::null_mut(), words * 8, prot, flags)?,
+            }
+        };
+        let start = NonNull::new(start.cast())
+            .ok_or_else(|| io::Error::other("the kernel mapped page zero"))?;
+        Ok(Self { start, words })
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: `start` is page-aligned and `words` words from it stay mapped, initialised (zero or
+        // the file's) and readable until `self` is dropped. Other processes change them only as the
+        // hardware's atomics do, which is what `AtomicU64` expects.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the range came from mmap with this length, and no reference outlives `self`. An
+        // error would mean that it is not mapped, and then there is nothing to do.
+        let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// The owner's mapping: read and written, not inherited by fork.
+#[derive(Debug)]
+pub(crate) struct Map(Pages);
+
+impl Map {
+    /// Zeroed memory of this process alone.
+    pub(crate) fn anonymous(bytes: usize) -> io::Result<Self> {
+        Self::of(None, bytes, MapFlags::PRIVATE | MapFlags::POPULATE)
+    }
+
+    /// The first `bytes` of an open file, which must have as many.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::of(Some(file), bytes, MapFlags::SHARED | MapFlags::POPULATE)
+    }
+
+    fn of(file: Option<BorrowedFd<'_>>, bytes: usize, flags: MapFlags) -> io::Result<Self> {
+        let pages = Pages::map(file, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
+        // A child that is forked from a rank must not write into its record.
+        // SAFETY: this advice changes what a child inherits and nothing in this process.
+        unsafe {
+            mm::madvise(
+                pages.start.as_ptr().cast(),
+                pages.words * 8,
+                Advice::LinuxDontFork,
+            )?;
+        }
+        Ok(Self(pages))
+    }
+}
+
+impl Memory for Map {
+    type Word = AtomicU64;
+    const PATIENCE: u32 = sync::PATIENCE;
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        self.0.words()
+    }
+
+    #[inline]
+    fn fence(&self, order: Ordering) {
+        sync::fence(order);
+    }
+}
+
+/// A reader's mapping: nothing can be stored through it.
+#[derive(Debug)]
+pub(crate) struct View(Pages);
+
+impl View {
+    /// The first `bytes` of an open file, which must have as many; read-only.
+    pub(crate) fn of_file(file: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let file = Some(file.as_fd());
+        Pages::map(file, bytes, ProtFlags::READ, MapFlags::SHARED).map(Self)
+    }
+}
+
+impl Read for View {
+    fn len(&self) -> usize {
+        self.0.words
+    }
+
+    // A relaxed load of one word is a plain load of the machine, and so allowed on read-only pages.
+    #[inline]
+    fn load(&self, index: usize) -> u64 {
+        self.0
+            .words()
+            .get(index)
+            .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn fence_acquire(&self) {
+        sync::fence(Ordering::Acquire);
+    }
+}

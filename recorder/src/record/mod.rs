@@ -1,0 +1,28 @@
+//! What a rank does, written down while it does it.
+//!
+//! [`FlightRecorder`] is the whole face: it creates the ring, takes each operation as it is issued and
+//! ends, and hands out a [`Dump`](crate::publish::Dump) of itself. Below it, `ring` holds slots of
+//! atomic words that others read without asking, `layout` says where everything lies in the file,
+//! `signature` keeps what repeats, `map` and `directory` own the file and its place, and `decode`
+//! turns the words back into a dump, for the owner and for readers outside alike.
+
+pub(crate) mod bytes;
+mod clock;
+mod config;
+pub(crate) mod decode;
+pub(crate) mod directory;
+mod flight_recorder;
+mod lap;
+pub(crate) mod layout;
+pub(crate) mod map;
+pub(crate) mod process;
+pub(crate) mod ring;
+mod signature;
+pub(crate) mod sync;
+mod tables;
+
+pub use clock::Timestamp;
+pub use config::{Placement, RecorderConfig, Storage};
+pub use directory::default_directory;
+pub use flight_recorder::{Counters, FlightRecorder, GroupHandle, Operation, SignatureRef, Ticket};
+pub use signature::{SignatureId, SignatureKey, Tensor};

@@ -1,0 +1,84 @@
+//! Which process this is, so that a reader can tell it from another with the same number.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// A process, as far as it can be told apart from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessIdentity {
+    pub(crate) pid: u32,
+    /// Clock ticks from boot to its start; 0 if unknown.
+    pub(crate) start: u64,
+    /// Inode of its pid namespace; 0 if unknown.
+    pub(crate) pid_namespace: u64,
+    /// The host's boot; 0 if unknown.
+    pub(crate) boot_id: [u64; 2],
+}
+
+impl ProcessIdentity {
+    /// This process.
+    pub(crate) fn of_self() -> Self {
+        let pid = std::process::id();
+        Self {
+            pid,
+            start: start_of(pid).unwrap_or(0),
+            pid_namespace: own_pid_namespace(),
+            boot_id: boot_id(),
+        }
+    }
+
+    /// Whether that process still exists; `None` if that cannot be told from here.
+    pub(crate) fn exists(&self) -> Option<bool> {
+        let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
+        if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
+            return None;
+        }
+        Some(start_of(self.pid) == Some(self.start))
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`; fields are counted from the last `)`, as a name may hold anything.
+/// A zombie has ended.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn own_pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |of| of.ino())
+}
+
+fn boot_id() -> [u64; 2] {
+    let read = || {
+        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let id = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
+        Some([(id >> 64) as u64, id as u64])
+    };
+    read().unwrap_or([0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_exists_and_one_with_another_start_does_not() {
+        let own = ProcessIdentity::of_self();
+        assert_eq!(own.exists(), Some(true));
+        let other = ProcessIdentity {
+            start: own.start + 1,
+            ..own
+        };
+        assert_eq!(other.exists(), Some(false));
+        let elsewhere = ProcessIdentity {
+            boot_id: [1, 2],
+            ..own
+        };
+        assert_eq!(elsewhere.exists(), None);
+    }
+}

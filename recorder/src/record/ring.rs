@@ -1,0 +1,275 @@
+//! Slots of atomic words under a stamp, and a ring of words for what does not fit in a slot.
+//!
+//! A slot's first word is its stamp: the id of the record it holds, a revision that grows with every
+//! update in place, and a busy bit. A writer claims the slot by one compare-exchange that sets the
+//! bit, stores the other words, and publishes the stamp without it. A reader takes the words only if
+//! the stamp was the same and not busy before and after it copied them (a seqlock; see H. Boehm, "Can
+//! seqlocks get along with programming language memory models?", MSPC 2012). Nobody ever waits for a
+//! reader. A writer that finds its slot held looks a few times more and then gives up; the caller
+//! counts that.
+//!
+//! What varies in length from call to call goes to a [`LapRing`]: a writer reserves words by one
+//! addition, a reader checks afterwards that the reservations have not lapped what it copied.
+//!
+//! The ordering of both is checked by a model at the end of this file.
+
+use super::sync::{Memory, Read, Word};
+use std::sync::atomic::Ordering;
+
+const BUSY: u64 = 1;
+const REVISION_BITS: u32 = 15;
+const ID_SHIFT: u32 = REVISION_BITS + 1;
+
+/// The largest record id that a stamp can hold: a million records a second for eight years.
+pub(crate) const MAX_ID: u64 = (1 << (64 - ID_SHIFT)) - 1;
+
+const fn stamp_of(id: u64) -> u64 {
+    id << ID_SHIFT
+}
+
+const fn id_of(stamp: u64) -> u64 {
+    stamp >> ID_SHIFT
+}
+
+/// The same id, the next revision, not busy.
+const fn next_revision(stamp: u64) -> u64 {
+    let revision = (stamp >> 1).wrapping_add(1) & ((1 << REVISION_BITS) - 1);
+    stamp_of(id_of(stamp)) | (revision << 1)
+}
+
+/// Why a writer left a slot alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// The slot holds a newer record.
+    Reused,
+    /// Another writer held the slot all the while.
+    Held,
+}
+
+/// What a reader found in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found<const N: usize> {
+    /// Never written.
+    Empty,
+    /// A whole record; `words[0]` is its stamp.
+    Record { id: u64, words: [u64; N] },
+    /// Written to each time we looked, or abandoned half-way by a process that died there.
+    Unreadable { id: u64 },
+}
+
+/// A ring of `mask + 1` slots (a power of two) of `N` words from word `base` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotRing<const N: usize> {
+    base: usize,
+    mask: u64,
+}
+
+impl<const N: usize> SlotRing<N> {
+    /// `slots` must be a power of two.
+    pub(crate) fn new(base: usize, slots: usize) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self {
+            base,
+            mask: (slots as u64).wrapping_sub(1),
+        }
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        (self.mask as usize).wrapping_add(1)
+    }
+
+    /// The slot of record `id`.
+    pub(crate) fn index_of(&self, id: u64) -> usize {
+        (id & self.mask) as usize
+    }
+
+    #[inline]
+    fn slot<'m, M: Memory>(&self, memory: &'m M, id: u64) -> &'m [M::Word; N] {
+        let start = self.base + self.index_of(id) * N;
+        memory.words()[start..]
+            .first_chunk()
+            .expect("the ring's slots lie within its memory")
+    }
+
+    /// Puts record `id` in its slot: `fill` stores every word but the first.
+    #[inline]
+    pub(crate) fn write<M: Memory>(
+        &self,
+        memory: &M,
+        id: u64,
+        fill: impl FnOnce(&[M::Word; N]),
+    ) -> Result<(), Missed> {
+        let slot = self.slot(memory, id);
+        let mut old = slot[0].load(Ordering::Relaxed);
+        for _ in 0..M::PATIENCE {
+            if id_of(old) >= id {
+                return Err(Missed::Reused);
+            }
+            if old & BUSY == 0 {
+                let claim = stamp_of(id) | BUSY;
+                match slot[0].compare_exchange(old, claim, Ordering::Acquire, Ordering::Relaxed) {
+                    Ok(_) => {
+                        // Whoever sees one of our words must see the claim before it.
+                        memory.fence(Ordering::Release);
+                        fill(slot);
+                        slot[0].store(stamp_of(id), Ordering::Release);
+                        return Ok(());
+                    }
+                    Err(now) => {
+                        old = now;
+                        continue;
+                    }
+                }
+            }
+            std::hint::spin_loop();
+            old = slot[0].load(Ordering::Relaxed);
+        }
+        Err(Missed::Held)
+    }
+
+    /// Changes words of record `id` in place, if its slot still holds it.
+    #[inline]
+    pub(crate) fn update<M: Memory>(
+        &self,
+        memory: &M,
+        id: u64,
+        change: impl FnOnce(&[M::Word; N]),
+    ) -> Result<(), Missed> {
+        let slot = self.slot(memory, id);
+        let mut old = slot[0].load(Ordering::Relaxed);
+        for _ in 0..M::PATIENCE {
+            if id_of(old) != id {
+                return Err(Missed::Reused);
+            }
+            if old & BUSY == 0 {
+                match slot[0].compare_exchange(
+                    old,
+                    old | BUSY,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                ) {
+                    Ok(_) => {
+                        memory.fence(Ordering::Release);
+                        change(slot);
+                        slot[0].store(next_revision(old), Ordering::Release);
+                        return Ok(());
+                    }
+                    Err(now) => {
+                        old = now;
+                        continue;
+                    }
+                }
+            }
+            std::hint::spin_loop();
+            old = slot[0].load(Ordering::Relaxed);
+        }
+        Err(Missed::Held)
+    }
+
+    /// Copies the slot at `index`, looking again up to `tries` times while it changes.
+    pub(crate) fn read(&self, memory: &impl Read, index: usize, tries: u32) -> Found<N> {
+        let start = self.base.saturating_add(index.saturating_mul(N));
+        let mut before = 0;
+        for _ in 0..tries.max(1) {
+            before = memory.load(start);
+            if before == 0 {
+                return Found::Empty;
+            }
+            if before & BUSY == 0 {
+                // The words that the stamp announces come after it.
+                memory.fence_acquire();
+                let mut words = [before; N];
+                for (i, word) in words.iter_mut().enumerate().skip(1) {
+                    *word = memory.load(start.saturating_add(i));
+                }
+                // A word of a later writer brings that writer's claim with it.
+                memory.fence_acquire();
+                if memory.load(start) == before {
+                    return Found::Record {
+                        id: id_of(before),
+                        words,
+                    };
+                }
+            }
+            std::hint::spin_loop();
+        }
+        Found::Unreadable { id: id_of(before) }
+    }
+}
+
+/// A ring of words in which each record takes as many as it needs. Positions count from the first
+/// word ever reserved and never wrap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LapRing {
+    /// The word that counts reservations.
+    head: usize,
+    base: usize,
+    /// A power of two.
+    words: usize,
+}
+
+impl LapRing {
+    /// `words` must be a power of two.
+    pub(crate) fn new(head: usize, base: usize, words: usize) -> Self {
+        debug_assert!(words.is_power_of_two());
+        Self { head, base, words }
+    }
+
+    /// The most words that one record may take: what one call says must not push out everybody's.
+    pub(crate) fn limit(&self) -> usize {
+        self.words / 8
+    }
+
+    /// Stores `len` words, which `fill` pushes in order, and returns their position; `None` if that is
+    /// more than [`limit`](Self::limit).
+    pub(crate) fn write<M: Memory>(
+        &self,
+        memory: &M,
+        len: usize,
+        fill: impl FnOnce(&mut dyn FnMut(u64)),
+    ) -> Option<u64> {
+        if len > self.limit() {
+            return None;
+        }
+        let words = memory.words();
+        let position = words[self.head].fetch_add(len as u64, Ordering::Relaxed);
+        // Whoever sees one of our words must see the reservation.
+        memory.fence(Ordering::Release);
+        let mut at = 0;
+        fill(&mut |word| {
+            if at < len {
+                words[self.at(position, at)].store(word, Ordering::Relaxed);
+                at += 1;
+            }
+        });
+        Some(position)
+    }
+
+    /// Whether these words were written and not lapped since.
+    pub(crate) fn holds(&self, memory: &impl Read, position: u64, len: usize) -> bool {
+        let head = memory.load(self.head);
+        let end = position.saturating_add(len as u64);
+        len <= self.limit() && end <= head && head - position <= self.words as u64
+    }
+
+    /// Copies the `len` words at `position`; `None` if they were lapped or never were there.
+    ///
+    /// Words of a writer so slow that it was lapped itself can still be mixed in: records end with a
+    /// hash for that reason.
+    pub(crate) fn read(&self, memory: &impl Read, position: u64, len: usize) -> Option<Vec<u64>> {
+        if !self.holds(memory, position, len) {
+            return None;
+        }
+        let words = (0..len)
+            .map(|i| memory.load(self.at(position, i)))
+            .collect();
+        // A word of a later writer brings that writer's reservation with it.
+        memory.fence_acquire();
+        self.holds(memory, position, len).then_some(words)
+    }
+
+    fn at(&self, position: u64, offset: usize) -> usize {
+        let within = position.wrapping_add(offset as u64) & (self.words as u64).wrapping_sub(1);
+        self.base.saturating_add(within as usize)
+    }
+}

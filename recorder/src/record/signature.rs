@@ -1,0 +1,282 @@
+//! What an operation looked like, as the caller says it and as bytes.
+//!
+//! A signature is the same for thousands of calls, so it is interned: stored once in the ring's
+//! tables, and named by a [`SignatureId`] in each record. The bytes are, in this order: the backend's
+//! name and the operation's, each after one byte of length; how many inputs and outputs there are, two
+//! bytes each; then per tensor its type's code, its number of dimensions, and each dimension in LEB128.
+
+use crate::model::{DType, Signature};
+use foldhash::fast::FixedState;
+use std::hash::BuildHasher;
+
+/// One tensor, as far as members can disagree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tensor<'a> {
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its dimensions; empty for a scalar.
+    pub shape: &'a [u64],
+}
+
+impl Tensor<'_> {
+    fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |all, &n| all.saturating_mul(n))
+    }
+}
+
+/// What an operation looks like, borrowed from the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SignatureKey<'a> {
+    /// Backend that carries it; at most 255 bytes are kept.
+    pub backend: &'a str,
+    /// The operation's name, as dumps shall spell it; at most 255 bytes are kept.
+    pub op_name: &'a str,
+    /// Input tensors; at most 65,535 are kept.
+    pub inputs: &'a [Tensor<'a>],
+    /// Output tensors; at most 65,535 are kept.
+    pub outputs: &'a [Tensor<'a>],
+}
+
+/// An interned signature. Valid for the recorder that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignatureId {
+    pub(crate) row: u32,
+    pub(crate) input_elements: u64,
+    pub(crate) output_elements: u64,
+}
+
+/// The most bytes of one signature; one that needs more is recorded by its element counts.
+pub(crate) const MOST_BYTES: usize = 16 * 1024;
+
+fn elements(tensors: &[Tensor<'_>]) -> u64 {
+    tensors
+        .iter()
+        .fold(0, |all, tensor| all.saturating_add(tensor.elements()))
+}
+
+impl SignatureKey<'_> {
+    pub(crate) fn hash_code(&self) -> u64 {
+        FixedState::default().hash_one(self)
+    }
+
+    pub(crate) fn input_elements(&self) -> u64 {
+        elements(self.inputs)
+    }
+
+    pub(crate) fn output_elements(&self) -> u64 {
+        elements(self.outputs)
+    }
+
+    /// How many bytes [`encode`](Self::encode) gives.
+    pub(crate) fn encoded_len(&self) -> usize {
+        let mut len = 0;
+        self.encode(&mut |_| len += 1);
+        len
+    }
+
+    /// Gives the bytes in order.
+    pub(crate) fn encode(&self, byte: &mut dyn FnMut(u8)) {
+        for name in [self.backend, self.op_name] {
+            let name = cut(name, 255);
+            byte(name.len() as u8);
+            name.bytes().for_each(&mut *byte);
+        }
+        let sides = [self.inputs, self.outputs].map(|side| &side[..side.len().min(0xffff)]);
+        for side in sides {
+            let count = side.len() as u16;
+            count.to_le_bytes().into_iter().for_each(&mut *byte);
+        }
+        for tensor in sides.into_iter().flatten() {
+            let shape = &tensor.shape[..tensor.shape.len().min(255)];
+            byte(tensor.dtype.code());
+            byte(shape.len() as u8);
+            for &size in shape {
+                let mut rest = size;
+                while rest >= 0x80 {
+                    byte(rest as u8 | 0x80);
+                    rest >>= 7;
+                }
+                byte(rest as u8);
+            }
+        }
+    }
+}
+
+/// The first `most` bytes of a text, or less, so that no character is split.
+pub(crate) fn cut(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}
+
+/// Reads what [`SignatureKey::encode`] wrote; `None` if the bytes are anything else.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Signature> {
+    let mut bytes = Bytes(bytes);
+    let backend = bytes.text()?;
+    let op_name = bytes.text()?;
+    let inputs = bytes.count()?;
+    let outputs = bytes.count()?;
+    let (input_sizes, input_dtypes) = bytes.tensors(inputs)?;
+    let (output_sizes, output_dtypes) = bytes.tensors(outputs)?;
+    bytes.0.is_empty().then_some(Signature {
+        backend,
+        op_name,
+        input_sizes,
+        output_sizes,
+        input_dtypes,
+        output_dtypes,
+        input_splits: Vec::new(),
+        output_splits: Vec::new(),
+    })
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|byte| byte[0])
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        let bytes = self.take(2)?;
+        Some(u16::from_le_bytes([bytes[0], bytes[1]]).into())
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = self.byte()?.into();
+        let bytes = self.take(len)?;
+        String::from_utf8(bytes.to_vec()).ok()
+    }
+
+    fn size(&mut self) -> Option<u64> {
+        let mut size = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            size |= u64::from(byte & 0x7f).checked_shl(shift)?;
+            if byte < 0x80 {
+                return Some(size);
+            }
+        }
+        None
+    }
+
+    fn tensors(&mut self, count: usize) -> Option<(Vec<Vec<u64>>, Vec<String>)> {
+        let mut sizes = Vec::new();
+        let mut dtypes = Vec::new();
+        for _ in 0..count {
+            let dtype = DType::from_code(self.byte()?).unwrap_or(DType::Other);
+            let dims = self.byte()?;
+            let shape = (0..dims).map(|_| self.size()).collect::<Option<_>>()?;
+            sizes.push(shape);
+            dtypes.push(dtype.name().to_owned());
+        }
+        Some((sizes, dtypes))
+    }
+}
+
+/// The caller's signature, kept for comparison.
+#[derive(Debug)]
+pub(crate) struct OwnedKey {
+    backend: Box<str>,
+    op_name: Box<str>,
+    inputs: Box<[OwnedTensor]>,
+    outputs: Box<[OwnedTensor]>,
+}
+
+type OwnedTensor = (DType, Box<[u64]>);
+
+impl OwnedKey {
+    pub(crate) fn of(key: &SignatureKey<'_>) -> Self {
+        let own = |side: &[Tensor<'_>]| {
+            side.iter()
+                .map(|tensor| (tensor.dtype, tensor.shape.into()))
+                .collect()
+        };
+        Self {
+            backend: key.backend.into(),
+            op_name: key.op_name.into(),
+            inputs: own(key.inputs),
+            outputs: own(key.outputs),
+        }
+    }
+
+    pub(crate) fn is(&self, key: &SignatureKey<'_>) -> bool {
+        let same = |own: &[OwnedTensor], side: &[Tensor<'_>]| {
+            own.len() == side.len()
+                && own.iter().zip(side).all(|((dtype, shape), tensor)| {
+                    *dtype == tensor.dtype && **shape == *tensor.shape
+                })
+        };
+        *self.backend == *key.backend
+            && *self.op_name == *key.op_name
+            && same(&self.inputs, key.inputs)
+            && same(&self.outputs, key.outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: SignatureKey<'static> = SignatureKey {
+        backend: "cpu",
+        op_name: "all_gather",
+        inputs: &[Tensor {
+            dtype: DType::Bf16,
+            shape: &[3, 1 << 40],
+        }],
+        outputs: &[
+            Tensor {
+                dtype: DType::Bf16,
+                shape: &[],
+            },
+            Tensor {
+                dtype: DType::F32,
+                shape: &[0, u64::MAX],
+            },
+        ],
+    };
+
+    fn encoded(key: &SignatureKey<'_>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        key.encode(&mut |byte| bytes.push(byte));
+        bytes
+    }
+
+    #[test]
+    fn bytes_of_a_signature_lead_back_to_it() {
+        let bytes = encoded(&KEY);
+        assert_eq!(bytes.len(), KEY.encoded_len());
+        let signature = decode(&bytes).unwrap();
+        assert_eq!(signature.backend, "cpu");
+        assert_eq!(signature.op_name, "all_gather");
+        assert_eq!(signature.input_sizes, [vec![3, 1 << 40]]);
+        assert_eq!(signature.output_sizes, [vec![], vec![0, u64::MAX]]);
+        assert_eq!(signature.output_dtypes, ["BFloat16", "Float"]);
+    }
+
+    #[test]
+    fn cut_or_longer_bytes_are_no_signature() {
+        let bytes = encoded(&KEY);
+        for len in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..len]), None, "{len} bytes");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(decode(&longer), None);
+    }
+
+    #[test]
+    fn owned_key_knows_its_own_and_no_other() {
+        let own = OwnedKey::of(&KEY);
+        assert!(own.is(&KEY));
+        let other = SignatureKey {
+            inputs: KEY.outputs,
+            ..KEY
+        };
+        assert!(!own.is(&other));
+    }
+}

@@ -1,0 +1,96 @@
+//! The atomic memory that a ring lives in.
+//!
+//! The ring's protocol is written once, over these traits. In production the memory is a mapping of
+//! standard atomics ([`Map`](super::map::Map)); under the model checker it is loom's, so that what is
+//! proved is the very code that runs.
+
+use std::sync::atomic::{self, AtomicU64, Ordering};
+
+/// One 64-bit word that several threads or processes touch.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+}
+
+/// Memory that can be read and written.
+pub(crate) trait Memory {
+    type Word: Word;
+
+    /// How often a writer looks again at a slot that another one holds before it gives up.
+    const PATIENCE: u32;
+
+    fn words(&self) -> &[Self::Word];
+    fn fence(&self, order: Ordering);
+}
+
+/// Memory that can be read, perhaps while somebody else writes it.
+pub(crate) trait Read {
+    /// How many words there are.
+    fn len(&self) -> usize;
+    /// The word at this index, loaded relaxed; 0 beyond the end, so that no file content can make a
+    /// reader fail.
+    fn load(&self, index: usize) -> u64;
+    /// Orders the loads before it before the loads after it.
+    fn fence_acquire(&self);
+}
+
+impl<M: Memory> Read for M {
+    fn len(&self) -> usize {
+        self.words().len()
+    }
+
+    fn load(&self, index: usize) -> u64 {
+        self.words()
+            .get(index)
+            .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn fence_acquire(&self) {
+        self.fence(Ordering::Acquire);
+    }
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        Self::compare_exchange(self, current, new, success, failure)
+    }
+
+    #[inline]
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        Self::fetch_add(self, value, order)
+    }
+}
+
+/// How often production writers look again: well under a microsecond.
+pub(crate) const PATIENCE: u32 = 64;
+
+/// The production fence.
+#[inline]
+pub(crate) fn fence(order: Ordering) {
+    atomic::fence(order);
+}

@@ -1,0 +1,344 @@
+//! What repeats, stored once: groups, signatures, call sites and threads.
+//!
+//! Looking up what is known takes no lock; adding takes one, which is held for the time of a copy. A
+//! row is written before the count that admits it, and never changes again, so readers need no stamp
+//! here. A table that is full stays as it is; who asks gets `None` and counts it.
+
+use super::bytes::Packer;
+use super::layout::{self, Layout, Section, header, join};
+use super::map::Map;
+use super::signature::{MOST_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
+use super::sync::{Memory, Read};
+use crate::model::{ProcessGroupInfo, Rank};
+use std::cell::Cell;
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What is known, found by hash without a lock. Rows are only ever added, at most half of the space.
+#[derive(Debug)]
+struct Known<K> {
+    rows: Box<[OnceLock<(u64, K, u32)>]>,
+}
+
+impl<K> Known<K> {
+    fn with_room_for(rows: usize) -> Self {
+        let space = (rows * 2).next_power_of_two();
+        Self {
+            rows: (0..space).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    fn probe(&self, hash: u64) -> impl Iterator<Item = &OnceLock<(u64, K, u32)>> {
+        let mask = self.rows.len() - 1;
+        let start = (hash >> 32) as usize;
+        (0..self.rows.len()).map(move |i| &self.rows[(start + i) & mask])
+    }
+
+    #[inline]
+    fn find(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<u32> {
+        self.probe(hash)
+            .map_while(OnceLock::get)
+            .find(|(at, key, _)| *at == hash && is(key))
+            .map(|(_, _, row)| *row)
+    }
+
+    /// Only under the lock that orders additions.
+    fn add(&self, hash: u64, key: K, row: u32) {
+        let mut entry = (hash, key, row);
+        for place in self.probe(hash) {
+            match place.set(entry) {
+                Ok(()) => return,
+                Err(back) => entry = back,
+            }
+        }
+    }
+}
+
+/// Spreads a number over 64 bits (the golden ratio's multiplier).
+fn spread(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The tables of one ring.
+#[derive(Debug)]
+pub(super) struct Tables {
+    layout: Layout,
+    signatures: Known<OwnedKey>,
+    /// By the address of the location, which is one constant of the program.
+    call_sites: Known<usize>,
+    threads: Known<u32>,
+    /// Bytes of the arena in use. Whoever adds to a table holds this.
+    arena_used: Mutex<usize>,
+}
+
+impl Tables {
+    pub(super) fn new(layout: Layout) -> Self {
+        Self {
+            layout,
+            signatures: Known::with_room_for(layout.signatures.rows),
+            call_sites: Known::with_room_for(layout.call_sites.rows),
+            threads: Known::with_room_for(layout.threads.rows),
+            arena_used: Mutex::new(0),
+        }
+    }
+
+    /// The group's row.
+    pub(super) fn add_group(
+        &self,
+        map: &Map,
+        info: &ProcessGroupInfo,
+        timeout: Duration,
+    ) -> Option<u32> {
+        let mut used = self.lock();
+        let row = free_row(map, header::GROUPS_USED, self.layout.groups)?;
+        let runs = runs_of(&info.ranks);
+        let len = runs.len() * 16;
+        let bytes = || runs.iter().flatten().flat_map(|word| word.to_le_bytes());
+        let mut arena = Arena::new(map, self.layout.arena, &mut used);
+        let name = arena.keep_text(&info.name)?;
+        let desc = arena.keep_text(&info.desc)?;
+        // Without room for its ranks a group is still worth its name.
+        let ranks = arena.keep(len, |byte| bytes().for_each(byte)).unwrap_or(0);
+        let start = self.layout.groups.row(row as usize, layout::group::WORDS);
+        let words = &map.words()[start..start + layout::group::WORDS];
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        for (word, value) in [
+            (layout::group::ID, u64::from(info.id)),
+            (layout::group::NAME, name),
+            (layout::group::DESC, desc),
+            (layout::group::RANKS, ranks),
+            (layout::group::SIZE, info.ranks.len() as u64),
+            (layout::group::TIMEOUT_MS, timeout_ms),
+        ] {
+            words[word].store(value, Ordering::Relaxed);
+        }
+        publish(map, header::GROUPS_USED, row);
+        Some(row)
+    }
+
+    /// The signature's id, if it is known or there is room for it.
+    pub(super) fn signature(&self, map: &Map, key: &SignatureKey<'_>) -> Option<SignatureId> {
+        let hash = key.hash_code();
+        let row = match self.signatures.find(hash, |own| own.is(key)) {
+            Some(row) => row,
+            None => self.add_signature(map, key, hash)?,
+        };
+        Some(SignatureId {
+            row,
+            input_elements: key.input_elements(),
+            output_elements: key.output_elements(),
+        })
+    }
+
+    #[cold]
+    fn add_signature(&self, map: &Map, key: &SignatureKey<'_>, hash: u64) -> Option<u32> {
+        // What is already full is not worth a lock.
+        free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
+        let len = key.encoded_len();
+        if len > MOST_BYTES {
+            return None;
+        }
+        let mut used = self.lock();
+        if let Some(row) = self.signatures.find(hash, |own| own.is(key)) {
+            return Some(row);
+        }
+        let row = free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
+        let mut arena = Arena::new(map, self.layout.arena, &mut used);
+        let text = arena.keep(len, |byte| key.encode(byte))?;
+        let word = self.layout.signatures.row(row as usize, 1);
+        map.words()[word].store(text, Ordering::Relaxed);
+        publish(map, header::SIGNATURES_USED, row);
+        self.signatures.add(hash, OwnedKey::of(key), row);
+        Some(row)
+    }
+
+    /// The call site's row, if it is known or there is room for it.
+    #[inline]
+    pub(super) fn call_site(&self, map: &Map, site: &'static Location<'static>) -> Option<u32> {
+        let address = std::ptr::from_ref(site).addr();
+        let hash = spread(address as u64);
+        match self.call_sites.find(hash, |&known| known == address) {
+            Some(row) => Some(row),
+            None => self.add_call_site(map, site, address, hash),
+        }
+    }
+
+    #[cold]
+    fn add_call_site(
+        &self,
+        map: &Map,
+        site: &'static Location<'static>,
+        address: usize,
+        hash: u64,
+    ) -> Option<u32> {
+        free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
+        let mut used = self.lock();
+        if let Some(row) = self.call_sites.find(hash, |&known| known == address) {
+            return Some(row);
+        }
+        let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
+        let file = Arena::new(map, self.layout.arena, &mut used).keep_text(site.file())?;
+        let start = self
+            .layout
+            .call_sites
+            .row(row as usize, layout::call_site::WORDS);
+        let line = join(site.line(), site.column());
+        map.words()[start + layout::call_site::FILE].store(file, Ordering::Relaxed);
+        map.words()[start + layout::call_site::LINE].store(line, Ordering::Relaxed);
+        publish(map, header::CALL_SITES_USED, row);
+        self.call_sites.add(hash, address, row);
+        Some(row)
+    }
+
+    /// The row of the calling thread, if it is known or there is room for it.
+    #[inline]
+    pub(super) fn thread(&self, map: &Map) -> Option<u16> {
+        let id = own_thread_id();
+        let hash = spread(u64::from(id));
+        let row = match self.threads.find(hash, |&known| known == id) {
+            Some(row) => row,
+            None => self.add_thread(map, id, hash)?,
+        };
+        u16::try_from(row).ok()
+    }
+
+    #[cold]
+    fn add_thread(&self, map: &Map, id: u32, hash: u64) -> Option<u32> {
+        free_row(map, header::THREADS_USED, self.layout.threads)?;
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("");
+        let mut used = self.lock();
+        let row = free_row(map, header::THREADS_USED, self.layout.threads)?;
+        let name = Arena::new(map, self.layout.arena, &mut used).keep_text(name)?;
+        let start = self.layout.threads.row(row as usize, layout::thread::WORDS);
+        map.words()[start + layout::thread::ID].store(id.into(), Ordering::Relaxed);
+        map.words()[start + layout::thread::NAME].store(name, Ordering::Relaxed);
+        publish(map, header::THREADS_USED, row);
+        self.threads.add(hash, id, row);
+        Some(row)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, usize> {
+        // Nobody leaves the tables half-changed: counts are stored last.
+        self.arena_used
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+thread_local! {
+    /// What the kernel calls this thread, asked once.
+    static THREAD_ID: Cell<u32> = const { Cell::new(0) };
+}
+
+fn own_thread_id() -> u32 {
+    THREAD_ID.with(|id| {
+        if id.get() == 0 {
+            id.set(
+                rustix::thread::gettid()
+                    .as_raw_nonzero()
+                    .get()
+                    .cast_unsigned(),
+            );
+        }
+        id.get()
+    })
+}
+
+/// The next row of a table, if there is one left.
+fn free_row(map: &Map, used: usize, section: Section) -> Option<u32> {
+    let used = map.load(used);
+    (used < section.rows as u64).then_some(used as u32)
+}
+
+/// Admits the row that was just written.
+fn publish(map: &Map, used: usize, row: u32) {
+    map.words()[used].store(u64::from(row) + 1, Ordering::Release);
+}
+
+/// Space for bytes, handed out from the front in whole words.
+struct Arena<'a> {
+    map: &'a Map,
+    section: Section,
+    used: &'a mut usize,
+}
+
+impl<'a> Arena<'a> {
+    fn new(map: &'a Map, section: Section, used: &'a mut usize) -> Self {
+        Self { map, section, used }
+    }
+
+    /// Keeps `len` bytes, which `fill` gives in order: their offset | len << 32; `None` if full.
+    fn keep(&mut self, len: usize, fill: impl FnOnce(&mut dyn FnMut(u8))) -> Option<u64> {
+        let offset = *self.used;
+        let end = offset.checked_add(len)?.next_multiple_of(8);
+        if end > self.section.rows {
+            return None;
+        }
+        let start = self.section.word + offset / 8;
+        let mut words = self.map.words()[start..start + (end - offset) / 8].iter();
+        let mut packer = Packer::new(|value| {
+            if let Some(word) = words.next() {
+                word.store(value, Ordering::Relaxed);
+            }
+        });
+        fill(&mut |byte| packer.byte(byte));
+        packer.finish();
+        *self.used = end;
+        Some(join(offset as u32, len as u32))
+    }
+
+    fn keep_text(&mut self, text: &str) -> Option<u64> {
+        let text = cut(text, MOST_TEXT_BYTES);
+        self.keep(text.len(), |byte| text.bytes().for_each(byte))
+    }
+}
+
+/// The longest name, description or path that is kept.
+const MOST_TEXT_BYTES: usize = 4096;
+
+/// Ranks as runs (first | step << 32, how many): nearly all groups are one run.
+fn runs_of(ranks: &[Rank]) -> Vec<[u64; 2]> {
+    let mut runs = Vec::new();
+    let mut rest = ranks;
+    while let Some((&first, others)) = rest.split_first() {
+        let step = others.first().map_or(0, |next| next.wrapping_sub(first));
+        let same = rest
+            .windows(2)
+            .take_while(|pair| pair[1].wrapping_sub(pair[0]) == step)
+            .count();
+        let count = same + 1;
+        runs.push([join(first, step), count as u64]);
+        rest = &rest[count..];
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_in_steps_are_one_run_and_others_are_several() {
+        let every_eighth: Vec<Rank> = (0..64).map(|i| 3 + 8 * i).collect();
+        assert_eq!(runs_of(&every_eighth), [[join(3, 8), 64]]);
+        assert_eq!(
+            runs_of(&[5, 4, 3, 9]),
+            [[join(5, u32::MAX), 3], [join(9, 0), 1]]
+        );
+        assert_eq!(runs_of(&[]), [[0; 2]; 0]);
+    }
+
+    #[test]
+    fn known_rows_are_found_through_collisions() {
+        let known = Known::with_room_for(4);
+        for (key, row) in [("a", 0), ("b", 1), ("c", 2)] {
+            known.add(7, key, row);
+        }
+        assert_eq!(known.find(7, |key| *key == "c"), Some(2));
+        assert_eq!(known.find(7, |key| *key == "d"), None);
+        assert_eq!(known.find(8, |key| *key == "a"), None);
+    }
+}

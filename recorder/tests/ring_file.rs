@@ -1,0 +1,543 @@
+//! The ring as a file: what is written is read back, by the owner and from outside, and files that are
+//! no rings are refused.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_recorder::Error;
+use rcomm_recorder::model::{DType, EntryState, OpType, Peer, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::publish::{Dump, RingReader, list_rings, remove_stale_rings};
+use rcomm_recorder::record::{
+    FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+    Storage, Tensor, Timestamp,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn config(directory: &Path, rank: u32, attempt: u32) -> RecorderConfig {
+    let mut config = RecorderConfig::new("a job", rank, 4);
+    config.placement = Placement::Dir(directory.to_owned());
+    config.attempt = attempt;
+    config.entries = 64;
+    config
+}
+
+fn world(recorder: &FlightRecorder) -> GroupHandle {
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: vec![0, 1, 2, 3],
+    };
+    recorder.add_group(&info, MINUTE)
+}
+
+const SUM_OF_FLOATS: SignatureKey<'static> = SignatureKey {
+    backend: "cpu",
+    op_name: "all_reduce",
+    inputs: &[Tensor {
+        dtype: DType::F32,
+        shape: &[8, 128],
+    }],
+    outputs: &[Tensor {
+        dtype: DType::F32,
+        shape: &[8, 128],
+    }],
+};
+
+fn all_reduce(group: GroupHandle, seq: u64) -> Operation<'static> {
+    Operation {
+        collective_seq_id: seq,
+        op_id: seq,
+        reduce_op: Some(ReduceOp::Sum),
+        timeout: MINUTE,
+        call_site: Some(Location::caller()),
+        ..Operation::new(group, OpType::AllReduce, SignatureRef::Key(&SUM_OF_FLOATS))
+    }
+}
+
+fn path_of(recorder: &FlightRecorder) -> PathBuf {
+    recorder.storage().path().unwrap().to_owned()
+}
+
+/// What does not depend on when and by whom the dump was taken.
+fn timeless(mut dump: Dump) -> Dump {
+    dump.identity.dump_time_ns = 0;
+    dump.identity.reason.clear();
+    dump
+}
+
+#[test]
+fn every_field_of_an_operation_is_read_back_from_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 3, 0)).unwrap();
+    let world = world(&recorder);
+    let ticket = recorder.begin(&all_reduce(world, 1));
+    recorder.started(ticket);
+    let seen = recorder.now();
+    recorder.completed_at(ticket, seen, Some(Duration::from_micros(1_500)));
+    recorder.retired(ticket);
+    let message = Operation {
+        collective_seq_id: 1,
+        p2p_seq_id: 1,
+        op_id: 2,
+        peer: Peer::Rank(2),
+        ..Operation::new(world, OpType::Send, SignatureRef::Key(&SUM_OF_FLOATS))
+    };
+    let failed = recorder.begin(&message);
+    recorder.failed(failed);
+    let exchange = Operation {
+        collective_seq_id: 2,
+        op_id: 3,
+        input_splits: &[1, 2, 3, 4],
+        output_splits: &[u64::MAX, 0, 0],
+        root: Some(1),
+        ..Operation::new(
+            world,
+            OpType::AllToAllVSingle,
+            SignatureRef::Key(&SUM_OF_FLOATS),
+        )
+    };
+    recorder.begin(&exchange);
+    recorder.phase("load data");
+    recorder.step(17);
+    recorder.heartbeat();
+
+    let reader = RingReader::attach(path_of(&recorder)).unwrap();
+    assert!(reader.is_alive());
+    let dump = reader.snapshot();
+    assert_eq!(timeless(recorder.snapshot()), timeless(dump.clone()));
+
+    assert_eq!(dump.identity.rank, Some(3));
+    assert_eq!(dump.identity.world_size, Some(4));
+    assert_eq!(dump.identity.job, "a job");
+    assert_eq!(dump.identity.pid, std::process::id());
+    assert_eq!(dump.identity.reason, "ring of a live process");
+    let group = &dump.groups[0];
+    assert_eq!(group.info.ranks, [0, 1, 2, 3]);
+    assert_eq!(group.info.desc, "default_pg");
+    let status = group.status.unwrap();
+    assert_eq!(status, recorder.status(world));
+    assert_eq!(status.last_enqueued, 2);
+    assert_eq!(status.last_started, 1);
+    assert_eq!(status.last_completed, 1);
+    let rank = dump.status.as_ref().unwrap();
+    assert_eq!((rank.phase.as_str(), rank.step), ("load data", 17));
+    assert_eq!(rank.dropped, 0);
+    assert!(rank.phase_since_ns > 0 && rank.heartbeat_ns >= rank.phase_since_ns);
+
+    let [first, second, third] = &dump.entries[..] else {
+        panic!("{} entries", dump.entries.len());
+    };
+    assert_eq!((first.record_id, first.state), (1, EntryState::Completed));
+    assert!(first.retired && !first.is_p2p);
+    assert_eq!(first.reduce_op, Some(ReduceOp::Sum));
+    assert_eq!(first.timeout_ms, 60_000);
+    assert_eq!(first.duration_ms, Some(1.5));
+    assert!(first.time_created_ns <= first.time_discovered_started_ns);
+    assert!(first.time_discovered_started_ns <= first.time_discovered_completed_ns);
+    let signature = &dump.signatures[first.signature as usize];
+    assert_eq!(signature.backend, "cpu");
+    assert_eq!(signature.input_sizes, [[8, 128]]);
+    assert_eq!(signature.output_dtypes, ["Float"]);
+    let frame = &dump.frames[dump.stacks[first.stack.unwrap() as usize][0] as usize];
+    assert!(frame.filename.ends_with("ring_file.rs") && frame.line > 0);
+    let thread = &dump.threads[first.thread.unwrap() as usize];
+    assert!(!thread.id.is_empty());
+
+    assert_eq!((second.peer, second.p2p_seq_id), (Peer::Rank(2), 1));
+    assert_eq!((second.state, second.is_p2p), (EntryState::Failed, true));
+    assert_eq!(second.time_discovered_completed_ns, 0);
+    assert_eq!((second.stack, second.root), (None, None));
+
+    let exchanged = &dump.signatures[third.signature as usize];
+    assert_eq!(exchanged.input_splits, [1, 2, 3, 4]);
+    assert_eq!(exchanged.output_splits, [u64::MAX, 0, 0]);
+    assert_eq!(exchanged.input_sizes, [[8, 128]]);
+    assert_eq!((third.root, third.state), (Some(1), EntryState::Scheduled));
+}
+
+#[test]
+fn ring_keeps_the_newest_entries_and_drops_updates_of_the_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let first = recorder.begin(&all_reduce(world, 1));
+    for seq in 2..=100 {
+        recorder.begin(&all_reduce(world, seq));
+    }
+    recorder.completed(first);
+    let dump = recorder.snapshot();
+    let ids: Vec<u64> = dump.entries.iter().map(|entry| entry.record_id).collect();
+    assert_eq!(ids, (37..=100).collect::<Vec<_>>());
+    assert!(
+        dump.entries
+            .iter()
+            .all(|e| e.state == EntryState::Scheduled)
+    );
+    assert_eq!(recorder.counters().updates_late, 1);
+    assert_eq!(recorder.counters().records, 100);
+    // What the status says does not depend on the slot.
+    assert_eq!(recorder.status(world).last_completed, 1);
+}
+
+#[test]
+fn state_never_moves_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let ticket = recorder.begin_at(&all_reduce(world, 1), Timestamp::from_ns(1));
+    recorder.completed_at(ticket, Timestamp::from_ns(2), None);
+    recorder.started_at(ticket, Timestamp::from_ns(3));
+    recorder.failed_at(ticket, Timestamp::from_ns(4));
+    let entry = &recorder.snapshot().entries[0];
+    assert_eq!(entry.state, EntryState::Completed);
+    let took = entry.time_discovered_completed_ns - entry.time_created_ns;
+    assert_eq!(took, 1);
+}
+
+#[test]
+fn signatures_beyond_the_table_travel_with_their_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 0, 0);
+    config.signatures = 2;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let world = world(&recorder);
+    for size in 1..=10 {
+        let shape = [size];
+        let tensor = [Tensor {
+            dtype: DType::I64,
+            shape: &shape,
+        }];
+        let key = SignatureKey {
+            inputs: &tensor,
+            ..SUM_OF_FLOATS
+        };
+        assert_eq!(recorder.intern(&key).is_some(), size <= 2);
+        let operation = Operation {
+            signature: SignatureRef::Key(&key),
+            ..all_reduce(world, size)
+        };
+        recorder.begin(&operation);
+    }
+    let dump = recorder.snapshot();
+    for (entry, size) in dump.entries.iter().zip(1..) {
+        let signature = &dump.signatures[entry.signature as usize];
+        assert_eq!(signature.input_sizes, [[size]]);
+        assert_eq!(signature.input_dtypes, ["Long"]);
+        assert_eq!(signature.backend, "cpu");
+    }
+    assert_eq!(recorder.counters().shapes_lost, 0);
+}
+
+#[test]
+fn signature_that_fits_nowhere_leaves_its_element_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let tensors = vec![SUM_OF_FLOATS.inputs[0]; 60_000];
+    let key = SignatureKey {
+        inputs: &tensors,
+        ..SUM_OF_FLOATS
+    };
+    recorder.begin(&Operation {
+        signature: SignatureRef::Key(&key),
+        ..all_reduce(world, 1)
+    });
+    let dump = recorder.snapshot();
+    let signature = &dump.signatures[dump.entries[0].signature as usize];
+    assert_eq!(signature.input_elements(), 60_000 * 8 * 128);
+    assert_eq!(signature.output_elements(), 8 * 128);
+    assert!(signature.input_dtypes.is_empty());
+    assert_eq!(recorder.counters().shapes_lost, 1);
+}
+
+#[test]
+fn splits_that_were_lapped_leave_the_entry_without_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let splits: Vec<u64> = (0..512).collect();
+    for seq in 1..=60 {
+        recorder.begin(&Operation {
+            input_splits: &splits,
+            ..all_reduce(world, seq)
+        });
+    }
+    let dump = recorder.snapshot();
+    let kept = |entry: usize| &dump.signatures[dump.entries[entry].signature as usize];
+    assert!(kept(0).input_splits.is_empty());
+    assert_eq!(kept(0).input_sizes, [[8, 128]]);
+    assert_eq!(kept(59).input_splits, splits);
+}
+
+#[test]
+fn groups_keep_thousands_of_members_in_any_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 0, 0);
+    config.world_size = 16_384;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let strided: Vec<u32> = (0..2_048).map(|i| i * 8).collect();
+    // 7 and 16,384 have no common factor, so this visits every rank, in no steps.
+    let scrambled: Vec<u32> = (0..16_384_u32)
+        .map(|i| i.wrapping_mul(i) % 16_384)
+        .collect();
+    for (id, ranks) in [&strided, &scrambled].into_iter().enumerate() {
+        let info = ProcessGroupInfo {
+            id: id as u32,
+            name: format!("group {id}"),
+            desc: "undefined".to_owned(),
+            ranks: ranks.clone(),
+        };
+        recorder.add_group(&info, MINUTE);
+    }
+    let dump = recorder.snapshot();
+    assert_eq!(dump.groups[0].info.ranks, strided);
+    assert_eq!(dump.groups[1].info.ranks, scrambled);
+}
+
+#[test]
+fn operations_on_groups_beyond_the_table_are_kept_and_say_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 0, 0);
+    config.groups = 1;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    world(&recorder);
+    let beyond = world(&recorder);
+    let ticket = recorder.begin(&all_reduce(beyond, 1));
+    recorder.completed(ticket);
+    let dump = recorder.snapshot();
+    let group = &dump.groups[dump.entries[0].group as usize];
+    assert_eq!(group.info.name, "?");
+    assert_eq!(recorder.counters().groups_lost, 1);
+    assert_eq!(recorder.status(beyond).last_completed, -1);
+}
+
+#[test]
+fn file_and_directory_are_private_and_go_on_close() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let path = path_of(&recorder);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
+    assert_eq!(
+        fs::metadata(&path).unwrap().len(),
+        recorder.size_bytes() as u64
+    );
+    let reader = RingReader::attach(&path).unwrap();
+    recorder.close().unwrap();
+    recorder.close().unwrap();
+    assert!(!path.exists() && !path.parent().unwrap().exists());
+    assert!(reader.is_closed() && !reader.is_alive());
+    let world = world(&recorder);
+    recorder.begin(&all_reduce(world, 1));
+}
+
+#[test]
+fn ring_of_a_recorder_that_was_dropped_is_kept_and_dead() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let path = path_of(&recorder);
+    let world = world(&recorder);
+    recorder.begin(&all_reduce(world, 1));
+    drop(recorder);
+    let reader = RingReader::attach(&path).unwrap();
+    assert!(!reader.is_alive() && !reader.is_closed());
+    let dump = reader.snapshot();
+    assert_eq!(dump.entries.len(), 1);
+    assert_eq!(dump.identity.reason, "ring of a dead process");
+    assert_eq!(dump.identity.dump_time_ns, dump.entries[0].time_created_ns);
+}
+
+#[test]
+fn second_process_of_a_rank_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), 2, 0);
+    let first = FlightRecorder::create(&config).unwrap();
+    let error = FlightRecorder::create(&config).unwrap_err();
+    assert!(matches!(error, Error::RankTaken { rank: 2, .. }), "{error}");
+    let sentence = error.to_string();
+    assert!(
+        sentence.contains("rank 2") && sentence.contains("\"a job\""),
+        "{sentence}"
+    );
+    let path = path_of(&first);
+    let left = fs::read_dir(path.parent().unwrap()).unwrap().count();
+    assert_eq!(left, 1, "the second process left a file behind");
+}
+
+#[test]
+fn last_two_attempts_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let attempts = || -> Vec<(u32, bool)> {
+        let rings = list_rings(directory.path()).unwrap();
+        rings
+            .into_iter()
+            .map(|listing| {
+                let ring = listing.ring.unwrap();
+                (ring.identity.attempt, ring.alive)
+            })
+            .collect()
+    };
+    for attempt in 0..4 {
+        drop(FlightRecorder::create(&config(directory.path(), 0, attempt)).unwrap());
+        drop(FlightRecorder::create(&config(directory.path(), 1, attempt)).unwrap());
+    }
+    assert_eq!(attempts(), [(2, false), (3, false), (2, false), (3, false)]);
+    // The same attempt again keeps what was there.
+    let _again = FlightRecorder::create(&config(directory.path(), 0, 3)).unwrap();
+    assert_eq!(attempts(), [(3, false), (3, true), (2, false), (3, false)]);
+    let removed = remove_stale_rings(directory.path(), Some("a job")).unwrap();
+    assert_eq!(removed.len(), 3);
+    assert_eq!(attempts(), [(3, true)]);
+}
+
+#[test]
+fn list_of_a_missing_directory_is_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    assert!(list_rings(&missing).unwrap().is_empty());
+}
+
+#[test]
+fn directory_that_cannot_hold_a_ring_is_named_in_the_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = FlightRecorder::create(&config(&file, 0, 0)).unwrap_err();
+    assert!(
+        error.to_string().contains(file.to_str().unwrap()),
+        "{error}"
+    );
+}
+
+#[test]
+fn rank_outside_the_world_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = FlightRecorder::create(&config(directory.path(), 4, 0)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "recorder configuration: rank 4 is not below the world size 4"
+    );
+}
+
+#[test]
+fn recorder_in_plain_memory_keeps_the_same_record() {
+    let mut config = RecorderConfig::new("job", 0, 1);
+    config.placement = Placement::Memory;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    assert_eq!(*recorder.storage(), Storage::Memory { why: None });
+    let world = world(&recorder);
+    recorder.begin(&all_reduce(world, 1));
+    assert_eq!(recorder.snapshot().entries.len(), 1);
+    recorder.close().unwrap();
+}
+
+/// Writes `change` of a good ring's bytes to a file and tells why it cannot be attached to.
+fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let mut bytes = fs::read(path_of(&recorder)).unwrap();
+    change(&mut bytes);
+    let path = directory.path().join("changed");
+    fs::write(&path, bytes).unwrap();
+    RingReader::attach(&path).unwrap_err().to_string()
+}
+
+#[test]
+fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
+    assert!(refusal(|bytes| bytes.clear()).ends_with("it has 0 bytes, less than a ring's header"));
+    assert!(refusal(|bytes| bytes[0] = b'X').ends_with("it does not start as rings do"));
+    let half = refusal(|bytes| bytes.truncate(bytes.len() / 2));
+    assert!(half.ends_with("it was cut"), "{half}");
+    let newer = refusal(|bytes| bytes[8] = 9);
+    assert!(
+        newer.ends_with("layout 9, this reader knows layout 1; use a newer reader"),
+        "{newer}"
+    );
+    // A section beyond the file's end: the slots' place is word 28.
+    let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
+    assert!(beyond.contains("its header places"), "{beyond}");
+}
+
+#[test]
+fn links_pipes_and_directories_are_refused_without_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(path_of(&recorder), &link).unwrap();
+    assert!(RingReader::attach(&link).is_err());
+    let pipe = directory.path().join("pipe");
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    assert!(RingReader::attach(&pipe).is_err());
+    assert!(RingReader::attach(directory.path()).is_err());
+    let missing = RingReader::attach(directory.path().join("missing")).unwrap_err();
+    assert!(
+        missing.to_string().starts_with("cannot open ring "),
+        "{missing}"
+    );
+}
+
+#[test]
+fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 0, 0);
+    config.groups = 4;
+    config.signatures = 4;
+    config.call_sites = 4;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let world = world(&recorder);
+    recorder.phase("load data");
+    for seq in 1..=3 {
+        recorder.begin(&Operation {
+            input_splits: &[1, 2, 3],
+            ..all_reduce(world, seq)
+        });
+    }
+    let good = fs::read(path_of(&recorder)).unwrap();
+    let path = directory.path().join("damaged");
+    let mut read = 0;
+    for word in 0..good.len() / 8 {
+        let at = word * 8..word * 8 + 8;
+        if word >= 256 && good[at.clone()] == [0; 8] {
+            continue;
+        }
+        for damage in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0x7f], [1; 8]] {
+            let mut bytes = good.clone();
+            bytes[at.clone()].copy_from_slice(&damage);
+            fs::write(&path, bytes).unwrap();
+            if let Ok(reader) = RingReader::attach(&path) {
+                let dump = reader.snapshot();
+                check_indices(&dump);
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 500, "only {read} damaged rings were readable");
+}
+
+fn check_indices(dump: &Dump) {
+    for entry in &dump.entries {
+        assert!((entry.group as usize) < dump.groups.len());
+        assert!((entry.signature as usize) < dump.signatures.len());
+        assert!(
+            entry
+                .stack
+                .is_none_or(|stack| (stack as usize) < dump.stacks.len())
+        );
+        assert!(
+            entry
+                .thread
+                .is_none_or(|thread| (thread as usize) < dump.threads.len())
+        );
+    }
+    for &frame in dump.stacks.iter().flatten() {
+        assert!((frame as usize) < dump.frames.len());
+    }
+}

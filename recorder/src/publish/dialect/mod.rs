@@ -1,4 +1,4 @@
-//! The flight-recorder dialect of PyTorch: its keys, its oddities, our keys beside.
+//! The flight-recorder dialect of PyTorch, both ways: its keys, its oddities, our keys beside.
 //!
 //! Reading goes by the presence of keys, not by version, and unknown keys are passed over, so dumps
 //! of PyTorch's NCCL recorder, of its gloo recorder and of its backend-agnostic hook, of torchcomms,
@@ -16,6 +16,9 @@ mod read_json;
 mod read_pickle;
 mod recorder;
 mod value;
+mod write;
+mod write_json;
+mod write_pickle;
 
 use super::dump::{Dump, UnreadableVersion};
 use super::pickle::Pickle;

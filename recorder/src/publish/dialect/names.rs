@@ -84,6 +84,22 @@ fn is_closing_marker(name: &str) -> bool {
     })
 }
 
+/// The spelling that PyTorch's tools know, where they do not know ours.
+///
+/// Theirs refuse a dump that holds an operation they have no word for, so a close relative is named.
+pub(super) fn known_to_torch(name: &str) -> &str {
+    match OpType::from_name(name) {
+        Some(OpType::AllReduceCoalesced) => "allreduce_coalesced",
+        Some(OpType::AllReduceSparse) => "all_reduce",
+        Some(OpType::MonitoredBarrier) => "barrier",
+        Some(OpType::AllGatherCoalesced) => "all_gather_into_tensor_coalesced",
+        Some(OpType::ReduceScatterCoalesced) => "reduce_scatter_tensor_coalesced",
+        Some(OpType::GatherV) => "gather",
+        Some(OpType::ScatterV) => "scatter",
+        _ => name,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +160,12 @@ mod tests {
             OpType::ReduceScatterCoalesced
         );
         assert_eq!(op_type("_coalesced"), OpType::Other);
+    }
+
+    #[test]
+    fn what_is_renamed_for_torch_comes_back_as_a_related_operation() {
+        for &op in OpType::ALL.iter().filter(|&&op| op != OpType::Other) {
+            assert_ne!(op_type(known_to_torch(op.name())), OpType::Other, "{op}");
+        }
     }
 }

@@ -6,11 +6,15 @@
 //! tables, and a value that the memo shares is one number however often it appears. Memory is
 //! therefore bounded by a small multiple of the input, whatever the input says of itself.
 //!
+//! The writer is the mirror image: protocol 2 and the same instructions.
+//!
 //! Which keys a dump has and what they mean is none of this module's business: see `dialect`.
 
 mod read;
+mod write;
 
 pub(super) use read::{Cell, Fault, Pickle, Span};
+pub(super) use write::PickleWriter;
 
 /// The instructions of protocols 2 to 5 that plain data needs. The values are fixed by Python's
 /// `pickletools`.

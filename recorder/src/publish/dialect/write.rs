@@ -1,0 +1,264 @@
+//! From a [`Dump`] to the dialect: the half of writing that JSON and pickle share.
+//!
+//! Written is version 2.10 as PyTorch's tools expect it, with our keys beside theirs where there is
+//! something to say. The two encodings differ in a handful of spellings: see [`Encoder`].
+
+use super::keys::{Field, config, rank, status, top};
+use super::names::{ProfilingName, known_to_torch};
+use crate::model::{Entry, EntryState, Peer, RankStatus, Signature};
+use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
+use std::collections::HashSet;
+
+/// One encoding. A key is followed by exactly one value.
+pub(super) trait Encoder {
+    fn dict(&mut self, fill: impl FnOnce(&mut Self));
+    fn key(&mut self, key: &str);
+    fn list(&mut self, fill: impl FnOnce(&mut Self));
+    fn text(&mut self, text: &str);
+    fn int(&mut self, value: i64);
+    fn uint(&mut self, value: u64);
+    fn float(&mut self, value: f64);
+    fn bool(&mut self, value: bool);
+    /// A time that may not have been seen: none in pickle, 0 in JSON.
+    fn time(&mut self, ns: i64);
+    /// A counter of `pg_status`: a string in JSON.
+    fn counter(&mut self, value: i64);
+    /// Name and description of a group: a tuple in pickle, a list in JSON.
+    fn pair(&mut self, name: &str, desc: &str);
+    /// What stands before the entries, where stacks have a table of their own.
+    fn stack_tables(&mut self, dump: &Dump);
+    /// The stack of one entry, key and value.
+    fn stack(&mut self, dump: &Dump, stack: Option<u32>);
+}
+
+/// Writes the whole dump as one value.
+pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
+    out.dict(|out| {
+        out.key(top::VERSION);
+        out.text(&FormatVersion::WRITTEN.to_string());
+        identity(&dump.identity, dump.recorder, out);
+        if let Some(known) = &dump.status {
+            out.key(top::STATUS);
+            rank_status(known, out);
+        }
+        out.key(top::PG_CONFIG);
+        pg_config(&dump.groups, out);
+        out.key(top::PG_STATUS);
+        pg_status(&dump.groups, out);
+        out.key(top::COMM_LIB_VERSION);
+        out.text(&dump.comm_lib_version);
+        if !dump.nccl_comm_state.is_empty() {
+            out.key(top::NCCL_COMM_STATE);
+            out.dict(|out| {
+                for (comm, facts) in &dump.nccl_comm_state {
+                    out.key(comm);
+                    out.dict(|out| {
+                        for (name, value) in facts {
+                            out.key(name);
+                            out.text(value);
+                        }
+                    });
+                }
+            });
+        }
+        out.stack_tables(dump);
+        out.key(top::ENTRIES);
+        out.list(|out| {
+            for entry in &dump.entries {
+                self::entry(dump, entry, out);
+            }
+        });
+    });
+}
+
+fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, out: &mut E) {
+    out.key(top::RECORDER);
+    out.text(recorder.name());
+    let numbers = [
+        (top::RANK, identity.rank.map(i64::from)),
+        (top::WORLD_SIZE, identity.world_size.map(i64::from)),
+        (top::ATTEMPT, nonzero(identity.attempt.into())),
+        (top::PID, nonzero(identity.pid.into())),
+        (top::DUMP_TIME, nonzero(identity.dump_time_ns)),
+    ];
+    for (key, value) in numbers {
+        if let Some(value) = value {
+            out.key(key);
+            out.int(value);
+        }
+    }
+    let texts = [
+        (top::HOST, &identity.host),
+        (top::JOB, &identity.job),
+        (top::REASON, &identity.reason),
+    ];
+    for (key, text) in texts {
+        if !text.is_empty() {
+            out.key(key);
+            out.text(text);
+        }
+    }
+}
+
+fn nonzero(value: i64) -> Option<i64> {
+    (value != 0).then_some(value)
+}
+
+fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
+    out.dict(|out| {
+        out.key(rank::PHASE);
+        out.text(&known.phase);
+        out.key(rank::PHASE_SINCE);
+        out.int(known.phase_since_ns);
+        out.key(rank::STEP);
+        out.int(known.step);
+        out.key(rank::HEARTBEAT);
+        out.int(known.heartbeat_ns);
+        out.key(rank::DROPPED);
+        out.uint(known.dropped);
+    });
+}
+
+/// Groups by name. A second group of one name gets its number into the key: PyTorch would let it
+/// overwrite the first.
+fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
+    let mut taken = HashSet::new();
+    out.dict(|out| {
+        for DumpGroup { info, .. } in groups {
+            let mut key = info.name.clone();
+            while !taken.insert(key.clone()) {
+                key = format!("{key} ({})", info.id);
+            }
+            out.key(&key);
+            out.dict(|out| {
+                out.key(config::NAME);
+                out.text(&info.name);
+                out.key(config::DESC);
+                out.text(&info.desc);
+                out.key(config::RANKS);
+                out.text(&format!("{:?}", info.ranks));
+                out.key(config::PG_ID);
+                out.uint(info.id.into());
+            });
+        }
+    });
+}
+
+fn pg_status<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
+    out.dict(|out| {
+        for group in groups {
+            let Some(known) = group.status else { continue };
+            out.key(&group.info.id.to_string());
+            out.dict(|out| {
+                out.key(status::ENQUEUED);
+                out.counter(known.last_enqueued);
+                out.key(status::STARTED);
+                out.counter(known.last_started);
+                out.key(status::COMPLETED);
+                out.counter(known.last_completed);
+            });
+        }
+    });
+}
+
+fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
+    let info = &dump.groups[entry.group as usize].info;
+    let signature = &dump.signatures[entry.signature as usize];
+    let own_rank = dump.identity.rank.and_then(|rank| info.group_rank_of(rank));
+    let name = profiling_name(entry, signature, own_rank);
+    let told = ProfilingName::parse(&name);
+    let (name_is_ours, peer_is_told) = (told.op_name == signature.op_name, told.peer == entry.peer);
+    out.dict(|out| {
+        out.stack(dump, entry.stack);
+        field(out, Field::RecordId).uint(entry.record_id);
+        field(out, Field::PgId).uint(info.id.into());
+        field(out, Field::ProcessGroup).pair(&info.name, &info.desc);
+        if let Some(thread) = entry.thread {
+            let thread = &dump.threads[thread as usize];
+            field(out, Field::ThreadName).text(&thread.name);
+            field(out, Field::ThreadId).text(&thread.id);
+        }
+        field(out, Field::CollectiveSeqId).uint(entry.collective_seq_id);
+        field(out, Field::P2pSeqId).uint(entry.p2p_seq_id);
+        field(out, Field::OpId).uint(entry.op_id);
+        field(out, Field::ProfilingName).text(&name);
+        field(out, Field::TimeCreated).int(entry.time_created_ns);
+        if let Some(duration) = entry.duration_ms {
+            field(out, Field::Duration).float(duration.into());
+        }
+        shapes(field(out, Field::InputSizes), &signature.input_sizes);
+        texts(field(out, Field::InputDtypes), &signature.input_dtypes);
+        shapes(field(out, Field::OutputSizes), &signature.output_sizes);
+        texts(field(out, Field::OutputDtypes), &signature.output_dtypes);
+        field(out, Field::State).text(state(entry));
+        field(out, Field::TimeStarted).time(entry.time_discovered_started_ns);
+        field(out, Field::TimeCompleted).time(entry.time_discovered_completed_ns);
+        field(out, Field::Retired).bool(entry.retired);
+        field(out, Field::Timeout).uint(entry.timeout_ms);
+        field(out, Field::IsP2p).bool(entry.is_p2p);
+        // Ours, each only where there is something to say.
+        if !name_is_ours {
+            field(out, Field::OpName).text(&signature.op_name);
+        }
+        match entry.peer {
+            Peer::Any if !peer_is_told => field(out, Field::Peer).text("any"),
+            Peer::Rank(peer) if !peer_is_told => field(out, Field::Peer).uint(peer.into()),
+            _ => {}
+        }
+        if let Some(root) = entry.root {
+            field(out, Field::Root).uint(root.into());
+        }
+        if let Some(op) = entry.reduce_op {
+            field(out, Field::ReduceOp).text(op.name());
+        }
+        if !signature.input_splits.is_empty() {
+            uints(field(out, Field::InputSplits), &signature.input_splits);
+        }
+        if !signature.output_splits.is_empty() {
+            uints(field(out, Field::OutputSplits), &signature.output_splits);
+        }
+        if entry.state == EntryState::Failed {
+            field(out, Field::Failed).bool(true);
+        }
+    });
+}
+
+fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
+    out.key(field.key());
+    out
+}
+
+/// `<backend>:<op>[ <peers>]`, with peers where both ends are known.
+fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
+    use crate::model::OpType::{Recv, Send};
+    let backend = &signature.backend;
+    let op = known_to_torch(&signature.op_name);
+    match (entry.op, own_rank, entry.peer) {
+        (Send, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}->{peer}"),
+        (Recv, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}<-{peer}"),
+        (Recv, Some(own), Peer::Any) => format!("{backend}:{op} {own}<-?"),
+        _ => format!("{backend}:{op}"),
+    }
+}
+
+/// PyTorch has three states; a failure shows as what it had reached.
+fn state(entry: &Entry) -> &'static str {
+    match entry.state {
+        EntryState::Completed => "completed",
+        EntryState::Started => "started",
+        EntryState::Failed if entry.time_discovered_started_ns != 0 => "started",
+        EntryState::Scheduled | EntryState::Failed => "scheduled",
+    }
+}
+
+fn shapes<E: Encoder>(out: &mut E, shapes: &[Vec<u64>]) {
+    out.list(|out| shapes.iter().for_each(|shape| uints(out, shape)));
+}
+
+fn uints<E: Encoder>(out: &mut E, values: &[u64]) {
+    out.list(|out| values.iter().for_each(|&value| out.uint(value)));
+}
+
+fn texts<E: Encoder>(out: &mut E, texts: &[String]) {
+    out.list(|out| texts.iter().for_each(|text| out.text(text)));
+}

@@ -1,0 +1,147 @@
+//! The dialect as JSON.
+//!
+//! PyTorch leaves stacks out of its JSON. Ours has a table of frames and a table of stacks, and an
+//! entry names its stack by number.
+
+use super::keys::{Field, frame, top};
+use super::write::{self, Encoder};
+use crate::publish::dump::Dump;
+use std::io::Write as _;
+
+impl Dump {
+    /// The dump as JSON: the 2.10 dialect of PyTorch's flight recorder with our keys beside.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = JsonWriter {
+            bytes: Vec::with_capacity(512 * (self.entries.len() + 8)),
+            first: true,
+        };
+        write::dump(self, &mut out);
+        out.bytes
+    }
+}
+
+struct JsonWriter {
+    bytes: Vec<u8>,
+    /// Nothing has been written since the last opening bracket or key: no comma is due.
+    first: bool,
+}
+
+impl JsonWriter {
+    /// A comma, if one is due before the next value or key.
+    fn separate(&mut self) {
+        if !self.first {
+            self.bytes.push(b',');
+        }
+        self.first = false;
+    }
+
+    fn bracketed(&mut self, [open, close]: [u8; 2], fill: impl FnOnce(&mut Self)) {
+        self.separate();
+        self.bytes.push(open);
+        self.first = true;
+        fill(self);
+        self.first = false;
+        self.bytes.push(close);
+    }
+
+    fn put(&mut self, value: std::fmt::Arguments<'_>) {
+        self.separate();
+        self.bytes
+            .write_fmt(value)
+            .expect("a vector takes every byte");
+    }
+
+    fn quoted(&mut self, text: &str) {
+        serde_json::to_writer(&mut self.bytes, text).expect("a vector takes every string");
+    }
+}
+
+impl Encoder for JsonWriter {
+    fn dict(&mut self, fill: impl FnOnce(&mut Self)) {
+        self.bracketed(*b"{}", fill);
+    }
+
+    fn key(&mut self, key: &str) {
+        self.separate();
+        self.quoted(key);
+        self.bytes.push(b':');
+        self.first = true;
+    }
+
+    fn list(&mut self, fill: impl FnOnce(&mut Self)) {
+        self.bracketed(*b"[]", fill);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.separate();
+        self.quoted(text);
+    }
+
+    fn int(&mut self, value: i64) {
+        self.put(format_args!("{value}"));
+    }
+
+    fn uint(&mut self, value: u64) {
+        self.put(format_args!("{value}"));
+    }
+
+    /// JSON has no word for infinity or "not a number": those become null, as PyTorch has it.
+    fn float(&mut self, value: f64) {
+        if value.is_finite() {
+            self.put(format_args!("{value:?}"));
+        } else {
+            self.put(format_args!("null"));
+        }
+    }
+
+    fn bool(&mut self, value: bool) {
+        self.put(format_args!("{value}"));
+    }
+
+    fn time(&mut self, ns: i64) {
+        self.int(ns);
+    }
+
+    fn counter(&mut self, value: i64) {
+        self.put(format_args!("\"{value}\""));
+    }
+
+    fn pair(&mut self, name: &str, desc: &str) {
+        self.list(|out| {
+            out.text(name);
+            out.text(desc);
+        });
+    }
+
+    fn stack_tables(&mut self, dump: &Dump) {
+        if dump.stacks.is_empty() {
+            return;
+        }
+        self.key(top::FRAMES);
+        self.list(|out| {
+            for it in &dump.frames {
+                out.dict(|out| {
+                    out.key(frame::NAME);
+                    out.text(&it.name);
+                    out.key(frame::FILENAME);
+                    out.text(&it.filename);
+                    out.key(frame::LINE);
+                    out.uint(it.line.into());
+                });
+            }
+        });
+        self.key(top::STACKS);
+        self.list(|out| {
+            for stack in &dump.stacks {
+                out.list(|out| stack.iter().for_each(|&at| out.uint(at.into())));
+            }
+        });
+    }
+
+    fn stack(&mut self, _: &Dump, stack: Option<u32>) {
+        if let Some(stack) = stack {
+            self.key(Field::Stack.key());
+            self.uint(stack.into());
+        }
+    }
+}

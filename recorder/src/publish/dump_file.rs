@@ -1,0 +1,207 @@
+//! A dump as a file: complete or absent, private, and never in the place of another.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Why a dump file could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpFileError {
+    /// The folder could not be made.
+    #[error("dump folder {} could not be made: {source}", .folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file could not be written (disk full, no permission, ...). Nothing is left behind.
+    #[error("dump {} could not be written: {source}", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The name and all numbered names after it are taken.
+    #[error(
+        "dump {} could not be written: it exists, and so do {} numbered after it; move old dumps away",
+        .path.display(), MOST_NUMBERED
+    )]
+    NoFreeName {
+        /// The name asked for.
+        path: PathBuf,
+    },
+}
+
+/// How many dumps of one name may lie side by side.
+const MOST_NUMBERED: u32 = 1000;
+
+/// Writes `bytes` as a new file of mode 0600 and returns its path.
+///
+/// Missing folders are made with mode 0700. If `path` exists it is left alone, and the new file is
+/// `path.1`, `path.2`, ... . The file appears under its name only once it is complete. Blocks for as
+/// long as the file system takes; nothing is synced to disk, since a file outlives its writer without.
+///
+/// # Errors
+/// See [`DumpFileError`].
+pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileError> {
+    let failed = |source| DumpFileError::Write {
+        path: path.to_owned(),
+        source,
+    };
+    let Some(name) = path.file_name() else {
+        return Err(failed(io::Error::new(
+            ErrorKind::InvalidInput,
+            "the path has no file name",
+        )));
+    };
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|source| DumpFileError::Folder {
+                folder: folder.to_owned(),
+                source,
+            })?;
+    }
+    let part = Part::create(path, name).map_err(failed)?;
+    (&part.file).write_all(bytes).map_err(failed)?;
+    for number in 0..=MOST_NUMBERED {
+        let wanted = numbered(path, number);
+        match part.publish(&wanted) {
+            Ok(()) => return Ok(wanted),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Err(DumpFileError::NoFreeName {
+        path: path.to_owned(),
+    })
+}
+
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    if number == 0 {
+        return path.to_owned();
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// A file in the making, removed when dropped.
+struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+impl Part {
+    /// A hidden file beside `path`, so that no reader of the folder takes it for a dump.
+    fn create(path: &Path, name: &OsStr) -> io::Result<Self> {
+        let mut attempt = 0;
+        loop {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".{}.{attempt}.part", std::process::id()));
+            let path = path.with_file_name(hidden);
+            match create_private(&path) {
+                Ok(file) => return Ok(Self { path, file }),
+                // Another thread is writing, or a process of the same number died while it wrote.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 16 => {
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives the file its name; fails with `AlreadyExists` rather than replace another.
+    fn publish(&self, wanted: &Path) -> io::Result<()> {
+        match std::fs::hard_link(&self.path, wanted) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Unsupported | ErrorKind::PermissionDenied
+                ) =>
+            {
+                // A file system without links: claim the name, then take the place of the claim.
+                create_private(wanted)?;
+                std::fs::rename(&self.path, wanted)
+            }
+            done => done,
+        }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Gone already if it was renamed.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn an_older_dump_is_never_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job/rank_3");
+        let first = write_dump_file(&path, b"one").unwrap();
+        let second = write_dump_file(&path, b"two").unwrap();
+        assert_eq!(first, path);
+        assert_eq!(second, folder.path().join("job/rank_3.1"));
+        assert_eq!(std::fs::read(first).unwrap(), b"one");
+        assert_eq!(std::fs::read(second).unwrap(), b"two");
+        let left = std::fs::read_dir(folder.path().join("job")).unwrap();
+        assert_eq!(left.count(), 2);
+    }
+
+    #[test]
+    fn only_the_owner_may_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_dump_file(&folder.path().join("a/rank_0"), b"x").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(mode(path.parent().unwrap()), 0o700);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let error = write_dump_file(&file.join("rank_0"), b"x").unwrap_err();
+        assert!(matches!(error, DumpFileError::Folder { .. }), "{error}");
+        assert!(error.to_string().contains("file"), "{error}");
+    }
+
+    #[test]
+    fn a_link_in_the_way_is_never_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        std::fs::write(&victim, b"precious").unwrap();
+        let part = format!(".rank_0.{}.0.part", std::process::id());
+        for name in [&*part, "rank_0"] {
+            std::os::unix::fs::symlink(&victim, folder.path().join(name)).unwrap();
+        }
+        let path = write_dump_file(&folder.path().join("rank_0"), b"x").unwrap();
+        assert_eq!(path, folder.path().join("rank_0.1"));
+        assert_eq!(std::fs::read(path).unwrap(), b"x");
+        assert_eq!(std::fs::read(victim).unwrap(), b"precious");
+    }
+}

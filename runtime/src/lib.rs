@@ -27,4 +27,4 @@ pub use op::{Op, Reduction};
 pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
 pub use rendezvous::Rendezvous;
 pub use secret::Secret;
-pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store};
+pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};

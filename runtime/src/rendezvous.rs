@@ -3,7 +3,7 @@
 //! A launcher tells each process in its environment: torchrun's variables (which `rcomm-run` sets
 //! too), those of Open MPI, of MPICH and other launchers that speak PMI, or Slurm's. [`Rendezvous`] is
 //! the answer in one form, whoever gave it. Nothing here reads the process's environment: the caller
-//! passes a look-up, so that [`Config`](crate) stays the one place that does.
+//! passes a look-up, so that `config.rs` stays the one place that does.
 //!
 //! | | torchrun | Open MPI | MPICH, PMI | Slurm |
 //! |---|---|---|---|---|
@@ -22,9 +22,11 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::Store;
+use crate::store::{Store, TcpStore, TcpStoreServer, addresses_of};
 use rcomm_recorder::model::Rank;
+use std::net::IpAddr;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 /// Who told this process its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -272,6 +274,48 @@ impl Rendezvous {
             ));
         }
         Ok(self)
+    }
+
+    /// Opens the job's store and checks in: rank 0 serves it unless the launcher's agent does, and
+    /// every rank connects to it. Rank 0 returns when all ranks have come, if it serves.
+    ///
+    /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
+    /// which this host takes for its loopback (as `/etc/hosts` often has it) and other hosts may be in
+    /// the job, it listens on all addresses and says so in the log.
+    ///
+    /// `timeout` is for all of this together, and for every later call that does not wait for ranks.
+    ///
+    /// # Errors
+    /// As [`TcpStore::host`], [`TcpStore::connect`], [`check_in`](Self::check_in) and
+    /// [`TcpStore::wait_for_workers`].
+    pub fn open_store(&self, timeout: Duration) -> Result<TcpStore> {
+        let started = Instant::now();
+        let (addr, port) = (self.master_addr.as_str(), self.master_port);
+        let store = if self.uses_agent_store || self.rank != 0 {
+            TcpStore::connect(addr, port, timeout)?
+        } else if self.hides_behind_loopback()? {
+            tracing::warn!(
+                "{addr} is this host's loopback address, where other hosts cannot reach the store: it \
+                 listens on all addresses. Give MASTER_ADDR as an address to avoid that"
+            );
+            TcpStore::attach(TcpStoreServer::bind_any(port)?, timeout)?
+        } else {
+            TcpStore::host(addr, port, timeout)?
+        };
+        self.check_in(&store)?;
+        store.wait_for_workers(self.world_size, timeout.saturating_sub(started.elapsed()))?;
+        Ok(store)
+    }
+
+    fn hides_behind_loopback(&self) -> Result<bool> {
+        if self.is_single_host()
+            || self.master_addr == "localhost"
+            || self.master_addr.parse::<IpAddr>().is_ok()
+        {
+            return Ok(false);
+        }
+        let addresses = addresses_of(&self.master_addr)?;
+        Ok(addresses.iter().all(IpAddr::is_loopback))
     }
 
     /// Leaves this rank's name in the store, and finds out whether it is the right store.

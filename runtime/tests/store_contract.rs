@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm::store::{FileStore, HashStore, PrefixStore, QueueStore, Store};
+use rcomm::store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore};
 use rcomm::{ErrorKind, Result};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -22,6 +22,10 @@ fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
     let two = PrefixStore::new("dp", beneath as Arc<dyn Store>);
     check(&one, &two);
 
+    let one = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let two = TcpStore::connect("127.0.0.1", one.port(), LONG).unwrap();
+    check(&one, &two);
+
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let one = FileStore::open(&path, Some(2)).unwrap();
@@ -36,6 +40,7 @@ fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
 fn on_every_queue_store(check: impl Fn(&dyn QueueStore)) {
     check(&HashStore::new());
     check(&PrefixStore::new("dp", Arc::new(HashStore::new())));
+    check(&TcpStore::host("127.0.0.1", 0, LONG).unwrap());
 }
 
 fn timed_out<T: std::fmt::Debug>(result: Result<T>) -> String {

@@ -2,7 +2,8 @@
 //!
 //! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
 //! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
-//! system, and [`PrefixStore`] gives each user of a store names of its own. How ranks find out where
+//! system, [`TcpStore`] everybody else,
+//! and [`PrefixStore`] gives each user of a store names of its own. How ranks find out where
 //! their store is belongs to [`rendezvous`](crate::rendezvous).
 
 #![forbid(unsafe_code)]
@@ -11,10 +12,13 @@ mod file;
 mod hash;
 mod prefix;
 mod table;
+mod tcp;
 
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
+pub(crate) use tcp::addresses_of;
+pub use tcp::{TcpStore, TcpStoreServer};
 
 use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;

@@ -1,0 +1,88 @@
+//! One client's socket, and the bytes that are on their way in and out.
+
+use super::super::protocol::Scanner;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+
+/// Buffers that a connection has no use for at the moment go back here, so that an idle connection
+/// holds none and a busy one need not allocate.
+#[derive(Default)]
+pub(super) struct Buffers(Vec<Vec<u8>>);
+
+impl Buffers {
+    const KEPT: usize = 64;
+    const LARGEST: usize = 256 << 10;
+
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    pub(super) fn give(&mut self, mut buffer: Vec<u8>) {
+        if self.0.len() < Self::KEPT && (1..=Self::LARGEST).contains(&buffer.capacity()) {
+            buffer.clear();
+            self.0.push(buffer);
+        }
+    }
+}
+
+/// Whether the peer can still be talked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    Open,
+    Lost,
+}
+
+pub(super) struct Connection {
+    pub(super) socket: OwnedFd,
+    pub(super) validated: bool,
+    pub(super) scanner: Scanner,
+    /// The beginning of a request whose end has not come, or requests held back with `paused`.
+    pub(super) inbox: Vec<u8>,
+    /// Replies that the socket did not take yet.
+    pub(super) outbox: Vec<u8>,
+    /// How much of `outbox` is sent.
+    sent: usize,
+    /// Too many replies are unread: no request is looked at until the peer has read them.
+    pub(super) paused: bool,
+    /// What epoll reports of the socket.
+    pub(super) interest: rustix::event::epoll::EventFlags,
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            validated: false,
+            scanner: Scanner::default(),
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            sent: 0,
+            paused: false,
+            interest: rustix::event::epoll::EventFlags::IN,
+        }
+    }
+
+    /// How many bytes of replies wait for the peer.
+    pub(super) fn unsent(&self) -> usize {
+        self.outbox.len() - self.sent
+    }
+
+    /// Sends what the socket takes now.
+    pub(super) fn flush(&mut self, buffers: &mut Buffers) -> Link {
+        while self.unsent() > 0 {
+            match rustix::net::send(
+                &self.socket,
+                &self.outbox[self.sent..],
+                rustix::net::SendFlags::NOSIGNAL,
+            ) {
+                Ok(n) => self.sent += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Link::Open,
+                Err(_) => return Link::Lost,
+            }
+        }
+        self.sent = 0;
+        buffers.give(std::mem::take(&mut self.outbox));
+        Link::Open
+    }
+}

@@ -1,0 +1,89 @@
+//! When polling a socket pays.
+
+use std::time::Duration;
+
+/// Decides between polling and sleeping, for one thread that waits for one peer or for many.
+///
+/// A sleeping thread costs its peer some 50 µs a wake-up. So where messages come in quick succession,
+/// a thread polls for as long as a wake-up costs before it sleeps. It begins only after several short
+/// sleeps in a row, and after one poll in vain it lets many sleeps pass: an idle thread burns nothing,
+/// one that is asked at an awkward pace next to nothing.
+pub(super) struct Spin {
+    short_sleeps: u32,
+    pause: u32,
+}
+
+impl Spin {
+    /// How long to poll: about what a wake-up costs.
+    pub(super) const LONGEST: Duration = Duration::from_micros(50);
+    const SHORT_SLEEP: Duration = Duration::from_micros(150);
+    const ENOUGH: u32 = 4;
+    const PAUSE: u32 = 64;
+
+    /// Polls once it has seen that messages come quickly.
+    pub(super) fn wary() -> Self {
+        Self {
+            short_sleeps: 0,
+            pause: 0,
+        }
+    }
+
+    /// Polls from the first message on.
+    pub(super) fn eager() -> Self {
+        Self {
+            short_sleeps: Self::ENOUGH,
+            pause: 0,
+        }
+    }
+
+    /// Whether to poll before the next sleep.
+    pub(super) fn pays(&self) -> bool {
+        self.short_sleeps >= Self::ENOUGH
+    }
+
+    /// Nothing came while polling.
+    pub(super) fn was_in_vain(&mut self) {
+        self.short_sleeps = 0;
+        self.pause = Self::PAUSE;
+    }
+
+    /// A message ended a sleep of `time`.
+    pub(super) fn slept(&mut self, time: Duration) {
+        if self.pause > 0 {
+            self.pause -= 1;
+        } else if time > Self::SHORT_SLEEP {
+            self.short_sleeps = 0;
+        } else {
+            self.short_sleeps = self.short_sleeps.saturating_add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_in_vain_is_not_repeated_soon() {
+        let mut spin = Spin::wary();
+        assert!(!spin.pays());
+        let short = Duration::from_micros(60);
+        (0..Spin::ENOUGH).for_each(|_| spin.slept(short));
+        assert!(spin.pays());
+        spin.was_in_vain();
+        for _ in 0..Spin::PAUSE + Spin::ENOUGH - 1 {
+            spin.slept(short);
+            assert!(!spin.pays());
+        }
+        spin.slept(short);
+        assert!(spin.pays());
+    }
+
+    #[test]
+    fn long_sleep_ends_polling() {
+        let mut spin = Spin::eager();
+        assert!(spin.pays());
+        spin.slept(Duration::from_secs(1));
+        assert!(!spin.pays());
+    }
+}

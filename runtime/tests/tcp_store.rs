@@ -1,0 +1,231 @@
+//! The TCP store between processes' ends: connecting, faults, and the rendezvous over it.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use rcomm::{ErrorKind, Rendezvous, Result};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(100);
+
+/// A port that nobody listens on.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[track_caller]
+fn refusal<T>(result: Result<T>, kind: ErrorKind) -> String {
+    let error = result.err().expect("refused");
+    assert_eq!(error.kind(), kind, "{error}");
+    error.to_string()
+}
+
+/// Listens, and does `serve` with each connection.
+fn stranger(serve: impl Fn(TcpStream) + Send + 'static) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || listener.incoming().flatten().for_each(serve));
+    port
+}
+
+#[test]
+fn port_that_nobody_listens_on_is_named() {
+    let port = free_port();
+    let text = refusal(
+        TcpStore::connect("127.0.0.1", port, SHORT),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains(&format!("127.0.0.1 port {port}")), "{text}");
+    assert!(text.contains("nobody listens there"), "{text}");
+    assert!(text.contains("MASTER_PORT"), "{text}");
+}
+
+#[test]
+fn server_of_another_kind_is_told_apart_at_once() {
+    let port = stranger(|mut socket| {
+        let _ = socket.write_all(b"SSH-2.0-OpenSSH_9.6\r\n");
+        let _ = socket.read_to_end(&mut Vec::new());
+    });
+    // The deadline is far: what ends this is the answer.
+    let text = refusal(
+        TcpStore::connect("127.0.0.1", port, Duration::from_secs(3600)),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("not a store"), "{text}");
+    assert!(text.contains("SSH-2.0"), "{text}");
+}
+
+#[test]
+fn server_that_says_nothing_or_hangs_up_is_described() {
+    let (keep, kept) = mpsc::channel();
+    let silent = stranger(move |socket| keep.send(socket).unwrap());
+    let text = refusal(
+        TcpStore::connect("127.0.0.1", silent, SHORT),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("says nothing"), "{text}");
+    drop(kept);
+
+    let closing = stranger(|mut socket| {
+        let _ = socket.read(&mut [0; 16]);
+    });
+    let text = refusal(
+        TcpStore::connect("127.0.0.1", closing, SHORT),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("closes the connection"), "{text}");
+}
+
+#[test]
+fn client_that_is_early_waits_for_the_server() {
+    let port = free_port();
+    thread::scope(|scope| {
+        let early = scope.spawn(move || TcpStore::connect("127.0.0.1", port, LONG)?.add("n", 1));
+        let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], port).unwrap();
+        assert_eq!(early.join().unwrap().unwrap(), 1);
+        drop(server);
+    });
+}
+
+#[test]
+fn port_that_is_taken_is_named() {
+    let first = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let text = refusal(
+        TcpStore::host("127.0.0.1", first.port(), LONG),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("is taken"), "{text}");
+}
+
+#[test]
+fn address_of_another_host_is_refused() {
+    let text = refusal(TcpStore::host("192.0.2.1", 0, LONG), ErrorKind::Rendezvous);
+    assert!(text.contains("192.0.2.1"), "{text}");
+}
+
+#[test]
+fn server_that_goes_away_ends_every_call() {
+    let host = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let port = host.port();
+    let client = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.wait(&["never"], LONG));
+        // Whether the wait has come to the server by now or not, it ends with it.
+        client.set("here", b"").unwrap();
+        drop(host);
+        let text = refusal(waiting.join().unwrap(), ErrorKind::Store);
+        assert!(text.contains(&port.to_string()), "{text}");
+    });
+    refusal(client.set("k", b""), ErrorKind::Store);
+}
+
+#[test]
+fn what_the_server_would_refuse_is_not_sent() {
+    let store = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let long_key = "k".repeat(8192);
+    let text = refusal(store.set(&long_key, b""), ErrorKind::InvalidArgument);
+    assert!(text.contains("8192 bytes"), "{text}");
+    store.set(&long_key[1..], b"longest").unwrap();
+    assert_eq!(store.get(&long_key[1..], LONG).unwrap(), b"longest");
+    let large = vec![0; (8 << 20) + 1];
+    refusal(store.set("k", &large), ErrorKind::InvalidArgument);
+    refusal(
+        store.multi_set(&[("k", &large)]),
+        ErrorKind::InvalidArgument,
+    );
+    store.set("k", &large[1..]).unwrap();
+    assert_eq!(store.get("k", LONG).unwrap(), &large[1..]);
+    let many = vec!["k"; 131_073];
+    refusal(store.wait(&many, LONG), ErrorKind::InvalidArgument);
+    assert!(store.check(&many[1..]).unwrap());
+}
+
+#[test]
+fn connection_is_used_on_after_a_wait_timed_out() {
+    let store = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    for round in 0..20 {
+        refusal(store.get("late", Duration::ZERO), ErrorKind::Timeout);
+        refusal(
+            store.wait(&["late"], Duration::from_micros(200)),
+            ErrorKind::Timeout,
+        );
+        refusal(
+            store.multi_get(&["late", "n"], Duration::ZERO),
+            ErrorKind::Timeout,
+        );
+        assert_eq!(store.add("n", 1).unwrap(), round + 1);
+    }
+}
+
+#[test]
+fn value_that_comes_while_waiting_is_the_one_returned() {
+    let store = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..16)
+            .map(|_| scope.spawn(|| store.multi_get(&["a", "b"], LONG).unwrap()))
+            .collect();
+        store.set("b", b"second").unwrap();
+        store.set("a", b"").unwrap();
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), [b"".to_vec(), b"second".to_vec()]);
+        }
+    });
+}
+
+fn place(rank: u32, world_size: u32, port: u16) -> Rendezvous {
+    Rendezvous::explicit(rank, world_size, "127.0.0.1", port).unwrap()
+}
+
+#[test]
+fn ranks_find_each_other() {
+    let port = free_port();
+    let stores: Vec<TcpStore> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..8)
+            .rev()
+            .map(|rank| scope.spawn(move || place(rank, 8, port).open_store(LONG).unwrap()))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    stores[0].set("k", b"v").unwrap();
+    for store in &stores {
+        assert_eq!(store.get("k", LONG).unwrap(), b"v");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_come_are_counted() {
+    let port = free_port();
+    let text = refusal(place(0, 3, port).open_store(SHORT), ErrorKind::Timeout);
+    assert!(text.contains("1 of 3 ranks"), "{text}");
+}
+
+#[test]
+fn wrong_jobs_are_refused_before_any_deadline() {
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let ours = Rendezvous {
+        uses_agent_store: true,
+        ..place(0, 2, server.port())
+    };
+    ours.open_store(LONG).unwrap();
+    let text = refusal(ours.open_store(LONG), ErrorKind::Rendezvous);
+    assert!(text.contains("was started 2 times"), "{text}");
+    let larger = Rendezvous {
+        rank: 2,
+        world_size: 3,
+        ..ours.clone()
+    };
+    let text = refusal(larger.open_store(LONG), ErrorKind::Rendezvous);
+    assert!(text.contains("world size of 3"), "{text}");
+    let other = Rendezvous {
+        job: "other".to_owned(),
+        ..ours
+    };
+    let text = refusal(other.open_store(LONG), ErrorKind::Rendezvous);
+    assert!(text.contains("two jobs share MASTER_PORT"), "{text}");
+}

@@ -1,0 +1,482 @@
+//! The TCPStore protocol, byte by byte over raw sockets: what PyTorch's clients rely on.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(30);
+const HELLO: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
+const MAX_KEY: usize = 8192;
+const MAX_VALUE: usize = 8 << 20;
+
+fn server() -> TcpStoreServer {
+    TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap()
+}
+
+fn dial(server: &TcpStoreServer) -> TcpStream {
+    let socket = TcpStream::connect(server.local_addr()).unwrap();
+    socket.set_nodelay(true).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+/// A client that speaks in bytes.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn new(server: &TcpStoreServer) -> Self {
+        let mut raw = Self(dial(server));
+        raw.send(&HELLO);
+        raw
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    #[track_caller]
+    fn expect(&mut self, reply: &[u8]) {
+        let mut found = vec![0; reply.len()];
+        self.0.read_exact(&mut found).unwrap();
+        assert_eq!(found, reply);
+    }
+
+    #[track_caller]
+    fn ask(&mut self, request: &[u8], reply: &[u8]) {
+        self.send(request);
+        self.expect(reply);
+    }
+
+    /// No reply is on the way: the server answers a PING next.
+    #[track_caller]
+    fn expect_nothing(&mut self) {
+        self.ask(b"\x0Dnext", b"next");
+    }
+
+    #[track_caller]
+    fn expect_closed(&mut self) {
+        let mut byte = [0];
+        match self.0.read(&mut byte) {
+            Ok(0) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("the connection is open: {other:?} {byte:?}"),
+        }
+    }
+}
+
+fn s(string: &[u8]) -> Vec<u8> {
+    [&(string.len() as u64).to_le_bytes()[..], string].concat()
+}
+
+fn n(number: i64) -> Vec<u8> {
+    number.to_le_bytes().to_vec()
+}
+
+fn op(code: u8, fields: &[Vec<u8>]) -> Vec<u8> {
+    [vec![code], fields.concat()].concat()
+}
+
+fn set(key: &[u8], value: &[u8]) -> Vec<u8> {
+    op(0x01, &[s(key), s(value)])
+}
+
+fn get(key: &[u8]) -> Vec<u8> {
+    op(0x03, &[s(key)])
+}
+
+fn keyed(code: u8, keys: &[&[u8]]) -> Vec<u8> {
+    let strings: Vec<u8> = keys.iter().flat_map(|key| s(key)).collect();
+    op(code, &[n(keys.len() as i64), strings])
+}
+
+fn wait(keys: &[&[u8]]) -> Vec<u8> {
+    keyed(0x06, keys)
+}
+
+fn push(key: &[u8], value: &[u8]) -> Vec<u8> {
+    op(0x0E, &[s(key), s(value)])
+}
+
+fn barrier(key: &[u8], world: i64) -> Vec<u8> {
+    op(0x12, &[s(key), n(world)])
+}
+
+/// A conversation that touches every opcode: each request with the reply it gets.
+fn conversation() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let none = Vec::new;
+    vec![
+        (
+            op(0x0D, &[b"\x01\x02\x03\x04".to_vec()]),
+            b"\x01\x02\x03\x04".to_vec(),
+        ),
+        (op(0x07, &[]), n(0)),
+        (set(b"/a", b"one"), none()),
+        (get(b"/a"), s(b"one")),
+        (get(b"/missing"), s(b"")),
+        (op(0x04, &[s(b"/n"), n(-2)]), n(-2)),
+        (op(0x04, &[s(b"/n"), n(12)]), n(10)),
+        (get(b"/n"), s(b"10")),
+        (keyed(0x05, &[b"/a", b"/n"]), vec![0]),
+        (keyed(0x05, &[b"/a", b"/x"]), vec![1]),
+        (keyed(0x05, &[]), vec![0]),
+        (wait(&[b"/a", b"/n"]), vec![0]),
+        (wait(&[]), vec![0]),
+        (op(0x09, &[s(b"/a"), s(b" two")]), none()),
+        (op(0x09, &[s(b"/new"), s(b"x")]), none()),
+        (
+            keyed(0x0A, &[b"/a", b"/x", b"/new"]),
+            [s(b"one two"), s(b""), s(b"x")].concat(),
+        ),
+        (keyed(0x0A, &[]), none()),
+        (
+            op(0x0B, &[n(2), s(b"/m"), s(b"1"), s(b""), s(b"2")]),
+            none(),
+        ),
+        (get(b""), s(b"2")),
+        (op(0x02, &[s(b"/c"), s(b"x"), s(b"y")]), s(b"x")),
+        (keyed(0x05, &[b"/c"]), vec![1]),
+        (op(0x02, &[s(b"/c"), s(b""), s(b"y")]), s(b"y")),
+        (op(0x02, &[s(b"/c"), s(b"y"), s(b"z")]), s(b"z")),
+        (op(0x02, &[s(b"/c"), s(b"y"), s(b"w")]), s(b"z")),
+        (op(0x08, &[s(b"/c")]), n(1)),
+        (op(0x08, &[s(b"/c")]), n(0)),
+        (op(0x0C, &[]), vec![1]),
+        (op(0x10, &[s(b"/q")]), n(0)),
+        (op(0x0F, &[s(b"/q")]), n(0)),
+        (push(b"/q", b"first"), none()),
+        (push(b"/q", b""), none()),
+        (op(0x10, &[s(b"/q")]), n(2)),
+        (keyed(0x05, &[b"/q"]), vec![0]),
+        (op(0x0F, &[s(b"/q")]), [n(2), s(b"first")].concat()),
+        (op(0x0F, &[s(b"/q")]), [n(1), s(b"")].concat()),
+        (keyed(0x05, &[b"/q"]), vec![1]),
+        (op(0x07, &[]), n(5)),
+        (barrier(b"/b", 1), vec![0]),
+        (get(b"/b"), s(b"1")),
+        (op(0x08, &[s(b"/b")]), n(1)),
+        (op(0x08, &[s(b"/a")]), n(1)),
+        (op(0x08, &[s(b"/n")]), n(1)),
+        (op(0x08, &[s(b"/m")]), n(1)),
+        (op(0x08, &[s(b"")]), n(1)),
+        (op(0x11, &[]), [n(1), s(b"/new")].concat()),
+    ]
+}
+
+#[test]
+fn every_opcode_is_answered() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    for (request, reply) in conversation() {
+        raw.ask(&request, &reply);
+    }
+    raw.expect_nothing();
+}
+
+#[test]
+fn requests_may_come_byte_by_byte_or_all_at_once() {
+    let stream: Vec<u8> = conversation().into_iter().flat_map(|(q, _)| q).collect();
+    let replies: Vec<u8> = conversation().into_iter().flat_map(|(_, r)| r).collect();
+    for piece in [1, 7, 64, stream.len()] {
+        let server = server();
+        let mut raw = Raw(dial(&server));
+        for bytes in [&HELLO, stream.as_slice()].concat().chunks(piece) {
+            raw.send(bytes);
+        }
+        raw.expect(&replies);
+        raw.expect_nothing();
+    }
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    let requests: Vec<u8> = (0..10_000)
+        .flat_map(|_| op(0x04, &[s(b"/n"), n(1)]))
+        .collect();
+    let mut sender = raw.0.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| sender.write_all(&requests).unwrap());
+        for count in 1..=10_000 {
+            raw.expect(&n(count));
+        }
+    });
+}
+
+#[test]
+fn who_does_not_validate_is_disconnected() {
+    let server = server();
+    let refused: [&[u8]; 6] = [
+        b"\x0D1234",
+        b"\x00\x01\x02\x03\x04",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x13",
+        b"\xFF",
+        b"\x00\xCE\xF7\x85\x3C\x00\xCE\xF7\x85\x3C",
+    ];
+    for bytes in refused {
+        let mut raw = Raw(dial(&server));
+        raw.send(bytes);
+        raw.expect_closed();
+    }
+    Raw::new(&server).expect_nothing();
+}
+
+#[test]
+fn limits_are_held_and_what_is_above_is_disconnected() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    let key = vec![b'k'; MAX_KEY];
+    let value = vec![b'v'; MAX_VALUE];
+    raw.send(&set(&key, &value));
+    raw.ask(&get(&key), &s(&value));
+
+    let count = |code: u8, count: u64| [vec![code], count.to_le_bytes().to_vec()].concat();
+    let length =
+        |code: u8, length: usize| [vec![code], (length as u64).to_le_bytes().to_vec()].concat();
+    let refused = [
+        length(0x01, MAX_KEY + 1),
+        [length(0x01, 1), b"k".to_vec(), n(MAX_VALUE as i64 + 1)].concat(),
+        [length(0x0E, 1), b"k".to_vec(), n(-1)].concat(),
+        count(0x05, 131_073),
+        count(0x06, u64::MAX),
+        count(0x0A, 131_073),
+        count(0x0B, u64::MAX),
+        vec![0x13],
+        HELLO.to_vec(),
+    ];
+    for bytes in refused {
+        let mut raw = Raw::new(&server);
+        raw.send(&[b"\x0Dping".as_slice(), &bytes].concat());
+        raw.expect(b"ping");
+        raw.expect_closed();
+    }
+    // As many keys as are allowed are counted, and waited for by nobody else.
+    let mut raw = Raw::new(&server);
+    let all = vec![&b""[..]; 131_072];
+    raw.ask(&keyed(0x05, &all), &[1]);
+}
+
+#[test]
+fn large_value_in_small_pieces_is_taken() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    let value: Vec<u8> = (0..MAX_VALUE).map(|i| (i / 7) as u8).collect();
+    for bytes in set(b"/large", &value).chunks(1500) {
+        raw.send(bytes);
+    }
+    raw.ask(&get(b"/large"), &s(&value));
+}
+
+#[test]
+fn counter_over_text_is_refused() {
+    let server = server();
+    for bad in [&b"abc"[..], b"", b"9223372036854775807"] {
+        let mut raw = Raw::new(&server);
+        raw.send(&set(b"/t", bad));
+        raw.send(&op(0x04, &[s(b"/t"), n(1)]));
+        raw.expect_closed();
+        let mut raw = Raw::new(&server);
+        raw.ask(&get(b"/t"), &s(bad));
+    }
+}
+
+#[test]
+fn wait_ends_when_the_last_key_comes() {
+    let server = server();
+    let (mut one, mut two) = (Raw::new(&server), Raw::new(&server));
+    one.send(&wait(&[b"/a", b"/b", b"/a"]));
+    one.expect_nothing();
+    two.send(&set(b"/a", b""));
+    two.expect_nothing();
+    one.expect_nothing();
+    // A key that went again has come all the same.
+    two.ask(&op(0x08, &[s(b"/a")]), &n(1));
+    two.ask(&op(0x04, &[s(b"/b"), n(1)]), &n(1));
+    one.expect(&[0]);
+    one.expect_nothing();
+}
+
+#[test]
+fn every_way_to_make_a_key_wakes() {
+    let server = server();
+    type Way = fn(&[u8]) -> Vec<u8>;
+    let ways: [Way; 7] = [
+        |key| set(key, b""),
+        |key| op(0x02, &[s(key), s(b""), s(b"v")]),
+        |key| op(0x04, &[s(key), n(1)]),
+        |key| op(0x09, &[s(key), s(b"")]),
+        |key| op(0x0B, &[n(2), s(b"/j"), s(b""), s(key), s(b"")]),
+        |key| push(key, b""),
+        |key| barrier(key, 2),
+    ];
+    for (i, way) in ways.into_iter().enumerate() {
+        let key = format!("/k{i}").into_bytes();
+        let mut waiter = Raw::new(&server);
+        waiter.send(&wait(&[&key]));
+        waiter.expect_nothing();
+        Raw::new(&server).send(&way(&key));
+        waiter.expect(&[0]);
+    }
+}
+
+#[test]
+fn connection_may_wake_itself() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    let all = [wait(&[b"/k"]), set(b"/k", b"v"), b"\x0Dpost".to_vec()].concat();
+    raw.ask(&all, b"\0post");
+}
+
+#[test]
+fn request_behind_a_wait_is_answered_before_it() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    raw.ask(&[wait(&[b"/k"]), get(b"/k")].concat(), &s(b""));
+    Raw::new(&server).send(&set(b"/k", b"v"));
+    raw.expect(&[0]);
+    raw.ask(&get(b"/k"), &s(b"v"));
+}
+
+#[test]
+fn cancelled_wait_is_answered_once() {
+    let server = server();
+    let (mut one, mut two) = (Raw::new(&server), Raw::new(&server));
+    for request in [wait(&[b"/a", b"/b"]), barrier(b"/bar", 3)] {
+        one.send(&request);
+        one.ask(&[0x0C], &[1]);
+    }
+    two.send(&set(b"/a", b""));
+    two.send(&set(b"/b", b""));
+    two.expect_nothing();
+    one.expect_nothing();
+    // The cancelled arrival still counts, as PyTorch counts it.
+    two.send(&barrier(b"/bar", 3));
+    two.expect_nothing();
+    one.ask(&barrier(b"/bar", 3), &[0]);
+    two.expect(&[0]);
+}
+
+#[test]
+fn second_wait_while_one_is_pending_is_refused() {
+    let server = server();
+    for second in [wait(&[b"/b"]), barrier(b"/c", 2)] {
+        let mut raw = Raw::new(&server);
+        raw.send(&wait(&[b"/a"]));
+        raw.send(&second);
+        raw.expect_closed();
+    }
+}
+
+#[test]
+fn waiter_that_left_is_forgotten() {
+    let server = server();
+    let mut stays = Raw::new(&server);
+    for _ in 0..3 {
+        let mut leaves = Raw::new(&server);
+        leaves.send(&wait(&[b"/q"]));
+        leaves.expect_nothing();
+        leaves.send(b"\xFF");
+        leaves.expect_closed();
+    }
+    stays.send(&wait(&[b"/q"]));
+    stays.expect_nothing();
+    // One value wakes one waiter: not one of those that left.
+    Raw::new(&server).send(&push(b"/q", b"v"));
+    stays.expect(&[0]);
+}
+
+#[test]
+fn each_push_wakes_one_waiter_and_a_key_wakes_all() {
+    let server = server();
+    let mut waiters: Vec<Raw> = (0..3).map(|_| Raw::new(&server)).collect();
+    for waiter in &mut waiters {
+        waiter.send(&wait(&[b"/q"]));
+        waiter.expect_nothing();
+    }
+    let mut other = Raw::new(&server);
+    other.send(&push(b"/q", b"v"));
+    waiters[0].expect(&[0]);
+    waiters[1].expect_nothing();
+    waiters[2].expect_nothing();
+    other.send(&set(b"/q", b""));
+    waiters[1].expect(&[0]);
+    waiters[2].expect(&[0]);
+    other.ask(&op(0x07, &[]), &n(1));
+}
+
+#[test]
+fn barrier_lets_all_go_and_latecomers_pass() {
+    let server = server();
+    let mut ranks: Vec<Raw> = (0..4).map(|_| Raw::new(&server)).collect();
+    for rank in &mut ranks[..3] {
+        rank.send(&barrier(b"/b", 4));
+        rank.expect_nothing();
+    }
+    ranks[3].send(&barrier(b"/b", 4));
+    for rank in &mut ranks {
+        rank.expect(&[0]);
+    }
+    Raw::new(&server).ask(&barrier(b"/b", 4), &[0]);
+}
+
+#[test]
+fn client_that_does_not_read_is_held_back_and_then_served() {
+    let server = server();
+    let mut slow = Raw::new(&server);
+    let value = vec![b'x'; 1 << 20];
+    slow.send(&set(b"/v", &value));
+    // 300 MiB of replies that nobody reads at first.
+    slow.send(&get(b"/v").repeat(300));
+    slow.send(b"\x0Dlast");
+    let mut other = Raw::new(&server);
+    other.expect_nothing();
+    for _ in 0..300 {
+        slow.expect(&s(&value));
+    }
+    slow.expect(b"last");
+}
+
+#[test]
+fn server_that_stops_closes_its_connections() {
+    let server = server();
+    let mut raw = Raw::new(&server);
+    raw.send(&wait(&[b"/never"]));
+    raw.expect_nothing();
+    drop(server);
+    raw.expect_closed();
+}
+
+#[test]
+fn ipv4_and_ipv6_clients_meet_on_a_server_of_all_addresses() {
+    let server = TcpStoreServer::bind_any(0).unwrap();
+    let four = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
+    four.set("k", b"v").unwrap();
+    match TcpStore::connect("::1", server.port(), Duration::from_secs(1)) {
+        Ok(six) => assert_eq!(six.get("k", LONG).unwrap(), b"v"),
+        Err(error) => eprintln!("skipped: this host has no IPv6 loopback: {error}"),
+    }
+}
+
+#[test]
+fn thousand_clients_wait_for_one_key() {
+    let server = server();
+    let mut clients: Vec<Raw> = (0..1024).map(|_| Raw::new(&server)).collect();
+    for client in &mut clients {
+        client.send(&wait(&[b"/go"]));
+        client.expect_nothing();
+    }
+    Raw::new(&server).send(&set(b"/go", b""));
+    for client in &mut clients {
+        client.expect(&[0]);
+    }
+    for client in &mut clients {
+        client.send(&barrier(b"/b", 1024));
+    }
+    for client in &mut clients {
+        client.expect(&[0]);
+    }
+}

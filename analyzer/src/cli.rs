@@ -2,6 +2,9 @@
 //! all made from here.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// What `--help` says about exit codes; the same for every program of the project.
 const EXIT_CODES: &str = "\
@@ -46,9 +49,48 @@ impl From<Color> for anstream::ColorChoice {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Collect(CollectArgs),
     Explain(ExplainArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
+}
+
+/// Gather the records of this node, or of a list of hosts, into one archive.
+///
+/// The archive is a tar file (.rcap) whose last member, manifest.json, lists every record and every
+/// absence. `rcomm-fr analyze` reads it as it is.
+///
+/// In a folder only records are taken; a file named outright is taken whatever it is.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 all there; 1 something is absent and named; 2 nothing could be gathered.
+
+Example, over ssh:
+  rcomm-fr collect -o job.rcap --hosts-from hosts.txt \\
+    --command 'ssh {host} rcomm-fr collect -o - /tmp/dumps'")]
+pub(crate) struct CollectArgs {
+    /// Files and folders on this node.
+    #[arg(value_name = "PATH", required_unless_present_any = ["host", "hosts_from"])]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Where the archive goes; `-` is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Ask this host too; may be given again, or hold several with commas.
+    #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "command")]
+    pub(crate) host: Vec<String>,
+    /// Ask the hosts in this file too, one a line.
+    #[arg(long, value_name = "FILE", requires = "command")]
+    pub(crate) hosts_from: Option<PathBuf>,
+    /// What to run for a host: prints that host's archive. `{host}` becomes its name; no shell is
+    /// involved.
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) command: Option<String>,
+    /// How long one host may take.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+    /// How many hosts are asked at once.
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) jobs: NonZeroUsize,
 }
 
 /// Say what a code means, where it usually comes from and what to do.
@@ -72,5 +114,5 @@ pub(crate) struct CompletionsArgs {
 pub(crate) struct ManArgs {
     /// Write the pages of all commands into this folder, which is made if need be.
     #[arg(long, value_name = "DIR")]
-    pub(crate) out_dir: Option<std::path::PathBuf>,
+    pub(crate) out_dir: Option<PathBuf>,
 }

@@ -13,6 +13,12 @@ pub(crate) enum Failure {
     /// `explain` was asked for a code that does not exist.
     #[error("there is no code {given:?}")]
     UnknownCode { given: String },
+    /// Arguments that clap takes and that make no sense together.
+    #[error("{sentence}")]
+    Usage { sentence: String },
+    /// A file that the arguments name could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
     /// The answer could not be written.
     #[error("cannot write {}: {source}", target.display())]
     Write { target: PathBuf, source: io::Error },
@@ -23,14 +29,17 @@ impl Failure {
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownCode { .. } => Some("`rcomm-fr explain` lists all codes"),
-            Self::Write { .. } => None,
+            Self::Usage { .. } | Self::Read { .. } | Self::Write { .. } => None,
         }
     }
 
     /// 2 = could not tell: a script must not take it for a finding.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::UnknownCode { .. } | Self::Write { .. } => ExitCode::from(2),
+            Self::UnknownCode { .. }
+            | Self::Usage { .. }
+            | Self::Read { .. }
+            | Self::Write { .. } => ExitCode::from(2),
         }
     }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod causes;
+mod difference;
 mod explain;
 pub mod export;
 pub mod filter;
@@ -19,6 +20,7 @@ pub mod simulate;
 pub mod source;
 mod watch;
 
+pub use difference::{Difference, GroupChange};
 pub use explain::{Explanation, explain};
 pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
 pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus};

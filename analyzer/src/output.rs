@@ -2,7 +2,6 @@
 
 use crate::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -23,7 +22,7 @@ pub(crate) fn write_to(
     color: ColorChoice,
     print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), Failure> {
-    match path.filter(|path| *path != Path::new("-")) {
+    match path.filter(|path| !is_stdout(path)) {
         None => {
             let result = {
                 // Standard output flushes at every line end; a report has many.
@@ -50,25 +49,29 @@ fn write_file(
     color: ColorChoice,
     print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let partial = partial_name(path);
-    let result = (|| {
-        let file = File::create(&partial)?;
-        let mut out = BufWriter::new(AutoStream::new(file, color));
-        print(&mut out)?;
-        out.flush()?;
-        drop(out);
-        std::fs::rename(&partial, path)
-    })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    result
+    let (file, partial) = partial_file(path)?.into_parts();
+    let mut out = BufWriter::new(AutoStream::new(file, color));
+    print(&mut out)?;
+    out.flush()?;
+    drop(out);
+    partial.persist(path).map_err(|failed| failed.error)
 }
 
-fn partial_name(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    path.with_file_name(name)
+/// A file beside `path` that goes away unless it is given that name. Its owner alone can read it.
+pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    tempfile::Builder::new()
+        .prefix(path.file_name().unwrap_or_default())
+        .suffix(".partial")
+        .tempfile_in(folder)
+}
+
+/// `-` means standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 /// Columns of a page on standard output.

@@ -1,5 +1,6 @@
 //! One file a sub-command; each takes its arguments and answers with an exit code.
 
+mod collect;
 mod completions;
 mod explain;
 mod man;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     match cli.command {
+        Command::Collect(args) => collect::run(&args, color),
         Command::Explain(args) => explain::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),
         Command::Man(args) => man::run(&args, color),

@@ -1,6 +1,7 @@
 //! `rcomm-fr` as a script sees it: arguments in; output, errors and exit code out.
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
+mod collect;
 mod explain;
 mod help;
 mod program;

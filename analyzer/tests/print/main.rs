@@ -1,6 +1,7 @@
 //! The printers and exports: a report in, a page out.
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
+mod difference;
 mod html;
 mod human;
 mod json;

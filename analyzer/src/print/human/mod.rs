@@ -7,12 +7,14 @@
 //! Colours are written as ANSI sequences; a caller whose output takes none wraps it in
 //! `anstream::AutoStream`. No colour carries meaning alone.
 
+mod difference;
 mod explanation;
 mod finding;
 mod page;
 mod tables;
 mod waiters;
 
+pub use difference::write_difference;
 pub use explanation::{write_codes, write_explanation};
 pub use page::{Detail, Layout};
 

@@ -1,0 +1,120 @@
+//! Records on this node: files and folders.
+
+use super::archive::{Absence, Archive};
+use super::this_host;
+use crate::cli::CollectArgs;
+use crate::failure::Failure;
+use rcomm_recorder::publish::DumpReader;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Larger files are no dumps: a ring of a million operations is an order of magnitude smaller.
+const MAX_FILE: u64 = 1 << 30;
+
+/// Folders below a named one that are looked into.
+const MAX_DEPTH: usize = 8;
+
+/// Why a file is in the list of what to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    /// The user named it: it is taken, whatever it is.
+    Named,
+    /// It lay in a folder that the user named: it is taken if it is a record.
+    Found,
+}
+
+pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    let host = this_host();
+    let absent = |path: &Path, reason: String| Absence {
+        host: host.clone(),
+        path: path.display().to_string(),
+        reason,
+    };
+    let mut files: Vec<(PathBuf, Origin)> = Vec::new();
+    for path in &args.paths {
+        match fs::metadata(path) {
+            Err(error) => archive.absent(absent(path, error.to_string())),
+            Ok(meta) if meta.is_dir() => {
+                let before = files.len();
+                let mut problems = Vec::new();
+                walk(path, 0, &mut files, &mut problems);
+                for (path, error) in problems {
+                    archive.absent(absent(&path, error.to_string()));
+                }
+                if files.len() == before {
+                    archive.absent(absent(path, "the folder holds no file".to_owned()));
+                }
+            }
+            Ok(_) => files.push((path.clone(), Origin::Named)),
+        }
+    }
+    files.sort();
+    // What was named and found as well counts as named, which sorts first.
+    files.dedup_by(|one, other| one.0 == other.0);
+
+    let mut reader = DumpReader::new();
+    for (path, origin) in files {
+        match read(&path) {
+            Err(error) => archive.absent(absent(&path, error.to_string())),
+            Ok((content, modified)) => {
+                if origin == Origin::Found && reader.read(&content).is_err() {
+                    archive.left_out(1);
+                    continue;
+                }
+                archive.add(&host, &path, modified, &content)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every regular file below `folder`. Links to folders are not followed: they may close a circle.
+fn walk(
+    folder: &Path,
+    depth: usize,
+    files: &mut Vec<(PathBuf, Origin)>,
+    problems: &mut Vec<(PathBuf, io::Error)>,
+) {
+    let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let entries = match listed {
+        Ok(entries) => entries,
+        Err(error) => {
+            problems.push((folder.to_owned(), error));
+            return;
+        }
+    };
+    for entry in entries {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
+                walk(&path, depth + 1, files, problems);
+            }
+            Ok(kind) if kind.is_file() => files.push((path, Origin::Found)),
+            Ok(_) => {}
+            Err(error) => problems.push((path, error)),
+        }
+    }
+}
+
+/// The content, and when it was last written, s since the epoch.
+fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut content = Vec::new();
+    // One byte more than allowed tells a file that is too large from one that just fits.
+    file.take(MAX_FILE + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX_FILE {
+        return Err(io::Error::other("it is larger than 1 GiB"));
+    }
+    let modified = meta
+        .modified()
+        .ok()
+        .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
+        .map_or(0, |since| since.as_secs());
+    Ok((content, modified))
+}

@@ -1,0 +1,56 @@
+//! `rcomm-fr collect`: the records of a job into one archive, before the allocation that holds them
+//! ends.
+//!
+//! Takes what lies on this node ([`local`]) and what a command prints for each of a list of hosts
+//! ([`remote`]). What could not be had is named in the archive's manifest ([`archive`]): an archive
+//! that looks complete and is not would be worse than none.
+
+mod archive;
+mod local;
+mod remote;
+
+use crate::cli::CollectArgs;
+use crate::failure::Failure;
+use archive::Archive;
+use std::io::Write;
+use std::process::ExitCode;
+
+pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
+    let hosts = remote::hosts(args)?;
+    let command = remote::Command::parse(args)?;
+    let mut archive = Archive::create(&args.output)?;
+    local::collect(args, &mut archive)?;
+    if let Some(command) = command {
+        remote::collect(&hosts, &command, args, &mut archive)?;
+    }
+    let manifest = archive.finish()?;
+
+    // Standard output may be the archive: what is said about it goes to standard error.
+    let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
+    let _ = writeln!(stderr, "{}", manifest.say(&args.output));
+    for absence in manifest.absent.iter().take(20) {
+        let _ = writeln!(stderr, "absent: {}", absence.say());
+    }
+    if let Some(rest) = manifest.absent.len().checked_sub(21) {
+        let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
+    }
+    Ok(if manifest.files.is_empty() {
+        ExitCode::from(2)
+    } else if manifest.absent.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
+}
+
+/// This host's name; `localhost` where it has none.
+fn this_host() -> String {
+    let name = rustix::system::uname();
+    match name.nodename().to_str() {
+        Ok(name) if !name.is_empty() => name.to_owned(),
+        _ => "localhost".to_owned(),
+    }
+}
+
+/// The name of the manifest in an archive, which comes last.
+const MANIFEST: &str = "manifest.json";

@@ -1,0 +1,271 @@
+//! `rcomm-fr collect`: what is there goes in, what is not is named.
+
+use crate::program::{Run, rcomm_fr, run};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+const DUMPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/dumps");
+
+fn pickles(scenario: &str) -> PathBuf {
+    Path::new(DUMPS).join(scenario).join("pickle")
+}
+
+/// Members by name, and the manifest.
+fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
+    let mut tar = tar::Archive::new(fs::File::open(archive).unwrap());
+    let mut members = BTreeMap::new();
+    for entry in tar.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_str().unwrap().to_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        assert!(
+            members.insert(name.clone(), content).is_none(),
+            "{name} twice"
+        );
+    }
+    let manifest = members.remove("manifest.json").unwrap();
+    (members, serde_json::from_slice(&manifest).unwrap())
+}
+
+fn absences(manifest: &Value) -> Vec<String> {
+    let absent = manifest["absent"].as_array().unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let say = |a: &Value| {
+        format!(
+            "{} {}: {}",
+            text(&a["host"]),
+            text(&a["path"]),
+            text(&a["reason"])
+        )
+    };
+    absent.iter().map(say).collect()
+}
+
+/// `rcomm-fr collect -o ARCHIVE ARGS...`
+fn collect(archive: &Path, args: &[&str]) -> Run {
+    let mut all = vec!["collect", "-o", archive.to_str().unwrap()];
+    all.extend(args);
+    run(&all)
+}
+
+#[test]
+fn folder_of_dumps_goes_in_whole_and_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let folder = pickles("never-join-w4");
+    let collected = collect(&archive, &[folder.to_str().unwrap()]);
+    assert_eq!(collected.code, Some(0), "{}", collected.stderr);
+    let (members, manifest) = open(&archive);
+    assert_eq!(members.len(), 4);
+    assert_eq!(manifest["schema"], "rcomm.capture/1");
+    assert_eq!(manifest["files"].as_array().unwrap().len(), 4);
+    for (name, content) in &members {
+        let rank = name.rsplit('/').next().unwrap();
+        assert_eq!(*content, fs::read(folder.join(rank)).unwrap(), "{name}");
+    }
+    let mode = fs::metadata(&archive).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn files_that_are_no_records_are_left_out_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dumps");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(pickles("healthy-w4").join("rank_0"), folder.join("rank_0")).unwrap();
+    fs::write(folder.join("train.log"), "step 1\nstep 2\n").unwrap();
+    let archive = dir.path().join("job.rcap");
+    assert_eq!(collect(&archive, &[folder.to_str().unwrap()]).code, Some(0));
+    let (members, manifest) = open(&archive);
+    assert_eq!(members.len(), 1);
+    assert_eq!(manifest["left_out"], 1);
+
+    // Named outright, the log goes in.
+    let log = folder.join("train.log");
+    assert_eq!(collect(&archive, &[log.to_str().unwrap()]).code, Some(0));
+    assert_eq!(open(&archive).0.len(), 1);
+}
+
+#[test]
+fn what_is_missing_is_named_and_the_rest_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let folder = pickles("healthy-w4");
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let gone = dir.path().join("gone");
+    let args = [&folder, &empty, &gone].map(|path| path.to_str().unwrap());
+    let collected = collect(&archive, &args);
+    assert_eq!(collected.code, Some(1), "{}", collected.stderr);
+    let (members, manifest) = open(&archive);
+    assert_eq!(members.len(), 4);
+    let absent = absences(&manifest);
+    assert_eq!(absent.len(), 2, "{absent:?}");
+    assert!(absent[1].contains("gone: No such file"), "{absent:?}");
+    assert!(
+        absent[0].contains("empty: the folder holds no file"),
+        "{absent:?}"
+    );
+    assert!(
+        collected.stderr.contains("absent: "),
+        "{}",
+        collected.stderr
+    );
+}
+
+#[test]
+fn nothing_gathered_is_exit_code_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let gone = dir.path().join("gone");
+    assert_eq!(collect(&archive, &[gone.to_str().unwrap()]).code, Some(2));
+}
+
+#[test]
+fn archives_of_hosts_are_joined_under_the_names_they_were_asked_by() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    // Each host has the dump of one rank; the command of the last one fails.
+    for (host, rank) in [("n1", 0), ("n2", 1)] {
+        let folder = dir.path().join(host);
+        fs::create_dir(&folder).unwrap();
+        let name = format!("rank_{rank}");
+        fs::copy(pickles("healthy-w4").join(&name), folder.join(&name)).unwrap();
+    }
+    let command = format!(
+        "{} collect -o - {}/{{host}}",
+        env!("CARGO_BIN_EXE_rcomm-fr"),
+        dir.path().display()
+    );
+    let collected = collect(&archive, &["--host", "n1,n2,n3", "--command", &command]);
+    assert_eq!(collected.code, Some(1), "{}", collected.stderr);
+    let (members, manifest) = open(&archive);
+    let names: Vec<&str> = members.keys().map(String::as_str).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(
+        names[0].starts_with("n1/") && names[0].ends_with("/n1/rank_0"),
+        "{names:?}"
+    );
+    assert!(
+        names[1].starts_with("n2/") && names[1].ends_with("/n2/rank_1"),
+        "{names:?}"
+    );
+    let absent = absences(&manifest);
+    assert_eq!(absent.len(), 1, "{absent:?}");
+    assert!(
+        absent[0].starts_with("n3 : exit status: 2: absent: "),
+        "{absent:?}"
+    );
+}
+
+#[test]
+fn host_that_never_answers_is_an_absence_after_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let hosts = dir.path().join("hosts");
+    fs::write(&hosts, "# the second rack\nn7\n\nn7\n").unwrap();
+    let hosts = hosts.to_str().unwrap();
+    let folder = pickles("healthy-w4");
+    let collected = collect(
+        &archive,
+        &[
+            folder.to_str().unwrap(),
+            "--hosts-from",
+            hosts,
+            "--timeout",
+            "50ms",
+            "--command",
+            "sh -c 'echo waiting for {host} >&2; sleep 1000'",
+        ],
+    );
+    assert_eq!(collected.code, Some(1));
+    let (members, manifest) = open(&archive);
+    assert_eq!(members.len(), 4);
+    let absent = absences(&manifest);
+    assert_eq!(absent.len(), 1, "{absent:?}");
+    assert!(
+        absent[0].starts_with("n7 : no answer in time"),
+        "{absent:?}"
+    );
+}
+
+#[test]
+fn answer_that_is_no_archive_is_an_absence() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let collected = collect(
+        &archive,
+        &[
+            "--host",
+            "n1",
+            "--command",
+            "echo Welcome to {host}, have a nice day",
+        ],
+    );
+    assert_eq!(collected.code, Some(2));
+    let absent = absences(&open(&archive).1);
+    assert!(absent[0].contains("its answer is no archive"), "{absent:?}");
+}
+
+#[test]
+fn commands_and_hosts_that_make_no_sense_are_one_clear_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    for (args, sentence) in [
+        (
+            &["--host", "n1", "--command", "ssh n1 x"][..],
+            "lacks {host}",
+        ),
+        (
+            &["--host", "n1", "--command", "ssh '{host}"],
+            "quote that is not closed",
+        ),
+        (
+            &["--host=-oProxyCommand=x", "--command", "ssh {host}"],
+            "is no name of a host",
+        ),
+        (
+            &["--hosts-from", "/nowhere", "--command", "ssh {host}"],
+            "cannot read /nowhere",
+        ),
+    ] {
+        let wrong = collect(&archive, args);
+        assert_eq!(wrong.code, Some(2), "{args:?}");
+        assert!(wrong.stderr.starts_with("error: "), "{}", wrong.stderr);
+        assert_eq!(wrong.stderr.lines().count(), 1, "{}", wrong.stderr);
+        assert!(wrong.stderr.contains(sentence), "{}", wrong.stderr);
+        assert!(!archive.exists(), "an archive was left behind");
+    }
+}
+
+#[test]
+fn archive_that_cannot_be_written_leaves_nothing_behind() {
+    let folder = pickles("healthy-w4");
+    let failed = collect(Path::new("/nowhere/job.rcap"), &[folder.to_str().unwrap()]);
+    assert_eq!(failed.code, Some(2));
+    assert!(
+        failed
+            .stderr
+            .starts_with("error: cannot write /nowhere/job.rcap"),
+        "{}",
+        failed.stderr
+    );
+}
+
+#[test]
+fn standard_output_holds_the_archive_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let folder = pickles("healthy-w4");
+    let mut command = rcomm_fr(&["collect", "-o", "-", folder.to_str().unwrap()]);
+    let out = fs::File::create(&archive).unwrap();
+    command.stdout(out);
+    let run = command.status().unwrap();
+    assert_eq!(run.code(), Some(0));
+    assert_eq!(open(&archive).0.len(), 4);
+}

@@ -276,11 +276,14 @@ fn connects(server: &Server, clients: usize) -> Result<f64> {
     Ok(clients as f64 / started.elapsed().as_secs_f64())
 }
 
+/// Measures a rate of a server.
+type Measure = Box<dyn FnMut(&Server) -> Result<f64>>;
+
 /// One row of the table: a rate of a server, higher is better.
 struct Row {
     name: String,
     unit: Unit,
-    measure: Box<dyn FnMut(&Server) -> Result<f64>>,
+    measure: Measure,
 }
 
 /// How a rate is printed.

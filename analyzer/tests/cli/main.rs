@@ -5,4 +5,3 @@ mod collect;
 mod explain;
 mod help;
 mod program;
-mod rings;

@@ -6,6 +6,8 @@
 //! order of their turns. A buffer is given up only when nothing can touch it any more. And every
 //! wait ends, by completion, deadline or abort.
 
+pub mod cpu;
+
 use crate::buffer::{Buffer, DeviceKind};
 use crate::config::Config;
 use crate::deadline::Deadline;

@@ -1,0 +1,177 @@
+//! All ranks hear all notices, and the few bytes that go with each, in ⌈log2 n⌉ messages.
+//!
+//! The algorithm is Bruck's all-gather (1997). A *block* is one rank's notice and its inline bytes.
+//! Blocks are kept in the order own, own + 1, own + 2, ... (modulo n); in the round of distance d = 1,
+//! 2, 4, ... a rank sends its first d blocks (as many as are missing, in the last round) d ranks back,
+//! and appends the blocks that come from d ranks ahead.
+
+use super::super::collective::Place;
+use super::super::lanes::{Lanes, Transfer};
+use super::super::mesh::Failure;
+use super::super::notice::{self, NOTICE_LEN, Notice};
+use super::super::wait::Patience;
+
+/// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
+const HEAD: usize = 24;
+const MAGIC: u32 = 0x7263_6d31;
+/// More than any rank sends: notices with lists for some ten thousand ranks.
+const MAX_MESSAGE: usize = 1 << 30;
+
+/// What all ranks said of one operation.
+#[derive(Default)]
+pub(super) struct Agreement {
+    notices: Vec<Notice>,
+    /// Messages sent so far; equal on all ranks, and checked, so that a lost step cannot go unnoticed.
+    count: u64,
+    /// The head of the next message, then blocks.
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+    /// Where the n-th block of `outgoing` starts; one more than blocks.
+    starts: Vec<usize>,
+    rank: usize,
+}
+
+impl Agreement {
+    /// Tells the others, hears them, and compares.
+    pub(super) fn exchange(
+        &mut self,
+        lanes: &mut Lanes,
+        place: Place,
+        notice: Notice,
+        inline: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = place;
+        self.rank = rank;
+        self.count += 1;
+        self.outgoing.clear();
+        self.outgoing.resize(HEAD, 0);
+        self.outgoing.extend_from_slice(&notice.encode());
+        self.outgoing.extend_from_slice(inline);
+        self.starts.clear();
+        self.starts.extend([HEAD, self.outgoing.len()]);
+
+        let mut distance = 1;
+        while distance < size {
+            let blocks = distance.min(size - distance);
+            let back = (rank + size - distance) % size;
+            let ahead = (rank + distance) % size;
+            self.round(lanes, distance, blocks, back, ahead, patience)?;
+            distance *= 2;
+        }
+
+        self.notices.clear();
+        for of in 0..size {
+            let block = &self.outgoing[self.starts[(of + size - rank) % size]..];
+            let bytes = block.first_chunk().ok_or_else(|| garbled(lanes, of))?;
+            let notice = Notice::decode(bytes).ok_or_else(|| garbled(lanes, of))?;
+            self.notices.push(notice);
+        }
+        notice::compare(&self.notices)
+            .map_err(|found| Failure::Mismatch(lanes.global(found.rank), found.message))
+    }
+
+    fn round(
+        &mut self,
+        lanes: &mut Lanes,
+        distance: usize,
+        blocks: usize,
+        back: usize,
+        ahead: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let end = self.starts[blocks];
+        let expected = head(self.count, distance, blocks, 0);
+        let ours = head(self.count, distance, blocks, end - HEAD);
+        self.outgoing[..HEAD].copy_from_slice(&ours);
+
+        let mut theirs = [0; HEAD];
+        let mut transfers = [
+            Transfer::send(back, &self.outgoing[..end]),
+            Transfer::receive(ahead, &mut theirs),
+        ];
+        lanes.drive_until(&mut transfers, patience, |transfers| transfers[1].is_done())?;
+        let sent = transfers[0].sent();
+        if theirs[..HEAD - 4] != expected[..HEAD - 4] {
+            return Err(Failure::Garbled(
+                lanes.global(ahead),
+                "a message that belongs to another operation".into(),
+            ));
+        }
+        let length = [theirs[20], theirs[21], theirs[22], theirs[23]];
+        let length = u32::from_le_bytes(length) as usize;
+        if length < blocks * NOTICE_LEN || length > MAX_MESSAGE {
+            return Err(Failure::Garbled(
+                lanes.global(ahead),
+                format!("{blocks} notices in {length} bytes"),
+            ));
+        }
+        self.incoming.clear();
+        self.incoming.resize(length, 0);
+        let mut transfers = [
+            Transfer::send_rest(back, &self.outgoing[..end], sent),
+            Transfer::receive(ahead, &mut self.incoming),
+        ];
+        lanes.drive(&mut transfers, patience)?;
+
+        let base = self.outgoing.len();
+        let mut at = 0;
+        for _ in 0..blocks {
+            let block = self.incoming.get(at..).and_then(|rest| rest.first_chunk());
+            let notice = block.and_then(Notice::decode);
+            let notice = notice.ok_or_else(|| garbled(lanes, ahead))?;
+            at += NOTICE_LEN + notice.inline as usize;
+            self.starts.push(base + at);
+        }
+        if at != length {
+            return Err(garbled(lanes, ahead));
+        }
+        self.outgoing.extend_from_slice(&self.incoming);
+        Ok(())
+    }
+
+    /// What each rank said.
+    pub(super) fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// What came with this rank's notice.
+    pub(super) fn inline(&self, rank: usize) -> &[u8] {
+        let size = self.notices.len();
+        let block = (rank + size - self.rank) % size;
+        &self.outgoing[self.starts[block] + NOTICE_LEN..self.starts[block + 1]]
+    }
+
+    /// Whether lists of counts came with the notices of this operation.
+    pub(super) fn has_lists(&self) -> bool {
+        use rcomm_recorder::model::OpType;
+        self.notices.first().is_some_and(|notice| {
+            matches!(
+                notice.op,
+                OpType::AllToAll | OpType::AllToAllVSingle | OpType::GatherV | OpType::ScatterV
+            )
+        })
+    }
+
+    /// The list of counts that came with this rank's notice.
+    pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
+        let bytes = self.inline(rank).chunks_exact(8);
+        bytes
+            .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
+            .collect()
+    }
+}
+
+fn head(count: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    head[4..12].copy_from_slice(&count.to_le_bytes());
+    head[12..16].copy_from_slice(&(distance as u32).to_le_bytes());
+    head[16..20].copy_from_slice(&(blocks as u32).to_le_bytes());
+    head[20..].copy_from_slice(&(length as u32).to_le_bytes());
+    head
+}
+
+fn garbled(lanes: &Lanes, rank: usize) -> Failure {
+    Failure::Garbled(lanes.global(rank), "a notice that is none".into())
+}

@@ -1,0 +1,178 @@
+//! Collectives over lanes: what goes to whom, and in which order.
+//!
+//! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
+//! |---|---|---|
+//! | notices and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
+//! | all_reduce, reduce | [`exchange`]: direct reduce-scatter, then gather | 2 s (n-1)/n |
+//! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
+//! | broadcast | [`chain`]: pipeline | s |
+//!
+//! Reductions combine in order of ranks, whatever the algorithm, so that all of them (and the shared
+//! memory ones) give the same bits.
+
+mod agree;
+mod chain;
+mod exchange;
+
+use super::collective::{Collective, Data, Place, Step, compare_lists};
+use super::lanes::Lanes;
+use super::mesh::Failure;
+use super::reduce;
+use super::wait::Patience;
+use agree::Agreement;
+
+/// Bytes that a message of notices may carry in all, beyond which data go their own way.
+const INLINE: usize = 32 << 10;
+
+/// One group's collectives over lanes.
+pub(super) struct LaneRoad {
+    lanes: Lanes,
+    agreement: Agreement,
+    scratch: Vec<u8>,
+}
+
+impl LaneRoad {
+    pub(super) fn new(lanes: Lanes) -> Self {
+        Self {
+            lanes,
+            agreement: Agreement::default(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Agrees with the other ranks on `step`, then does it.
+    ///
+    /// # Errors
+    /// After `Mismatch` the ranks are still in step; after any other failure they are not.
+    pub(super) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let Step {
+            mut notice,
+            lists,
+            mut collective,
+        } = step;
+        let listed: Vec<u8>;
+        let room = INLINE / place.size;
+        let inline: &[u8] = if lists.is_empty() {
+            small_input(&collective, place, room).unwrap_or(&[])
+        } else {
+            listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
+            &listed
+        };
+        notice.inline = u32::try_from(inline.len()).unwrap_or(0);
+        let heard = &mut self.agreement;
+        heard.exchange(&mut self.lanes, place, notice, inline, patience)?;
+        if !lists.is_empty() || heard.has_lists() {
+            let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
+            compare_lists(heard.notices(), &all)
+                .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
+        }
+        if finish_small(&mut collective, place, room, heard, &self.lanes)? {
+            return Ok(());
+        }
+        let (lanes, scratch) = (&mut self.lanes, &mut self.scratch);
+        match collective {
+            Collective::Barrier => Ok(()),
+            Collective::AllReduce { data, by } => {
+                exchange::all_reduce(lanes, place, data, by, scratch, patience)
+            }
+            Collective::Reduce { data, by, root } => {
+                exchange::reduce(lanes, place, data, by, root, scratch, patience)
+            }
+            Collective::Broadcast { data, root } => {
+                chain::broadcast(lanes, place, data, root, patience)
+            }
+            Collective::AllGather { input, outputs } => {
+                exchange::all_gather(lanes, place, input, outputs, patience)
+            }
+            Collective::ReduceScatter { inputs, output, by } => {
+                exchange::reduce_scatter(lanes, place, &inputs, output, by, scratch, patience)
+            }
+            Collective::AllToAll { inputs, outputs } => {
+                exchange::all_to_all(lanes, place, &inputs, outputs, patience)
+            }
+            Collective::Gather {
+                input,
+                outputs,
+                root,
+            } => exchange::gather(lanes, place, input, outputs, root, patience),
+            Collective::Scatter {
+                inputs,
+                output,
+                root,
+            } => exchange::scatter(lanes, place, inputs.as_ref(), output, root, patience),
+        }
+    }
+}
+
+/// What of this rank's input goes with its notice, if the whole collective is done that way.
+///
+/// The choice depends only on what notices agree on.
+fn small_input<'a>(collective: &'a Collective<'_>, place: Place, room: usize) -> Option<&'a [u8]> {
+    let bytes: &[u8] = match collective {
+        Collective::AllReduce { data, .. } => data,
+        Collective::Broadcast { data, root } => {
+            if data.bytes().len() > room {
+                return None;
+            }
+            return Some(if *root == place.rank {
+                data.bytes()
+            } else {
+                &[]
+            });
+        }
+        Collective::AllGather {
+            input,
+            outputs: super::collective::Outputs::Even(..),
+        } => input,
+        _ => return None,
+    };
+    (bytes.len() <= room).then_some(bytes)
+}
+
+/// Does the rest of a collective whose data came with the notices; says whether it was one.
+fn finish_small(
+    collective: &mut Collective<'_>,
+    place: Place,
+    room: usize,
+    heard: &Agreement,
+    lanes: &Lanes,
+) -> Result<bool, Failure> {
+    if small_input(collective, place, room).is_none() {
+        return Ok(matches!(collective, Collective::Barrier));
+    }
+    let expect = |rank: usize, len: usize| {
+        let bytes = heard.inline(rank);
+        if bytes.len() == len {
+            return Ok(bytes);
+        }
+        Err(Failure::Garbled(
+            lanes.global(rank),
+            format!("{} bytes with its notice instead of {len}", bytes.len()),
+        ))
+    };
+    match collective {
+        Collective::AllReduce { data, by } => {
+            let inputs = (0..place.size)
+                .map(|rank| expect(rank, data.len()))
+                .collect::<Result<Vec<_>, _>>()?;
+            reduce::combine(by.op, by.dtype, &inputs, data, None);
+        }
+        Collective::Broadcast {
+            data: Data::Write(data),
+            root,
+        } => data.copy_from_slice(expect(*root, data.len())?),
+        Collective::AllGather { outputs, .. } => {
+            for rank in 0..place.size {
+                let part = outputs.part_mut(rank);
+                part.copy_from_slice(expect(rank, part.len())?);
+            }
+        }
+        _ => {}
+    }
+    Ok(true)
+}

@@ -1,0 +1,578 @@
+//! An operation of the public face, taken apart into what the transports know how to do.
+//!
+//! There are many collectives, but few patterns: everybody's bytes reduced, one rank's bytes to all,
+//! everybody's bytes to all, a part for each pair. Each [`Op`] is one or (coalesced) several
+//! [`Collective`]s, each with the [`Notice`] that all ranks compare first.
+
+use super::mesh::Failure;
+use super::notice::{Disagreement, Notice, hash_counts};
+use super::reduce;
+use crate::buffer::Buffer;
+use crate::error::Error;
+use crate::op::{Op, Reduction};
+use rcomm_recorder::model::{DType, OpType, ReduceOp};
+
+/// How elements are combined: a type and a reduction that fit each other.
+#[derive(Clone, Copy)]
+pub(super) struct Combination {
+    pub(super) dtype: DType,
+    pub(super) op: ReduceOp,
+}
+
+impl Combination {
+    /// Bytes of an element.
+    pub(super) fn element(self) -> usize {
+        self.dtype.size().unwrap_or(1)
+    }
+}
+
+/// One part for each rank, to be read.
+pub(super) enum Inputs<'a> {
+    /// As many equal parts as ranks, one after the other.
+    Even(&'a [u8], usize),
+    /// Parts of any sizes.
+    List(Vec<&'a [u8]>),
+}
+
+impl Inputs<'_> {
+    pub(super) fn part(&self, rank: usize) -> &[u8] {
+        match self {
+            Self::Even(bytes, size) => {
+                let each = bytes.len() / size;
+                &bytes[rank * each..(rank + 1) * each]
+            }
+            Self::List(parts) => parts[rank],
+        }
+    }
+}
+
+/// One part for each rank, to be written.
+pub(super) enum Outputs<'a> {
+    /// As many equal parts as ranks, one after the other.
+    Even(&'a mut [u8], usize),
+    /// Parts of any sizes.
+    List(Vec<&'a mut [u8]>),
+}
+
+impl Outputs<'_> {
+    pub(super) fn part_mut(&mut self, rank: usize) -> &mut [u8] {
+        match self {
+            Self::Even(bytes, size) => {
+                let each = bytes.len() / *size;
+                &mut bytes[rank * each..(rank + 1) * each]
+            }
+            Self::List(parts) => parts[rank],
+        }
+    }
+
+    /// All parts at once, in order of ranks.
+    pub(super) fn parts(&mut self, size: usize) -> Vec<&mut [u8]> {
+        match self {
+            Self::Even([], _) => std::iter::repeat_with(<&mut [u8]>::default)
+                .take(size)
+                .collect(),
+            Self::Even(bytes, _) => {
+                let each = bytes.len() / size;
+                bytes.chunks_exact_mut(each).collect()
+            }
+            Self::List(parts) => parts.iter_mut().map(|part| &mut **part).collect(),
+        }
+    }
+}
+
+/// Bytes that some ranks write and others only read.
+pub(super) enum Data<'a> {
+    Read(&'a [u8]),
+    Write(&'a mut [u8]),
+}
+
+impl Data<'_> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Read(bytes) => bytes,
+            Self::Write(bytes) => bytes,
+        }
+    }
+}
+
+/// What a transport is asked to do. Ranks are ranks of the group.
+pub(super) enum Collective<'a> {
+    Barrier,
+    AllReduce {
+        data: &'a mut [u8],
+        by: Combination,
+    },
+    /// The root's data are `Write`, the others' `Read`.
+    Reduce {
+        data: Data<'a>,
+        by: Combination,
+        root: usize,
+    },
+    /// The root's data are `Read`, the others' `Write`.
+    Broadcast {
+        data: Data<'a>,
+        root: usize,
+    },
+    AllGather {
+        input: &'a [u8],
+        outputs: Outputs<'a>,
+    },
+    ReduceScatter {
+        inputs: Inputs<'a>,
+        output: &'a mut [u8],
+        by: Combination,
+    },
+    AllToAll {
+        inputs: Inputs<'a>,
+        outputs: Outputs<'a>,
+    },
+    /// `outputs` on the root alone.
+    Gather {
+        input: &'a [u8],
+        outputs: Option<Outputs<'a>>,
+        root: usize,
+    },
+    /// `inputs` on the root alone.
+    Scatter {
+        inputs: Option<Inputs<'a>>,
+        output: &'a mut [u8],
+        root: usize,
+    },
+}
+
+/// A collective, what to tell the others of it, and the lists of counts that go with that.
+pub(super) struct Step<'a> {
+    pub(super) notice: Notice,
+    /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
+    pub(super) lists: Vec<u64>,
+    pub(super) collective: Collective<'a>,
+}
+
+/// Where an operation runs.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) seq: u64,
+}
+
+/// Takes `op` apart, and hands each step to `perform` in order.
+pub(super) fn for_each_step(
+    op: &mut Op<'_>,
+    place: Place,
+    perform: &mut dyn FnMut(Step<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if let Op::Coalesced(ops) = op {
+        for op in ops {
+            for_each_step(op, place, perform)?;
+        }
+        return Ok(());
+    }
+    let Place { rank, size, seq } = place;
+    let notice = Notice {
+        root: op.root(),
+        reduce: op.reduction().map(|reduction| reduction.op),
+        ..Notice::new(op.op_type(), seq)
+    };
+    let of = |notice: Notice, buffer: &Buffer<'_>| Notice {
+        dtype: buffer.dtype(),
+        count: buffer.len() as u64,
+        ..notice
+    };
+    let step = |notice, collective| Step {
+        notice,
+        lists: Vec::new(),
+        collective,
+    };
+    let bad = |error: Error| Failure::Argument(error);
+    match op {
+        Op::Barrier => perform(step(notice, Collective::Barrier)),
+        Op::AllReduce { buffer, op } => {
+            let notice = of(notice, buffer);
+            let by = combination(buffer, *op);
+            let data = buffer.as_bytes_mut().map_err(bad)?;
+            let by = premultiply(by, data, op.factor);
+            perform(step(notice, Collective::AllReduce { data, by }))
+        }
+        Op::AllReduceCoalesced { buffers, op } => {
+            let count = buffers.len();
+            if count == 0 {
+                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+            }
+            for (at, buffer) in buffers.iter_mut().enumerate() {
+                let notice = parted(of(notice, buffer), at, count);
+                let by = combination(buffer, *op);
+                let data = buffer.as_bytes_mut().map_err(bad)?;
+                let by = premultiply(by, data, op.factor);
+                perform(step(notice, Collective::AllReduce { data, by }))?;
+            }
+            Ok(())
+        }
+        Op::Reduce { buffer, op, root } => {
+            let notice = of(notice, buffer);
+            let by = combination(buffer, *op);
+            let root = *root as usize;
+            if rank == root {
+                let data = buffer.as_bytes_mut().map_err(bad)?;
+                let by = premultiply(by, data, op.factor);
+                let data = Data::Write(data);
+                return perform(step(notice, Collective::Reduce { data, by, root }));
+            }
+            let (by, copy) = premultiplied(by, buffer.as_bytes().map_err(bad)?, op.factor);
+            let data = Data::Read(match &copy {
+                Some(copy) => copy,
+                None => buffer.as_bytes().map_err(bad)?,
+            });
+            perform(step(notice, Collective::Reduce { data, by, root }))
+        }
+        Op::Broadcast { buffer, root } => {
+            let notice = of(notice, buffer);
+            let root = *root as usize;
+            let data = if rank == root {
+                Data::Read(buffer.as_bytes().map_err(bad)?)
+            } else {
+                Data::Write(buffer.as_bytes_mut().map_err(bad)?)
+            };
+            perform(step(notice, Collective::Broadcast { data, root }))
+        }
+        Op::AllGatherSingle { input, output } => {
+            let notice = of(notice, input);
+            let input = input.as_bytes().map_err(bad)?;
+            let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+            perform(step(notice, Collective::AllGather { input, outputs }))
+        }
+        Op::AllGather { input, outputs } => {
+            let notice = of(notice, input);
+            let input = input.as_bytes().map_err(bad)?;
+            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
+            perform(step(notice, Collective::AllGather { input, outputs }))
+        }
+        Op::AllGatherV { input, outputs } => {
+            let lists: Vec<u64> = outputs.iter().map(|b| b.len() as u64).collect();
+            let notice = Notice {
+                dtype: input.dtype(),
+                own: input.len() as u64,
+                lists: hash_counts(lists.iter().copied()),
+                ..notice
+            };
+            let input = input.as_bytes().map_err(bad)?;
+            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
+            perform(step(notice, Collective::AllGather { input, outputs }))
+        }
+        Op::AllGatherCoalesced { inputs, outputs } => {
+            let count = inputs.len();
+            if count == 0 {
+                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+            }
+            for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
+                let notice = parted(of(notice, input), at, count);
+                let input = input.as_bytes().map_err(bad)?;
+                let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+                perform(step(notice, Collective::AllGather { input, outputs }))?;
+            }
+            Ok(())
+        }
+        Op::ReduceScatterSingle { input, output, op } => {
+            let notice = of(notice, output);
+            reduce_scatter_single(input, output, *op, size, notice, perform)
+        }
+        Op::ReduceScatterCoalesced {
+            inputs,
+            outputs,
+            op,
+        } => {
+            let count = inputs.len();
+            if count == 0 {
+                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+            }
+            for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
+                let notice = parted(of(notice, output), at, count);
+                reduce_scatter_single(input, output, *op, size, notice, perform)?;
+            }
+            Ok(())
+        }
+        Op::ReduceScatter { inputs, output, op } | Op::ReduceScatterV { inputs, output, op } => {
+            let counts = inputs.iter().map(|buffer| buffer.len() as u64);
+            let notice = Notice {
+                dtype: output.dtype(),
+                own: output.len() as u64,
+                lists: hash_counts(counts),
+                ..notice
+            };
+            let mut by = combination(output, *op);
+            let bytes = readable(inputs).map_err(bad)?;
+            let copies: Vec<Vec<u8>>;
+            let inputs = if by.op == ReduceOp::PremulSum {
+                let scaled = bytes
+                    .iter()
+                    .filter_map(|b| premultiplied(by, b, op.factor).1);
+                copies = scaled.collect();
+                by.op = ReduceOp::Sum;
+                copies.iter().map(Vec::as_slice).collect()
+            } else {
+                bytes
+            };
+            let inputs = Inputs::List(inputs);
+            let output = output.as_bytes_mut().map_err(bad)?;
+            perform(step(
+                notice,
+                Collective::ReduceScatter { inputs, output, by },
+            ))
+        }
+        Op::AllToAllSingle { input, output } => {
+            let notice = of(notice, input);
+            let inputs = Inputs::Even(input.as_bytes().map_err(bad)?, size);
+            let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+            perform(step(notice, Collective::AllToAll { inputs, outputs }))
+        }
+        Op::AllToAll { inputs, outputs } => {
+            let lists = counts_of(inputs).chain(counts_of(outputs)).collect();
+            let dtype = inputs.first().map_or(DType::U8, Buffer::dtype);
+            let inputs = Inputs::List(readable(inputs).map_err(bad)?);
+            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
+            perform(Step {
+                notice: Notice { dtype, ..notice },
+                lists,
+                collective: Collective::AllToAll { inputs, outputs },
+            })
+        }
+        Op::AllToAllVSingle {
+            input,
+            output,
+            input_splits,
+            output_splits,
+        } => {
+            let dtype = input.dtype();
+            let element = dtype.size().unwrap_or(1);
+            let lists = input_splits.iter().chain(&*output_splits);
+            let lists = lists.map(|&count| count as u64).collect();
+            let mut rest = input.as_bytes().map_err(bad)?;
+            let mut inputs = Vec::with_capacity(size);
+            for &count in &*input_splits {
+                let (part, after) = rest.split_at(count * element);
+                inputs.push(part);
+                rest = after;
+            }
+            let mut rest = output.as_bytes_mut().map_err(bad)?;
+            let mut outputs = Vec::with_capacity(size);
+            for &count in &*output_splits {
+                let (part, after) = rest.split_at_mut(count * element);
+                outputs.push(part);
+                rest = after;
+            }
+            perform(Step {
+                notice: Notice { dtype, ..notice },
+                lists,
+                collective: Collective::AllToAll {
+                    inputs: Inputs::List(inputs),
+                    outputs: Outputs::List(outputs),
+                },
+            })
+        }
+        Op::Gather {
+            input,
+            outputs,
+            root,
+        }
+        | Op::GatherV {
+            input,
+            outputs,
+            root,
+        } => {
+            let root = *root as usize;
+            let even = notice.op == OpType::Gather;
+            let (notice, lists) = rooted(notice, input, outputs, even);
+            let input = input.as_bytes().map_err(bad)?;
+            let outputs = if rank == root {
+                Some(Outputs::List(writable(outputs).map_err(bad)?))
+            } else {
+                None
+            };
+            perform(Step {
+                notice,
+                lists,
+                collective: Collective::Gather {
+                    input,
+                    outputs,
+                    root,
+                },
+            })
+        }
+        Op::Scatter {
+            inputs,
+            output,
+            root,
+        }
+        | Op::ScatterV {
+            inputs,
+            output,
+            root,
+        } => {
+            let root = *root as usize;
+            let even = notice.op == OpType::Scatter;
+            let (notice, lists) = rooted(notice, output, inputs, even);
+            let inputs = if rank == root {
+                Some(Inputs::List(readable(inputs).map_err(bad)?))
+            } else {
+                None
+            };
+            let output = output.as_bytes_mut().map_err(bad)?;
+            perform(Step {
+                notice,
+                lists,
+                collective: Collective::Scatter {
+                    inputs,
+                    output,
+                    root,
+                },
+            })
+        }
+        Op::Send { .. } | Op::Recv { .. } | Op::Coalesced(_) => Err(Failure::Argument(Error::new(
+            crate::error::ErrorKind::InvalidArgument,
+            "sends and receives cannot stand among collectives in one coalesced block",
+        ))),
+    }
+}
+
+fn reduce_scatter_single(
+    input: &Buffer<'_>,
+    output: &mut Buffer<'_>,
+    op: Reduction,
+    size: usize,
+    notice: Notice,
+    perform: &mut dyn FnMut(Step<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let bytes = input.as_bytes().map_err(Failure::Argument)?;
+    let (by, copy) = premultiplied(combination(output, op), bytes, op.factor);
+    let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
+    let output = output.as_bytes_mut().map_err(Failure::Argument)?;
+    perform(Step {
+        notice,
+        lists: Vec::new(),
+        collective: Collective::ReduceScatter { inputs, output, by },
+    })
+}
+
+fn parted(notice: Notice, at: usize, count: usize) -> Notice {
+    // More than four thousand million buffers do not fit in memory.
+    Notice {
+        part: (at as u32, count as u32),
+        ..notice
+    }
+}
+
+/// The notice and lists of a gather (`own` is the input) or scatter (`own` is the output).
+fn rooted(notice: Notice, own: &Buffer<'_>, all: &[Buffer<'_>], even: bool) -> (Notice, Vec<u64>) {
+    let notice = Notice {
+        dtype: own.dtype(),
+        ..notice
+    };
+    let len = own.len() as u64;
+    if even {
+        (
+            Notice {
+                count: len,
+                ..notice
+            },
+            Vec::new(),
+        )
+    } else {
+        (Notice { own: len, ..notice }, counts_of(all).collect())
+    }
+}
+
+fn counts_of(buffers: &[Buffer<'_>]) -> impl Iterator<Item = u64> {
+    buffers.iter().map(|buffer| buffer.len() as u64)
+}
+
+fn readable<'a>(buffers: &'a [Buffer<'_>]) -> Result<Vec<&'a [u8]>, Error> {
+    buffers.iter().map(Buffer::as_bytes).collect()
+}
+
+fn writable<'a>(buffers: &'a mut [Buffer<'_>]) -> Result<Vec<&'a mut [u8]>, Error> {
+    buffers.iter_mut().map(Buffer::as_bytes_mut).collect()
+}
+
+fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {
+    Combination {
+        dtype: buffer.dtype(),
+        op: reduction.op,
+    }
+}
+
+/// Multiplies this rank's own input first where the reduction asks for it; the rest is a sum.
+fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
+    if by.op != ReduceOp::PremulSum {
+        return by;
+    }
+    reduce::scale(by.dtype, data, factor);
+    Combination {
+        op: ReduceOp::Sum,
+        ..by
+    }
+}
+
+/// As [`premultiply`], over a copy.
+fn premultiplied(by: Combination, data: &[u8], factor: f64) -> (Combination, Option<Vec<u8>>) {
+    if by.op != ReduceOp::PremulSum {
+        return (by, None);
+    }
+    let mut copy = data.to_vec();
+    let by = premultiply(by, &mut copy, factor);
+    (by, Some(copy))
+}
+
+/// Compares the lists that came with the notices. All ranks come to the same answer.
+///
+/// `lists[r]` is what rank r sent; notices were found to agree before.
+pub(super) fn compare_lists(notices: &[Notice], lists: &[Vec<u64>]) -> Result<(), Disagreement> {
+    let Some(first) = notices.first() else {
+        return Ok(());
+    };
+    let size = notices.len();
+    match first.op {
+        OpType::AllToAll | OpType::AllToAllVSingle => {
+            for (from, sent) in lists.iter().enumerate() {
+                for (to, expected) in lists.iter().enumerate() {
+                    let sends = sent.get(to).copied();
+                    let receives = expected.get(size + from).copied();
+                    if sends != receives {
+                        return Err(Disagreement {
+                            rank: from,
+                            message: format!(
+                                "rank {from} of the group sends {} {} to rank {to}, \
+                                 which expects {}",
+                                sends.unwrap_or(0),
+                                first.dtype,
+                                receives.unwrap_or(0)
+                            ),
+                        });
+                    }
+                }
+            }
+            Ok(())
+        }
+        OpType::GatherV | OpType::ScatterV => {
+            let root = first.root.unwrap_or(0) as usize;
+            let Some(listed) = lists.get(root) else {
+                return Ok(());
+            };
+            for (rank, notice) in notices.iter().enumerate() {
+                let count = listed.get(rank).copied();
+                if count != Some(notice.own) {
+                    return Err(Disagreement {
+                        rank,
+                        message: format!(
+                            "rank {rank} of the group has {} {} where root {root} has {} for it",
+                            notice.own,
+                            first.dtype,
+                            count.unwrap_or(0)
+                        ),
+                    });
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

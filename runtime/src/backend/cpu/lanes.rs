@@ -1,0 +1,296 @@
+//! All lanes of one group and one kind, and the transfers that run over them at the same time.
+//!
+//! A *transfer* is bytes to or from one peer. Transfers over one lane in one direction happen in the
+//! order of the list; all others proceed as the lanes allow, so no order of the list can deadlock.
+
+use super::hello::LaneKind;
+use super::mesh::{Failure, Mesh};
+use super::transport::{self, Interest, Lane, tcp::TcpLane};
+use super::wait::{Interrupted, Patience, Pause};
+use rcomm_recorder::model::Rank;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes on their way to or from one peer.
+pub(super) enum Transfer<'a> {
+    /// To `peer`.
+    Send {
+        peer: usize,
+        bytes: &'a [u8],
+        done: usize,
+    },
+    /// From `peer`.
+    Receive {
+        peer: usize,
+        bytes: &'a mut [u8],
+        done: usize,
+    },
+    /// From one peer, and on to another as it comes.
+    Relay {
+        from: usize,
+        to: Option<usize>,
+        bytes: &'a mut [u8],
+        received: usize,
+        sent: usize,
+    },
+}
+
+impl<'a> Transfer<'a> {
+    pub(super) fn send(peer: usize, bytes: &'a [u8]) -> Self {
+        Self::send_rest(peer, bytes, 0)
+    }
+
+    /// A send of which `done` bytes have gone already.
+    pub(super) fn send_rest(peer: usize, bytes: &'a [u8], done: usize) -> Self {
+        Self::Send { peer, bytes, done }
+    }
+
+    /// Bytes that have gone.
+    pub(super) fn sent(&self) -> usize {
+        match self {
+            Self::Send { done, .. } => *done,
+            Self::Relay { sent, .. } => *sent,
+            Self::Receive { .. } => 0,
+        }
+    }
+
+    pub(super) fn receive(peer: usize, bytes: &'a mut [u8]) -> Self {
+        Self::Receive {
+            peer,
+            bytes,
+            done: 0,
+        }
+    }
+
+    pub(super) fn relay(from: usize, to: Option<usize>, bytes: &'a mut [u8]) -> Self {
+        Self::Relay {
+            from,
+            to,
+            bytes,
+            received: 0,
+            sent: 0,
+        }
+    }
+
+    /// The peer it still has to hear from.
+    fn hears(&self) -> Option<usize> {
+        match self {
+            Self::Receive { peer, bytes, done } if *done < bytes.len() => Some(*peer),
+            Self::Relay {
+                from,
+                bytes,
+                received,
+                ..
+            } if *received < bytes.len() => Some(*from),
+            _ => None,
+        }
+    }
+
+    /// The peer it still has to send to.
+    fn tells(&self) -> Option<usize> {
+        match self {
+            Self::Send { peer, bytes, done } if *done < bytes.len() => Some(*peer),
+            Self::Relay {
+                to: Some(to),
+                bytes,
+                sent,
+                ..
+            } if *sent < bytes.len() => Some(*to),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.hears().is_none() && self.tells().is_none()
+    }
+}
+
+/// The lanes to all members of a group, connected when first used.
+pub(super) struct Lanes {
+    mesh: Arc<Mesh>,
+    group: u64,
+    kind: LaneKind,
+    /// Members by their ranks in the world.
+    ranks: Arc<[Rank]>,
+    lanes: Vec<Option<Lane>>,
+    /// Every socket of this group, for [`cut`].
+    sockets: Sockets,
+    /// Which directions an earlier transfer of the list holds, in one pass.
+    heard: Vec<bool>,
+    told: Vec<bool>,
+}
+
+/// The sockets of a group, reachable while its lanes are in use.
+pub(super) type Sockets = Arc<Mutex<Vec<Arc<TcpStream>>>>;
+
+/// Ends all traffic over these sockets, and with it every wait for them.
+pub(super) fn cut(sockets: &Sockets) {
+    let sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
+    for socket in &*sockets {
+        // One that is already down needs no more.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl Lanes {
+    pub(super) fn new(
+        mesh: Arc<Mesh>,
+        group: u64,
+        kind: LaneKind,
+        ranks: Arc<[Rank]>,
+        sockets: Sockets,
+    ) -> Self {
+        let size = ranks.len();
+        Self {
+            mesh,
+            group,
+            kind,
+            ranks,
+            lanes: std::iter::repeat_with(|| None).take(size).collect(),
+            sockets,
+            heard: vec![false; size],
+            told: vec![false; size],
+        }
+    }
+
+    /// The rank in the world of this rank of the group.
+    pub(super) fn global(&self, rank: usize) -> Rank {
+        self.ranks[rank]
+    }
+
+    /// The lane to `peer`, connected if it has to be.
+    pub(super) fn open(
+        &mut self,
+        peer: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<&mut Lane, Failure> {
+        let slot = &mut self.lanes[peer];
+        if slot.is_none() {
+            let rank = self.ranks[peer];
+            let stream = self.mesh.connect(self.group, self.kind, rank, patience)?;
+            let lane = TcpLane::new(stream).map_err(Failure::Io)?;
+            let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+            sockets.push(lane.stream().clone());
+            *slot = Some(Lane::Tcp(lane));
+        }
+        slot.as_mut().ok_or(Failure::Closed)
+    }
+
+    /// Runs all transfers to their end.
+    pub(super) fn drive(
+        &mut self,
+        transfers: &mut [Transfer<'_>],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        self.drive_until(transfers, patience, |transfers| {
+            transfers.iter().all(Transfer::is_done)
+        })
+    }
+
+    /// Runs the transfers until `enough` says so; the others may be run on later.
+    pub(super) fn drive_until(
+        &mut self,
+        transfers: &mut [Transfer<'_>],
+        patience: &mut Patience<'_>,
+        enough: impl Fn(&[Transfer<'_>]) -> bool,
+    ) -> Result<(), Failure> {
+        for transfer in transfers.iter() {
+            for peer in [transfer.hears(), transfer.tells()].into_iter().flatten() {
+                self.open(peer, patience)?;
+            }
+        }
+        loop {
+            if self.advance(transfers)? {
+                patience.refresh();
+            }
+            if enough(transfers) {
+                return Ok(());
+            }
+            let pause = patience.pause().map_err(|why| self.late(why, transfers))?;
+            match pause {
+                Pause::Look => {}
+                Pause::Sleep(time) => {
+                    let mut interests = Vec::new();
+                    for transfer in transfers.iter() {
+                        let hears = transfer.hears().map(|peer| (peer, Interest::Read));
+                        let tells = match transfer {
+                            // Nothing to pass on yet: room to write would wake us for nothing.
+                            Transfer::Relay { received, sent, .. } if received == sent => None,
+                            other => other.tells().map(|peer| (peer, Interest::Write)),
+                        };
+                        for (peer, interest) in [hears, tells].into_iter().flatten() {
+                            if let Some(lane) = &self.lanes[peer] {
+                                interests.push((lane, interest));
+                            }
+                        }
+                    }
+                    transport::sleep_on(&interests, time).map_err(Failure::Io)?;
+                }
+            }
+        }
+    }
+
+    /// Says who has not answered, if it is the deadline that ended the wait.
+    fn late(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
+        if !matches!(why, Interrupted::TimedOut) {
+            return why.into();
+        }
+        let missing = transfers.iter().filter_map(|t| t.hears().or(t.tells()));
+        let mut missing: Vec<Rank> = missing.map(|peer| self.ranks[peer]).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        Failure::Late(missing)
+    }
+
+    /// Moves what can be moved now; says whether anything did.
+    fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
+        let mut moved = false;
+        self.heard.fill(false);
+        self.told.fill(false);
+        for transfer in transfers {
+            if let Some(peer) = transfer.hears()
+                && !std::mem::replace(&mut self.heard[peer], true)
+            {
+                let (Transfer::Receive { bytes, done, .. }
+                | Transfer::Relay {
+                    bytes,
+                    received: done,
+                    ..
+                }) = transfer
+                else {
+                    continue;
+                };
+                let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
+                let some = lane
+                    .read(&mut bytes[*done..])
+                    .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
+                *done += some;
+                moved |= some > 0;
+                // Done with this one: the next of the list may use the lane in this pass.
+                self.heard[peer] = *done < bytes.len();
+            }
+            if let Some(peer) = transfer.tells()
+                && !std::mem::replace(&mut self.told[peer], true)
+            {
+                let (ready, done): (&[u8], &mut usize) = match transfer {
+                    Transfer::Send { bytes, done, .. } => (bytes, done),
+                    Transfer::Relay {
+                        bytes,
+                        received,
+                        sent,
+                        ..
+                    } => (&bytes[..*received], sent),
+                    Transfer::Receive { .. } => continue,
+                };
+                let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
+                let some = lane
+                    .write(&ready[*done..])
+                    .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
+                *done += some;
+                moved |= some > 0;
+                self.told[peer] = transfer.tells().is_some();
+            }
+        }
+        Ok(moved)
+    }
+}

@@ -1,0 +1,410 @@
+//! The CPU backend: collectives and messages between processes, over shared memory and sockets.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`mesh`], [`hello`] | how ranks find each other, and how strangers are kept out |
+//! | [`transport`] | streams of bytes between two ranks |
+//! | [`lanes`] | all streams of a group, and transfers that run over them at once |
+//! | [`notice`] | what ranks compare before data moves |
+//! | [`collective`], [`algorithm`] | operations taken apart, and what goes to whom |
+//! | [`reduce`] | element-wise arithmetic |
+//! | [`p2p`] | tagged messages |
+//! | [`executor`], [`wait`] | turns, threads, and how to wait |
+//!
+//! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
+//! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
+//! with the first operation that needs them.
+
+mod algorithm;
+mod collective;
+mod executor;
+mod hello;
+mod lanes;
+mod mesh;
+mod notice;
+mod p2p;
+#[allow(unsafe_code)]
+mod reduce;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod wait;
+
+use crate::backend::{
+    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
+};
+use crate::buffer::DeviceKind;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Op;
+use crate::store::Store;
+use algorithm::LaneRoad;
+use collective::{Place, for_each_step};
+use executor::{Executor, ExecutorKind, Turns};
+use hello::{LaneKind, Verdict};
+use lanes::{Lanes, Sockets, cut};
+use mesh::{Failure, Mesh};
+use p2p::{P2p, Request};
+use rcomm_recorder::model::Rank;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use wait::{Crowding, Interrupted, Patience, Stop};
+
+/// How long a rank whose peer has closed its lanes looks for that peer's reason.
+const REASON_TIME: Duration = Duration::from_millis(500);
+
+/// Makes the CPU backends of a world's groups, which share one mesh of connections.
+pub struct CpuFactory {
+    mesh: Arc<Mesh>,
+    crowding: Crowding,
+}
+
+impl CpuFactory {
+    /// Opens this rank's port and leaves its address in the store. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// `Io` if no port can be opened; `Store` if the store cannot be told.
+    pub fn open(world: &WorldContext) -> Result<Self> {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let local_ranks = world.local_world_size.unwrap_or(world.world_size);
+        Ok(Self {
+            mesh: Mesh::open(world, address)?,
+            crowding: Crowding::of(local_ranks as usize),
+        })
+    }
+
+    /// Callers on this rank's port that did not know the job's secret, or were of another job.
+    pub fn refused(&self) -> u64 {
+        self.mesh.refused()
+    }
+}
+
+impl BackendFactory for CpuFactory {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, _deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding)?;
+        Ok(Arc::new(backend))
+    }
+}
+
+/// One group's operations on the CPU.
+///
+/// # Thread safety
+/// As [`Backend`] says.
+pub struct CpuBackend {
+    group: Arc<CpuGroup>,
+    collectives: Executor,
+    messages: Executor,
+}
+
+/// What the threads of a group share.
+struct CpuGroup {
+    name: String,
+    rank: usize,
+    ranks: Arc<[Rank]>,
+    mesh: Arc<Mesh>,
+    store: Arc<dyn Store>,
+    crowding: Crowding,
+    stop: Stop,
+    turns: Turns,
+    road: Mutex<LaneRoad>,
+    p2p: P2p,
+    sockets: Sockets,
+}
+
+impl CpuBackend {
+    fn new(mesh: Arc<Mesh>, group: GroupContext, crowding: Crowding) -> Result<Self> {
+        let ranks: Arc<[Rank]> = group.info.ranks.into();
+        let sockets = Sockets::default();
+        let id = group.wire_id;
+        let kind = LaneKind::Collective;
+        let lanes = Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone());
+        let group = Arc::new(CpuGroup {
+            name: group.info.name,
+            rank: group.group_rank as usize,
+            store: group.store,
+            crowding,
+            stop: Stop::default(),
+            turns: Turns::new(),
+            road: Mutex::new(LaneRoad::new(lanes)),
+            p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
+            sockets,
+            mesh,
+            ranks,
+        });
+        Ok(Self {
+            group,
+            collectives: Executor::new(ExecutorKind::Collective)?,
+            messages: Executor::new(ExecutorKind::P2p)?,
+        })
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        let executor = if op.is_p2p() {
+            &self.messages
+        } else {
+            &self.collectives
+        };
+        executor.issue(&self.group, op, call, observer)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        if op.is_p2p() {
+            self.group.run_p2p(op, call)
+        } else {
+            self.group.run_collective(op, call, |waited| {
+                if waited {
+                    observer.started();
+                }
+            })
+        }
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.group.stop.raise(reason.error.clone());
+        cut(&self.group.sockets);
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        for executor in [&self.collectives, &self.messages] {
+            if !executor.drain(deadline) {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "issued operations have not ended",
+                ));
+            }
+        }
+        let closed = Error::new(ErrorKind::Closed, "the group was shut down");
+        self.group.stop.raise(closed);
+        self.collectives.close();
+        self.messages.close();
+        Ok(())
+    }
+}
+
+impl Drop for CpuBackend {
+    fn drop(&mut self) {
+        let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
+        if self.group.stop.raise(dropped) {
+            cut(&self.group.sockets);
+        }
+        self.collectives.close();
+        self.messages.close();
+    }
+}
+
+impl CpuGroup {
+    fn patience(&self, deadline: Deadline) -> Patience<'_> {
+        Patience::new(&self.stop, deadline, self.crowding)
+    }
+
+    fn refuse_if_stopped(&self) -> Result<()> {
+        if !self.stop.is_raised() {
+            return Ok(());
+        }
+        match self.stop.reason() {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a collective in its turn; `started` is told when that has come, and whether it took time.
+    fn run_collective(
+        &self,
+        op: &mut Op<'_>,
+        call: Call,
+        started: impl FnOnce(bool),
+    ) -> Result<Done> {
+        self.refuse_if_stopped()?;
+        let mut patience = self.patience(call.deadline);
+        let taken = self.turns.take(call.turn, &mut patience);
+        let waited = taken.map_err(|why| self.fail(why.into()))?;
+        started(waited);
+        let place = Place {
+            rank: self.rank,
+            size: self.ranks.len(),
+            seq: call.seq,
+        };
+        let mut road = self.road.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = for_each_step(op, place, &mut |step| {
+            road.perform(step, place, &mut patience)
+        });
+        drop(road);
+        let result = result.map_err(|failure| self.fail(failure));
+        self.turns.pass();
+        result.map(|()| Done::default())
+    }
+
+    /// Runs sends and receives on this thread.
+    fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
+        self.refuse_if_stopped()?;
+        let mut patience = self.patience(call.deadline);
+        let mut requests = Vec::new();
+        self.p2p.post(op, &mut requests);
+        let outcome = self.p2p.run(op, &mut requests, &mut patience);
+        self.finish_p2p(op, call, &requests, outcome)
+    }
+
+    fn finish_p2p(
+        &self,
+        _op: &Op<'_>,
+        _call: Call,
+        requests: &[Request],
+        outcome: Result<(), Failure>,
+    ) -> Result<Done> {
+        outcome.map_err(|failure| {
+            self.p2p.withdraw(requests);
+            self.fail(failure)
+        })?;
+        let source = requests.iter().find_map(Request::source);
+        // Ranks are `u32`.
+        let source = source.map(|source| source as u32);
+        Ok(Done {
+            source,
+            ..Done::default()
+        })
+    }
+
+    /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
+    /// stopped, and the others learn why.
+    fn fail(&self, failure: Failure) -> Error {
+        let in_step = matches!(failure, Failure::Mismatch(..) | Failure::Argument(_));
+        let error = self.explain(failure);
+        if in_step {
+            return error;
+        }
+        if self.stop.raise(error.clone()) {
+            let note = format!(
+                "{} {}",
+                error.rank().map_or("-".into(), |rank| rank.to_string()),
+                error
+            );
+            if let Err(unheard) = self.store.set(&note_key(self.mesh.rank()), note.as_bytes()) {
+                tracing::debug!(%unheard, "the others were not told why this rank gave up");
+            }
+        }
+        cut(&self.sockets);
+        error
+    }
+
+    fn explain(&self, failure: Failure) -> Error {
+        let list = |ranks: &[Rank]| {
+            let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+            match ranks.len() {
+                1 => format!("rank {}", ranks[0]),
+                _ => format!("ranks {}", ranks.join(", ")),
+            }
+        };
+        match failure {
+            Failure::Interrupted(Interrupted::TimedOut) => {
+                Error::new(ErrorKind::Timeout, "no end before the deadline")
+            }
+            Failure::Late(ranks) => {
+                let error = Error::new(
+                    ErrorKind::Timeout,
+                    format!("waited for {} until the deadline", list(&ranks)),
+                );
+                match ranks[..] {
+                    [rank] => error.with_rank(rank),
+                    _ => error,
+                }
+            }
+            Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
+            Failure::Gone(rank, cause) => self.explain_gone(rank, cause),
+            Failure::Refused {
+                peer,
+                address,
+                verdict,
+            } => {
+                let kind = match verdict {
+                    Some(Verdict::WrongSecret) => ErrorKind::Unauthorized,
+                    _ => ErrorKind::Rendezvous,
+                };
+                let why = verdict.map_or("it is no rank", Verdict::reason);
+                let message = format!("{address}, the address of rank {peer}, refused: {why}");
+                Error::new(kind, message).with_rank(peer)
+            }
+            Failure::Address { peer, text } => Error::new(
+                ErrorKind::Store,
+                format!("the store has {text:?} for the address of rank {peer}"),
+            )
+            .with_rank(peer),
+            Failure::Garbled(rank, what) => {
+                Error::new(ErrorKind::Backend, format!("rank {rank} sent {what}")).with_rank(rank)
+            }
+            Failure::Mismatch(rank, message) => {
+                Error::new(ErrorKind::Mismatch, message).with_rank(rank)
+            }
+            Failure::Store(error) | Failure::Argument(error) => error,
+            Failure::Io(error) => Error::io("cannot use a socket", error),
+            Failure::Closed => Error::new(ErrorKind::Closed, "the world was shut down"),
+        }
+    }
+
+    /// A peer's lane has ended: because its process did, or because it gave up and said why.
+    fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+        let stop = Stop::default();
+        let deadline = Instant::now() + REASON_TIME;
+        let mut patience = Patience::new(&stop, Deadline::At(deadline), self.crowding);
+        let key = note_key(rank);
+        loop {
+            if self.store.check(&[&key]).unwrap_or(false)
+                && let Ok(note) = self.store.get(&key, REASON_TIME)
+            {
+                let note = String::from_utf8_lossy(&note);
+                let (culprit, why) = note.split_once(' ').unwrap_or(("-", &note));
+                return match culprit.parse() {
+                    // It is about this very rank, or about the one that tells it: no news.
+                    Ok(culprit) if culprit != rank && culprit != self.mesh.rank() => {
+                        Error::new(ErrorKind::PeerLost, format!("{why} (as rank {rank} found)"))
+                            .with_rank(culprit)
+                    }
+                    _ => Error::new(ErrorKind::Aborted, format!("rank {rank} gave up: {why}"))
+                        .with_rank(rank),
+                };
+            }
+            match self.mesh.is_gone(rank, &mut patience) {
+                Ok(false) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Ok(false) => {
+                    let message = format!("rank {rank} closed its connection and still runs");
+                    return Error::new(ErrorKind::PeerLost, message).with_rank(rank);
+                }
+                _ => {
+                    let message = format!("rank {rank} is gone: its connection ended");
+                    let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
+                    return match cause {
+                        Some(cause) => error.with_source(cause),
+                        None => error,
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Where a rank leaves its reason for giving up.
+fn note_key(rank: Rank) -> String {
+    format!("gave_up/{rank}")
+}

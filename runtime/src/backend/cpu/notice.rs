@@ -1,0 +1,272 @@
+//! What each rank says about an operation before data moves, and whether all said the same.
+//!
+//! Every collective begins with all ranks exchanging a [`Notice`]. So a disagreement is found by all
+//! ranks, in the same words, while nothing has been sent that could be misread; and the streams between
+//! them are still in step afterwards.
+
+use rcomm_recorder::model::{DType, OpType, ReduceOp};
+
+/// Bytes of a notice on the wire.
+pub(super) const NOTICE_LEN: usize = 64;
+const MAGIC: u32 = 0x7263_6e31;
+/// In place of a root or reduction where there is none.
+const NONE: u32 = u32::MAX;
+
+/// One rank's view of one collective. Counts are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Notice {
+    /// `collective_seq_id`.
+    pub(super) seq: u64,
+    pub(super) op: OpType,
+    pub(super) dtype: DType,
+    pub(super) reduce: Option<ReduceOp>,
+    pub(super) root: Option<u32>,
+    /// Which buffer of a coalesced operation, and how many there are.
+    pub(super) part: (u32, u32),
+    /// What all ranks must agree on.
+    pub(super) count: u64,
+    /// This rank's own part, where parts differ.
+    pub(super) own: u64,
+    /// A hash of the lists of counts that all ranks must agree on.
+    pub(super) lists: u64,
+    /// Bytes that follow this notice.
+    pub(super) inline: u32,
+}
+
+impl Notice {
+    /// A notice of an operation without elements.
+    pub(super) fn new(op: OpType, seq: u64) -> Self {
+        Self {
+            seq,
+            op,
+            dtype: DType::U8,
+            reduce: None,
+            root: None,
+            part: (0, 1),
+            count: 0,
+            own: 0,
+            lists: 0,
+            inline: 0,
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; NOTICE_LEN] {
+        let mut bytes = [0; NOTICE_LEN];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.inline.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
+        bytes[16] = self.op.code();
+        bytes[17] = self.dtype.code();
+        bytes[18] = self.reduce.map_or(u8::MAX, ReduceOp::code);
+        bytes[20..24].copy_from_slice(&self.root.unwrap_or(NONE).to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.part.0.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.part.1.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.count.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.own.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.lists.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a notice; `None` if these bytes are none.
+    pub(super) fn decode(bytes: &[u8; NOTICE_LEN]) -> Option<Self> {
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if word(0) != MAGIC {
+            return None;
+        }
+        Some(Self {
+            inline: word(4),
+            seq: long(8),
+            op: OpType::from_code(bytes[16])?,
+            dtype: DType::from_code(bytes[17])?,
+            reduce: match bytes[18] {
+                u8::MAX => None,
+                code => Some(ReduceOp::from_code(code)?),
+            },
+            root: Some(word(20)).filter(|&root| root != NONE),
+            part: (word(24), word(28)),
+            count: long(32),
+            own: long(40),
+            lists: long(48),
+        })
+    }
+
+    /// A number that is equal on ranks that agree, and almost surely not on others.
+    ///
+    /// Enough for the common case; who finds two that differ compares the notices themselves.
+    #[cfg(test)]
+    pub(super) fn signature(&self) -> u64 {
+        let word = |value: u64, salt: u64| {
+            (value ^ salt)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(29)
+        };
+        let codes = u64::from(self.op.code())
+            | u64::from(self.dtype.code()) << 8
+            | u64::from(self.reduce.map_or(u8::MAX, ReduceOp::code)) << 16
+            | u64::from(self.root.unwrap_or(NONE)) << 32;
+        let parts = u64::from(self.part.0) | u64::from(self.part.1) << 32;
+        let mixed =
+            word(codes, 1) ^ word(parts, word(self.seq, 2)) ^ word(self.count, word(self.lists, 3));
+        word(mixed, 5) ^ mixed >> 32
+    }
+
+    fn agrees_with(&self, other: &Self) -> bool {
+        (self.seq, self.op, self.dtype, self.reduce, self.root)
+            == (other.seq, other.op, other.dtype, other.reduce, other.root)
+            && (self.part, self.count, self.lists) == (other.part, other.count, other.lists)
+    }
+}
+
+impl std::fmt::Display for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} #{}", self.op, self.seq)?;
+        if let Some(reduce) = self.reduce {
+            write!(f, " ({reduce})")?;
+        }
+        if self.part.1 > 1 {
+            write!(f, ", buffer {} of {}", self.part.0 + 1, self.part.1)?;
+        }
+        if !matches!(self.op, OpType::Barrier | OpType::MonitoredBarrier) {
+            write!(f, " of {} {}", self.count.max(self.own), self.dtype)?;
+        }
+        if let Some(root) = self.root {
+            write!(f, " with root {root}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks that said different things.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Disagreement {
+    /// The rank of the group that stands alone, or the first of them.
+    pub(super) rank: usize,
+    /// What it said, and what the others said.
+    pub(super) message: String,
+}
+
+/// Compares what all ranks said. All ranks come to the same answer.
+pub(super) fn compare(notices: &[Notice]) -> Result<(), Disagreement> {
+    let Some(first) = notices.first() else {
+        return Ok(());
+    };
+    if notices.iter().all(|notice| notice.agrees_with(first)) {
+        return Ok(());
+    }
+    // What most ranks said; of equally many, what the lowest said.
+    let votes = |notice: &Notice| notices.iter().filter(|n| n.agrees_with(notice)).count();
+    let most = notices.iter().map(votes).max().unwrap_or(0);
+    let usual = (0..notices.len())
+        .find(|&rank| votes(&notices[rank]) == most)
+        .unwrap_or(0);
+    let odd = (0..notices.len())
+        .find(|&rank| !notices[rank].agrees_with(&notices[usual]))
+        .unwrap_or(0);
+    let (said, usually) = (&notices[odd], &notices[usual]);
+    let mut message =
+        format!("rank {odd} of the group called {said}, but rank {usual} called {usually}");
+    if said.to_string() == usually.to_string() {
+        message.push_str(" with other sizes for each rank");
+    }
+    Err(Disagreement { rank: odd, message })
+}
+
+/// A hash of counts, for [`Notice::lists`].
+pub(super) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0xcbf2_9ce4_8422_2325, |hash: u64, count| {
+        (hash ^ count)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(31)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all_reduce(count: u64) -> Notice {
+        Notice {
+            dtype: DType::F32,
+            reduce: Some(ReduceOp::Sum),
+            count,
+            ..Notice::new(OpType::AllReduce, 41)
+        }
+    }
+
+    #[test]
+    fn a_notice_survives_the_wire() {
+        let notice = Notice {
+            root: Some(3),
+            part: (1, 4),
+            own: 9,
+            lists: 77,
+            inline: 5,
+            ..all_reduce(1 << 40)
+        };
+        assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+    }
+
+    #[test]
+    fn the_minority_is_named_with_both_values() {
+        let notices = [all_reduce(8), all_reduce(8), all_reduce(4), all_reduce(8)];
+        let found = compare(&notices).unwrap_err();
+        assert_eq!(found.rank, 2);
+        assert_eq!(
+            found.message,
+            "rank 2 of the group called all_reduce #41 (sum) of 4 Float, \
+             but rank 0 called all_reduce #41 (sum) of 8 Float"
+        );
+        assert_eq!(compare(&notices[..2]), Ok(()));
+    }
+
+    #[test]
+    fn every_field_that_must_agree_changes_the_signature() {
+        let notice = all_reduce(8);
+        let others = [
+            Notice { seq: 42, ..notice },
+            Notice {
+                op: OpType::Broadcast,
+                ..notice
+            },
+            Notice {
+                dtype: DType::I32,
+                ..notice
+            },
+            Notice {
+                reduce: Some(ReduceOp::Max),
+                ..notice
+            },
+            Notice {
+                root: Some(0),
+                ..notice
+            },
+            Notice {
+                part: (1, 1),
+                ..notice
+            },
+            Notice { count: 9, ..notice },
+            Notice { lists: 1, ..notice },
+        ];
+        for other in others {
+            assert_ne!(other.signature(), notice.signature(), "{other:?}");
+            assert!(compare(&[notice, other]).is_err(), "{other:?}");
+        }
+        let own = Notice { own: 3, ..notice };
+        assert_eq!(own.signature(), notice.signature());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes: [u8; NOTICE_LEN]) {
+            let mut bytes = bytes;
+            bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            if let Some(notice) = Notice::decode(&bytes) {
+                prop_assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+            }
+        }
+    }
+}

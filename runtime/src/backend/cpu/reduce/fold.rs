@@ -1,0 +1,316 @@
+//! The one loop of every reduction, and the table that picks its types.
+//!
+//! A *block* is as many elements as fit a few vector registers. For each block, all inputs are
+//! combined in registers and written once.
+
+use super::Level;
+use super::format::{Bf16, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable, Truth};
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// What to combine, and where to.
+pub(super) struct Job<'a> {
+    /// Where each input starts, in the order of combination.
+    pub(super) sources: &'a [*const u8],
+    /// Where the result goes; may be one of the sources.
+    pub(super) out: *mut u8,
+    /// Where it goes too, or null.
+    pub(super) also: *mut u8,
+    /// Elements.
+    pub(super) count: usize,
+}
+
+/// How two values become one, and what happens to the last one.
+trait Combine<A> {
+    fn combine(left: A, right: A) -> A;
+
+    #[inline(always)]
+    fn finish(value: A, _inputs: usize) -> A {
+        value
+    }
+}
+
+struct Sum;
+struct Avg;
+struct Product;
+struct Min;
+struct Max;
+struct BitAnd;
+struct BitOr;
+struct BitXor;
+struct ComplexProduct;
+
+macro_rules! combine_integers {
+    ($($t:ty)*) => {$(
+        impl Combine<$t> for Sum {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left.wrapping_add(right) }
+        }
+        impl Combine<$t> for Avg {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left.wrapping_add(right) }
+            #[inline(always)]
+            fn finish(value: $t, inputs: usize) -> $t {
+                // More ranks than the type can count: the quotient is 0 whatever the sum.
+                <$t>::try_from(inputs).map_or(0, |inputs| value.wrapping_div(inputs))
+            }
+        }
+        impl Combine<$t> for Product {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left.wrapping_mul(right) }
+        }
+        impl Combine<$t> for Min {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left.min(right) }
+        }
+        impl Combine<$t> for Max {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left.max(right) }
+        }
+        impl Combine<$t> for BitAnd {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left & right }
+        }
+        impl Combine<$t> for BitOr {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left | right }
+        }
+        impl Combine<$t> for BitXor {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left ^ right }
+        }
+    )*};
+}
+combine_integers!(i8 u8 i16 u16 i32 u32 i64 u64);
+
+macro_rules! combine_floats {
+    ($($t:ty)*) => {$(
+        impl Combine<$t> for Sum {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left + right }
+        }
+        impl Combine<$t> for Avg {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left + right }
+            #[inline(always)]
+            fn finish(value: $t, inputs: usize) -> $t { value / inputs as $t }
+        }
+        impl Combine<$t> for Product {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t { left * right }
+        }
+        impl Combine<$t> for Min {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t {
+                // A NaN on either side is kept: the comparison fails when `right` is one.
+                if left.is_nan() | (left < right) { left } else { right }
+            }
+        }
+        impl Combine<$t> for Max {
+            #[inline(always)]
+            fn combine(left: $t, right: $t) -> $t {
+                if left.is_nan() | (left > right) { left } else { right }
+            }
+        }
+        impl Combine<[$t; 2]> for ComplexProduct {
+            #[inline(always)]
+            fn combine([a, b]: [$t; 2], [c, d]: [$t; 2]) -> [$t; 2] {
+                [a * c - b * d, a * d + b * c]
+            }
+        }
+    )*};
+}
+combine_floats!(f32 f64);
+
+/// # Safety
+/// As [`run`], and the processor has `I`.
+#[inline(always)]
+unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<'_>) {
+    let inputs = job.sources.len();
+    let mut at = 0;
+    while at + N <= job.count {
+        let offset = at * F::SIZE;
+        // SAFETY: elements `at..at + N` lie inside every range of the job. Whatever a block reads
+        // is read before it writes, so `out` may be one of the sources.
+        unsafe {
+            let mut block = F::load_block::<I, N>(job.sources[0].add(offset));
+            for source in &job.sources[1..] {
+                let next = F::load_block::<I, N>(source.add(offset));
+                for lane in 0..N {
+                    block[lane] = C::combine(block[lane], next[lane]);
+                }
+            }
+            for lane in &mut block {
+                *lane = C::finish(*lane, inputs);
+            }
+            F::store_block::<I, N>(job.out.add(offset), block);
+            if !job.also.is_null() {
+                F::store_block::<I, N>(job.also.add(offset), block);
+            }
+        }
+        at += N;
+    }
+    while at < job.count {
+        let offset = at * F::SIZE;
+        // SAFETY: as above, one element.
+        unsafe {
+            let mut value = F::load(job.sources[0].add(offset));
+            for source in &job.sources[1..] {
+                value = C::combine(value, F::load(source.add(offset)));
+            }
+            value = C::finish(value, inputs);
+            F::store(job.out.add(offset), value);
+            if !job.also.is_null() {
+                F::store(job.also.add(offset), value);
+            }
+        }
+        at += 1;
+    }
+}
+
+/// # Safety
+/// As [`run`], and the processor has `I`.
+#[inline(always)]
+unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+    macro_rules! arithmetic {
+        ($format:ty, $lanes:literal) => {
+            match op {
+                ReduceOp::Sum | ReduceOp::PremulSum => fold::<$format, Sum, I, $lanes>(job),
+                ReduceOp::Avg => fold::<$format, Avg, I, $lanes>(job),
+                ReduceOp::Product => fold::<$format, Product, I, $lanes>(job),
+                ReduceOp::Min => fold::<$format, Min, I, $lanes>(job),
+                ReduceOp::Max => fold::<$format, Max, I, $lanes>(job),
+                ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => {}
+            }
+        };
+    }
+    macro_rules! integer {
+        ($t:ty, $lanes:literal) => {
+            match op {
+                ReduceOp::BitAnd => fold::<Plain<$t>, BitAnd, I, $lanes>(job),
+                ReduceOp::BitOr => fold::<Plain<$t>, BitOr, I, $lanes>(job),
+                ReduceOp::BitXor => fold::<Plain<$t>, BitXor, I, $lanes>(job),
+                _ => arithmetic!(Plain<$t>, $lanes),
+            }
+        };
+    }
+    macro_rules! complex {
+        ($part:ty, $lanes:literal) => {
+            match op {
+                ReduceOp::Product => fold::<Plain<[$part; 2]>, ComplexProduct, I, $lanes>(job),
+                _ => {
+                    // Sums and averages treat both parts alike.
+                    let parts = Job {
+                        sources: job.sources,
+                        out: job.out,
+                        also: job.also,
+                        count: job.count * 2,
+                    };
+                    match op {
+                        ReduceOp::Avg => fold::<Plain<$part>, Avg, I, 32>(&parts),
+                        _ => fold::<Plain<$part>, Sum, I, 32>(&parts),
+                    }
+                }
+            }
+        };
+    }
+    // SAFETY: the caller's promise is handed on; the format's size is the element type's.
+    unsafe {
+        match dtype {
+            DType::F32 => arithmetic!(Plain<f32>, 64),
+            DType::F64 => arithmetic!(Plain<f64>, 32),
+            DType::F16 => arithmetic!(F16, 32),
+            DType::Bf16 => arithmetic!(Bf16, 64),
+            DType::F8E4M3 => arithmetic!(F8E4M3, 32),
+            DType::F8E5M2 => arithmetic!(F8E5M2, 32),
+            DType::I8 => integer!(i8, 128),
+            DType::U8 => integer!(u8, 128),
+            DType::I16 => integer!(i16, 64),
+            DType::U16 => integer!(u16, 64),
+            DType::I32 => integer!(i32, 64),
+            DType::U32 => integer!(u32, 64),
+            DType::I64 => integer!(i64, 32),
+            DType::U64 => integer!(u64, 32),
+            DType::Complex64 => complex!(f32, 8),
+            DType::Complex128 => complex!(f64, 4),
+            DType::Bool => match op {
+                ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => {
+                    fold::<Truth, BitAnd, I, 64>(job);
+                }
+                ReduceOp::BitXor => fold::<Truth, BitXor, I, 64>(job),
+                _ => fold::<Truth, BitOr, I, 64>(job),
+            },
+            DType::Other => {}
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { pick::<super::format::Avx512>(op, dtype, job) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { pick::<super::format::Avx2>(op, dtype, job) }
+}
+
+/// Does `job` with the loops of `level`.
+///
+/// # Safety
+/// Every source is readable, `out` (and `also`, unless null) writable, over `count` elements of
+/// `dtype`. A source either overlaps neither output or is exactly `out`; the outputs do not overlap.
+/// There is at least one source, and the processor has `level`.
+pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &Job<'_>) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe {
+        match level {
+            Level::Portable => pick::<Portable>(op, dtype, job),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => run_avx2(op, dtype, job),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => run_avx512(op, dtype, job),
+        }
+    }
+}
+
+/// Multiplies `count` elements at `data` by `factor`.
+///
+/// # Safety
+/// `count` elements of `dtype` at `data` are readable and writable by nobody else.
+pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f64) {
+    macro_rules! each {
+        ($format:ty, $count:expr, $multiply:expr) => {
+            for at in 0..$count {
+                let place = data.add(at * <$format>::SIZE);
+                <$format>::store(place, $multiply(<$format>::load(place)));
+            }
+        };
+    }
+    let narrow = factor as f32;
+    // SAFETY: every place is inside the caller's range.
+    unsafe {
+        match dtype {
+            DType::F32 => each!(Plain<f32>, count, |value: f32| value * narrow),
+            DType::F64 => each!(Plain<f64>, count, |value: f64| value * factor),
+            DType::F16 => each!(F16, count, |value: f32| value * narrow),
+            DType::Bf16 => each!(Bf16, count, |value: f32| value * narrow),
+            DType::F8E4M3 => each!(F8E4M3, count, |value: f32| value * narrow),
+            DType::F8E5M2 => each!(F8E5M2, count, |value: f32| value * narrow),
+            DType::Complex64 => each!(Plain<f32>, count * 2, |value: f32| value * narrow),
+            DType::Complex128 => each!(Plain<f64>, count * 2, |value: f64| value * factor),
+            DType::I8 => each!(Plain<i8>, count, |v: i8| v.wrapping_mul(factor as i8)),
+            DType::U8 => each!(Plain<u8>, count, |v: u8| v.wrapping_mul(factor as u8)),
+            DType::I16 => each!(Plain<i16>, count, |v: i16| v.wrapping_mul(factor as i16)),
+            DType::U16 => each!(Plain<u16>, count, |v: u16| v.wrapping_mul(factor as u16)),
+            DType::I32 => each!(Plain<i32>, count, |v: i32| v.wrapping_mul(factor as i32)),
+            DType::U32 => each!(Plain<u32>, count, |v: u32| v.wrapping_mul(factor as u32)),
+            DType::I64 => each!(Plain<i64>, count, |v: i64| v.wrapping_mul(factor as i64)),
+            DType::U64 => each!(Plain<u64>, count, |v: u64| v.wrapping_mul(factor as u64)),
+            DType::Bool | DType::Other => {}
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! How elements lie in memory, and what they are combined in.
+
+use super::narrow;
+
+/// Conversions that a processor may have instructions for.
+pub(super) trait Isa {
+    /// Sixteen `f16` at `from`.
+    ///
+    /// # Safety
+    /// 32 bytes at `from` are readable, and the processor has this instruction set.
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> [f32; 16] {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
+        bits.map(narrow::widen::<5, 10, false>)
+    }
+
+    /// Rounds sixteen values to `f16` at `to`.
+    ///
+    /// # Safety
+    /// 32 bytes at `to` are writable, and the processor has this instruction set.
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
+        let bits = values.map(narrow::narrow::<5, 10, false>);
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
+    }
+}
+
+/// No special instructions.
+pub(super) struct Portable;
+impl Isa for Portable {}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Avx2;
+#[cfg(target_arch = "x86_64")]
+impl Isa for Avx2 {
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> [f32; 16] {
+        use std::arch::x86_64::*;
+        // SAFETY: 32 bytes are readable and the processor has F16C, says the caller; an array of
+        // sixteen floats is two registers of eight.
+        unsafe {
+            let low = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtph_ps(_mm_loadu_si128(from.add(16).cast()));
+            std::mem::transmute::<[__m256; 2], [f32; 16]>([low, high])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
+        use std::arch::x86_64::*;
+        // SAFETY: as for the load.
+        unsafe {
+            let [low, high] = std::mem::transmute::<[f32; 16], [__m256; 2]>(values);
+            let low = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(low);
+            let high = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(high);
+            _mm_storeu_si128(to.cast(), low);
+            _mm_storeu_si128(to.add(16).cast(), high);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Avx512;
+#[cfg(target_arch = "x86_64")]
+impl Isa for Avx512 {
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> [f32; 16] {
+        use std::arch::x86_64::*;
+        // SAFETY: 32 bytes are readable and the processor has AVX-512 F, says the caller; an array
+        // of sixteen floats is one register.
+        unsafe {
+            let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
+            std::mem::transmute::<__m512, [f32; 16]>(wide)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
+        use std::arch::x86_64::*;
+        // SAFETY: as for the load.
+        unsafe {
+            let wide = std::mem::transmute::<[f32; 16], __m512>(values);
+            let bits = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide);
+            _mm256_storeu_si256(to.cast(), bits);
+        }
+    }
+}
+
+/// One element type in memory, and the type it is combined in.
+pub(super) trait Format {
+    /// What elements are combined in.
+    type Acc: Copy;
+    /// Bytes of one element.
+    const SIZE: usize;
+
+    /// One element at `from`, which need not be aligned.
+    ///
+    /// # Safety
+    /// `SIZE` bytes at `from` are readable.
+    unsafe fn load(from: *const u8) -> Self::Acc;
+
+    /// Rounds one element to `to`.
+    ///
+    /// # Safety
+    /// `SIZE` bytes at `to` are writable.
+    unsafe fn store(to: *mut u8, value: Self::Acc);
+
+    /// `N` elements at `from`.
+    ///
+    /// # Safety
+    /// `N * SIZE` bytes at `from` are readable, and the processor has `I`.
+    #[inline(always)]
+    unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [Self::Acc; N] {
+        // SAFETY: the caller's promise, element by element.
+        std::array::from_fn(|at| unsafe { Self::load(from.add(at * Self::SIZE)) })
+    }
+
+    /// `N` elements to `to`.
+    ///
+    /// # Safety
+    /// `N * SIZE` bytes at `to` are writable, and the processor has `I`.
+    #[inline(always)]
+    unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [Self::Acc; N]) {
+        for (at, value) in values.into_iter().enumerate() {
+            // SAFETY: the caller's promise, element by element.
+            unsafe { Self::store(to.add(at * Self::SIZE), value) }
+        }
+    }
+}
+
+/// A type that is combined as it lies in memory.
+pub(super) struct Plain<T>(std::marker::PhantomData<T>);
+impl<T: Copy> Format for Plain<T> {
+    type Acc = T;
+    const SIZE: usize = size_of::<T>();
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> T {
+        // SAFETY: the caller's promise; only number types stand here, of which every bit pattern
+        // is a value.
+        unsafe { from.cast::<T>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut u8, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<T>().write_unaligned(value) }
+    }
+}
+
+/// A truth value in one byte: anything but 0 is true and is written as 1.
+pub(super) struct Truth;
+impl Format for Truth {
+    type Acc = u8;
+    const SIZE: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> u8 {
+        // SAFETY: the caller's promise.
+        u8::from(unsafe { from.read() } != 0)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut u8, value: u8) {
+        // SAFETY: the caller's promise.
+        unsafe { to.write(u8::from(value != 0)) }
+    }
+}
+
+macro_rules! widened {
+    ($(#[$meta:meta])* $name:ident, $bits:ty, $widen:expr, $narrow:expr) => {
+        $(#[$meta])*
+        pub(super) struct $name;
+        impl Format for $name {
+            type Acc = f32;
+            const SIZE: usize = size_of::<$bits>();
+
+            #[inline(always)]
+            unsafe fn load(from: *const u8) -> f32 {
+                // SAFETY: the caller's promise.
+                let bits = unsafe { from.cast::<$bits>().read_unaligned() };
+                $widen(bits.into())
+            }
+
+            #[inline(always)]
+            unsafe fn store(to: *mut u8, value: f32) {
+                let bits = $narrow(value) as $bits;
+                // SAFETY: the caller's promise.
+                unsafe { to.cast::<$bits>().write_unaligned(bits) }
+            }
+        }
+    };
+}
+
+widened!(/// `bf16`, combined in `f32`.
+    Bf16, u16, narrow::widen_bf16, narrow::narrow_bf16);
+widened!(/// fp8 e4m3fn, combined in `f32`.
+    F8E4M3, u8, narrow::widen::<4, 3, true>, narrow::narrow::<4, 3, true>);
+widened!(/// fp8 e5m2, combined in `f32`.
+    F8E5M2, u8, narrow::widen::<5, 2, false>, narrow::narrow::<5, 2, false>);
+
+/// `f16`, combined in `f32`; the processor's conversions are used where it has them.
+pub(super) struct F16;
+impl Format for F16 {
+    type Acc = f32;
+    const SIZE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> f32 {
+        // SAFETY: the caller's promise.
+        narrow::widen::<5, 10, false>(unsafe { from.cast::<u16>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut u8, value: f32) {
+        let bits = narrow::narrow::<5, 10, false>(value);
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<u16>().write_unaligned(bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [f32; N] {
+        const { assert!(N.is_multiple_of(16)) };
+        let mut values = [0.0; N];
+        for (at, lane) in values.chunks_exact_mut(16).enumerate() {
+            // SAFETY: `N` elements are readable, and this is sixteen of them.
+            lane.copy_from_slice(&unsafe { I::load_f16(from.add(at * 32)) });
+        }
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [f32; N]) {
+        const { assert!(N.is_multiple_of(16)) };
+        for (at, lane) in values.chunks_exact(16).enumerate() {
+            let mut sixteen = [0.0; 16];
+            sixteen.copy_from_slice(lane);
+            // SAFETY: `N` elements are writable, and this is sixteen of them.
+            unsafe { I::store_f16(to.add(at * 32), sixteen) }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Element-wise reductions: several inputs combined in one pass, at the speed of memory.
+//!
+//! The order of combination is the order of the inputs, always, and narrow floats (`f16`, `bf16`,
+//! fp8) are widened to `f32`, combined there over all inputs, and rounded once. So the same inputs
+//! give the same bits on every rank, on every processor, over every transport.
+//!
+//! Loops are written once ([`fold`]) and compiled for AVX-512, for AVX2 with F16C, and for any
+//! processor; which one runs is asked of the processor. This room moves no data between ranks.
+
+mod fold;
+mod format;
+mod narrow;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use fold::Job;
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// The instruction sets that the loops are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Whatever the build's target has.
+    Portable,
+    /// AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// The best level of the processor that this runs on.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512dq")
+                && std::is_x86_feature_detected!("avx512vl")
+            {
+                return Self::Avx512;
+            }
+            if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+}
+
+/// Whether elements of this type can be combined this way.
+///
+/// Complex numbers have no order, floats no bits to combine, and a truth value no average.
+pub(crate) const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
+    use DType::*;
+    match op {
+        ReduceOp::Sum | ReduceOp::Product => !matches!(dtype, Other),
+        ReduceOp::Avg | ReduceOp::PremulSum => !matches!(dtype, Other | Bool),
+        ReduceOp::Min | ReduceOp::Max => !matches!(dtype, Other | Complex64 | Complex128),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => {
+            matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64 | Bool)
+        }
+    }
+}
+
+/// Combines `inputs` in their order into `out`, and into `also` where there is one.
+///
+/// Lengths are in bytes, equal, and a multiple of the element's size.
+pub(crate) fn combine(
+    op: ReduceOp,
+    dtype: DType,
+    inputs: &[&[u8]],
+    out: &mut [u8],
+    also: Option<&mut [u8]>,
+) {
+    let mut sources = Sources::new(inputs.len());
+    for input in inputs {
+        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        sources.push(input.as_ptr());
+    }
+    run(Level::detect(), op, dtype, sources.as_slice(), out, also);
+}
+
+/// As [`combine`], with `out` itself as input number `own` among `others`.
+pub(crate) fn combine_in_place(
+    op: ReduceOp,
+    dtype: DType,
+    out: &mut [u8],
+    own: usize,
+    others: &[&[u8]],
+    also: Option<&mut [u8]>,
+) {
+    let mut sources = Sources::new(others.len() + 1);
+    for (at, input) in others.iter().enumerate() {
+        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        if at == own {
+            sources.push(out.as_ptr());
+        }
+        sources.push(input.as_ptr());
+    }
+    if own == others.len() {
+        sources.push(out.as_ptr());
+    }
+    run(Level::detect(), op, dtype, sources.as_slice(), out, also);
+}
+
+/// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
+pub(crate) fn scale(dtype: DType, data: &mut [u8], factor: f64) {
+    let Some(size) = dtype.size() else { return };
+    // SAFETY: the range is one exclusive slice, cut to whole elements.
+    unsafe { fold::scale(dtype, data.as_mut_ptr(), data.len() / size, factor) }
+}
+
+/// The addresses of the inputs, on the stack as long as there are few.
+struct Sources {
+    few: [*const u8; Self::FEW],
+    many: Vec<*const u8>,
+    count: usize,
+}
+
+impl Sources {
+    const FEW: usize = 32;
+
+    fn new(expected: usize) -> Self {
+        Self {
+            few: [std::ptr::null(); Self::FEW],
+            many: if expected > Self::FEW {
+                Vec::with_capacity(expected)
+            } else {
+                Vec::new()
+            },
+            count: 0,
+        }
+    }
+
+    fn push(&mut self, source: *const u8) {
+        if self.many.capacity() > 0 {
+            self.many.push(source);
+        } else {
+            self.few[self.count] = source;
+        }
+        self.count += 1;
+    }
+
+    fn as_slice(&self) -> &[*const u8] {
+        if self.many.capacity() > 0 {
+            &self.many
+        } else {
+            &self.few[..self.count]
+        }
+    }
+}
+
+fn run(
+    level: Level,
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[*const u8],
+    out: &mut [u8],
+    also: Option<&mut [u8]>,
+) {
+    assert!(is_supported(op, dtype), "{op} of {dtype} is refused before");
+    assert!(!sources.is_empty(), "a reduction has at least one input");
+    let Some(size) = dtype.size() else { return };
+    assert_eq!(out.len() % size, 0, "whole elements");
+    let also = also.map_or(std::ptr::null_mut(), |also| {
+        assert_eq!(also.len(), out.len(), "both outputs are equally long");
+        also.as_mut_ptr()
+    });
+    let job = Job {
+        sources,
+        out: out.as_mut_ptr(),
+        also,
+        count: out.len() / size,
+    };
+    // SAFETY: every source is readable over `count` elements (lengths were compared), `out` and
+    // `also` are exclusive slices of that length, and a source is either apart from both or `out`
+    // itself. `level` came from `detect` (or from a test that asked the processor).
+    unsafe { fold::run(level, op, dtype, &job) }
+}

@@ -1,0 +1,211 @@
+//! The same reductions one element at a time, as plainly as they can be said, for the tests.
+
+use half::{bf16, f16};
+use rcomm_recorder::model::{DType, ReduceOp};
+
+fn fold_float(op: ReduceOp, values: &[f64], round: impl Fn(f64) -> f64) -> f64 {
+    let mut result = values[0];
+    for &value in &values[1..] {
+        result = match op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum => round(result + value),
+            ReduceOp::Product => round(result * value),
+            ReduceOp::Min if result.is_nan() || result < value => result,
+            ReduceOp::Max if result.is_nan() || result > value => result,
+            ReduceOp::Min | ReduceOp::Max => value,
+            _ => unreachable!("floats have no {op}"),
+        };
+    }
+    if op == ReduceOp::Avg {
+        result = round(result / values.len() as f64);
+    }
+    result
+}
+
+/// Rounding each step from `f64` to `f32` gives what `f32` arithmetic gives: the wide format has more
+/// than twice the digits.
+fn fold_f32(op: ReduceOp, values: &[f32]) -> f32 {
+    let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
+    fold_float(op, &wide, |v| f64::from(v as f32)) as f32
+}
+
+fn fold_integer(op: ReduceOp, values: &[i128], bits: u32, signed: bool) -> i128 {
+    let wrap = |value: i128| {
+        let value = value & ((1i128 << bits) - 1);
+        if signed && value >> (bits - 1) != 0 {
+            value - (1i128 << bits)
+        } else {
+            value
+        }
+    };
+    let mut result = values[0];
+    for &value in &values[1..] {
+        result = wrap(match op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum => result + value,
+            ReduceOp::Product => result.wrapping_mul(value),
+            ReduceOp::Min => result.min(value),
+            ReduceOp::Max => result.max(value),
+            ReduceOp::BitAnd => result & value,
+            ReduceOp::BitOr => result | value,
+            ReduceOp::BitXor => result ^ value,
+        });
+    }
+    if op == ReduceOp::Avg {
+        result /= values.len() as i128;
+    }
+    result
+}
+
+/// Every finite value of fp8, found by its definition, with its code.
+fn fp8_values(dtype: DType) -> Vec<(f64, u8)> {
+    let (mantissa_bits, bias, last) = match dtype {
+        DType::F8E4M3 => (3, 7, 0x7e),
+        DType::F8E5M2 => (2, 15, 0x7b),
+        _ => unreachable!("{dtype} is not fp8"),
+    };
+    (0..=last)
+        .map(|code: u8| {
+            let exponent = i32::from(code >> mantissa_bits);
+            let mantissa = f64::from(code & ((1 << mantissa_bits) - 1));
+            let unit = f64::from(1 << mantissa_bits);
+            let value = if exponent == 0 {
+                mantissa / unit * 2f64.powi(1 - bias)
+            } else {
+                (1.0 + mantissa / unit) * 2f64.powi(exponent - bias)
+            };
+            (value, code)
+        })
+        .collect()
+}
+
+fn decode_fp8(dtype: DType, code: u8) -> f32 {
+    let values = fp8_values(dtype);
+    let magnitude = match values.iter().find(|v| v.1 == code & 0x7f) {
+        Some((value, _)) => *value as f32,
+        None if dtype == DType::F8E5M2 && code & 0x7f == 0x7c => f32::INFINITY,
+        None => f32::NAN,
+    };
+    if code & 0x80 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+fn encode_fp8(dtype: DType, value: f32) -> u8 {
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    let values = fp8_values(dtype);
+    let largest = values[values.len() - 1].0;
+    let step = largest - values[values.len() - 2].0;
+    let magnitude = f64::from(value.abs());
+    let code = if value.is_nan() {
+        0x7f
+    } else if magnitude > largest + step / 2.0
+        || (magnitude == largest + step / 2.0 && values[values.len() - 1].1 & 1 == 1)
+    {
+        if dtype == DType::F8E4M3 { 0x7f } else { 0x7c }
+    } else {
+        values
+            .iter()
+            .min_by(|a, b| {
+                let (da, db) = ((a.0 - magnitude).abs(), (b.0 - magnitude).abs());
+                da.total_cmp(&db).then((a.1 & 1).cmp(&(b.1 & 1)))
+            })
+            .expect("there are values")
+            .1
+    };
+    sign | code
+}
+
+/// Combines one element of each input into bytes.
+pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) -> Vec<u8> {
+    macro_rules! integer {
+        ($t:ty) => {{
+            let values: Vec<i128> = elements
+                .iter()
+                .map(|e| i128::from(<$t>::from_le_bytes((*e).try_into().unwrap())))
+                .collect();
+            let result = fold_integer(op, &values, <$t>::BITS, <$t>::MIN != 0);
+            (result as $t).to_le_bytes().to_vec()
+        }};
+    }
+    let f32_at = |e: &[u8]| f32::from_le_bytes(e.try_into().unwrap());
+    let f64_at = |e: &[u8]| f64::from_le_bytes(e.try_into().unwrap());
+    let through_f32 = |decode: &dyn Fn(&[u8]) -> f32| {
+        fold_f32(op, &elements.iter().map(|e| decode(e)).collect::<Vec<_>>())
+    };
+    let u16_at = |e: &[u8]| u16::from_le_bytes(e.try_into().unwrap());
+    match dtype {
+        DType::F32 => through_f32(&f32_at).to_le_bytes().to_vec(),
+        DType::F64 => {
+            let values: Vec<f64> = elements.iter().map(|e| f64_at(e)).collect();
+            fold_float(op, &values, |v| v).to_le_bytes().to_vec()
+        }
+        DType::F16 => {
+            let sum = through_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
+            f16::from_f32(sum).to_le_bytes().to_vec()
+        }
+        DType::Bf16 => {
+            let sum = through_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
+            bf16::from_f32(sum).to_le_bytes().to_vec()
+        }
+        DType::F8E4M3 | DType::F8E5M2 => {
+            vec![encode_fp8(dtype, through_f32(&|e| decode_fp8(dtype, e[0])))]
+        }
+        DType::I8 => integer!(i8),
+        DType::U8 => integer!(u8),
+        DType::I16 => integer!(i16),
+        DType::U16 => integer!(u16),
+        DType::I32 => integer!(i32),
+        DType::U32 => integer!(u32),
+        DType::I64 => integer!(i64),
+        DType::U64 => integer!(u64),
+        DType::Bool => {
+            let all = elements.iter().all(|e| e[0] != 0);
+            let any = elements.iter().any(|e| e[0] != 0);
+            let odd = elements.iter().filter(|e| e[0] != 0).count() % 2 == 1;
+            vec![u8::from(match op {
+                ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => all,
+                ReduceOp::BitXor => odd,
+                _ => any,
+            })]
+        }
+        DType::Complex64 | DType::Complex128 => {
+            let half = dtype.size().unwrap() / 2;
+            let part = if half == 4 { DType::F32 } else { DType::F64 };
+            if op != ReduceOp::Product {
+                let parts = |from: usize| {
+                    let parts: Vec<&[u8]> =
+                        elements.iter().map(|e| &e[from..from + half]).collect();
+                    combine_element(op, part, &parts)
+                };
+                return [parts(0), parts(half)].concat();
+            }
+            let round = |v: f64| if half == 4 { f64::from(v as f32) } else { v };
+            let number = |e: &[u8]| {
+                if half == 4 {
+                    f64::from(f32_at(e))
+                } else {
+                    f64_at(e)
+                }
+            };
+            let mut result = (number(&elements[0][..half]), number(&elements[0][half..]));
+            for e in &elements[1..] {
+                let (a, b) = result;
+                let (c, d) = (number(&e[..half]), number(&e[half..]));
+                result = (
+                    round(round(a * c) - round(b * d)),
+                    round(round(a * d) + round(b * c)),
+                );
+            }
+            let bytes = |v: f64| {
+                if half == 4 {
+                    (v as f32).to_le_bytes().to_vec()
+                } else {
+                    v.to_le_bytes().to_vec()
+                }
+            };
+            [bytes(result.0), bytes(result.1)].concat()
+        }
+        DType::Other => unreachable!("no arithmetic on an unknown type"),
+    }
+}

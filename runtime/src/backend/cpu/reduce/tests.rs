@@ -1,0 +1,186 @@
+use super::*;
+
+fn levels() -> Vec<Level> {
+    let mut levels = vec![Level::Portable];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
+            levels.push(Level::Avx2);
+        } else {
+            eprintln!("skipped: this processor has no AVX2");
+        }
+        if Level::detect() == Level::Avx512 {
+            levels.push(Level::Avx512);
+        } else {
+            eprintln!("skipped: this processor has no AVX-512");
+        }
+    }
+    levels
+}
+
+/// Bytes that hit every class of number: the low bits of a counter mixed well, so that small formats
+/// see all their codes, NaN and infinity among them.
+fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+fn is_nan(dtype: DType, bytes: &[u8]) -> bool {
+    match dtype {
+        DType::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F64 => f64::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F16 => half::f16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::Bf16 => half::bf16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F8E4M3 => bytes[0] & 0x7f == 0x7f,
+        DType::F8E5M2 => bytes[0] & 0x7f > 0x7c,
+        DType::Complex64 => is_nan(DType::F32, &bytes[..4]) || is_nan(DType::F32, &bytes[4..]),
+        DType::Complex128 => is_nan(DType::F64, &bytes[..8]) || is_nan(DType::F64, &bytes[8..]),
+        _ => false,
+    }
+}
+
+#[test]
+fn every_operation_on_every_type_equals_the_scalar_reference() {
+    let mut cases = 0;
+    for &dtype in DType::ALL {
+        for &op in ReduceOp::ALL {
+            if !is_supported(op, dtype) {
+                continue;
+            }
+            let size = dtype.size().unwrap();
+            for (inputs, count) in [
+                (1, 5),
+                (2, 0),
+                (2, 1),
+                (2, 131),
+                (3, 257),
+                (5, 67),
+                (40, 70),
+            ] {
+                let data: Vec<Vec<u8>> = (0..inputs)
+                    .map(|i| random_bytes(1 + i as u64 * 77 + count as u64, count * size))
+                    .collect();
+                let slices: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+                let expected: Vec<u8> = (0..count)
+                    .flat_map(|at| {
+                        let element: Vec<&[u8]> = slices
+                            .iter()
+                            .map(|s| &s[at * size..(at + 1) * size])
+                            .collect();
+                        reference::combine_element(op, dtype, &element)
+                    })
+                    .collect();
+                for level in levels() {
+                    let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr()).collect();
+                    let mut out = vec![0xa5; count * size];
+                    let mut also = vec![0x5a; count * size];
+                    run(level, op, dtype, &pointers, &mut out, Some(&mut also));
+                    assert_eq!(out, also);
+                    for at in 0..count {
+                        let range = at * size..(at + 1) * size;
+                        let (got, want) = (&out[range.clone()], &expected[range]);
+                        // Which of two NaNs survives an addition is the processor's choice.
+                        let both_nan = is_nan(dtype, got) && is_nan(dtype, want);
+                        assert!(
+                            got == want || both_nan,
+                            "{op} of {dtype}, {inputs} inputs, element {at} of {count}, {level:?}: \
+                             {got:02x?}, expected {want:02x?}"
+                        );
+                    }
+                    cases += 1;
+                }
+            }
+        }
+    }
+    assert!(cases > 500, "only {cases} cases ran");
+}
+
+#[test]
+fn in_place_takes_its_own_turn_in_the_order() {
+    for own in 0..3 {
+        let values = [[1e8f32; 70], [1.0; 70], [-1e8; 70]];
+        let bytes: Vec<Vec<u8>> = values
+            .iter()
+            .map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect())
+            .collect();
+        let mut out = bytes[own].clone();
+        let others: Vec<&[u8]> = (0..3)
+            .filter(|&i| i != own)
+            .map(|i| bytes[i].as_slice())
+            .collect();
+        combine_in_place(ReduceOp::Sum, DType::F32, &mut out, own, &others, None);
+        // (1e8 + 1) - 1e8 is 0 in f32; any other order gives 1.
+        assert!(out.iter().all(|&b| b == 0), "own input at {own}");
+    }
+}
+
+#[test]
+fn narrow_floats_round_once_over_all_inputs() {
+    // 2048 + 1 rounds back to 2048 in f16 every time, but 2048 + 4 ones is 2052.
+    let large = half::f16::from_f32(2048.0).to_le_bytes();
+    let one = half::f16::from_f32(1.0).to_le_bytes();
+    let mut out = [0; 2];
+    let inputs: [&[u8]; 5] = [&large, &one, &one, &one, &one];
+    combine(ReduceOp::Sum, DType::F16, &inputs, &mut out, None);
+    assert_eq!(half::f16::from_le_bytes(out).to_f32(), 2052.0);
+}
+
+#[test]
+fn all_sixteen_bit_floats_survive_the_way_through_f32() {
+    for bits in 0..=u16::MAX {
+        for (dtype, quiet) in [(DType::F16, 0x0200u16), (DType::Bf16, 0x0040)] {
+            let input = bits.to_le_bytes();
+            for level in levels() {
+                let block: Vec<u8> = input.repeat(64);
+                let mut out = vec![0; block.len()];
+                run(
+                    level,
+                    ReduceOp::Max,
+                    dtype,
+                    &[block.as_ptr()],
+                    &mut out,
+                    None,
+                );
+                let got = u16::from_le_bytes([out[0], out[1]]);
+                let want = if is_nan(dtype, &input) {
+                    bits | quiet
+                } else {
+                    bits
+                };
+                assert_eq!(got, want, "{dtype} {bits:04x} at {level:?}");
+                assert!(out.chunks(2).all(|pair| pair == &out[..2]));
+            }
+        }
+    }
+}
+
+#[test]
+fn scaling_multiplies_in_the_element_type() {
+    let mut halves: Vec<u8> = [1.5f32, -2.0]
+        .iter()
+        .flat_map(|&v| half::f16::from_f32(v).to_le_bytes())
+        .collect();
+    scale(DType::F16, &mut halves, 0.5);
+    let scaled: Vec<f32> = halves
+        .chunks(2)
+        .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+        .collect();
+    assert_eq!(scaled, [0.75, -1.0]);
+
+    let mut integers: Vec<u8> = [3i32, -4].iter().flat_map(|v| v.to_le_bytes()).collect();
+    scale(DType::I32, &mut integers, 2.9);
+    assert_eq!(
+        integers,
+        [6i32, -8]
+            .iter()
+            .flat_map(|v| v.to_le_bytes())
+            .collect::<Vec<_>>()
+    );
+}

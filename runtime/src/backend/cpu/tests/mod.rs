@@ -1,0 +1,152 @@
+//! Ranks as threads over one store, each with its own mesh: what they do is what processes do.
+
+mod collectives;
+mod faults;
+mod messages;
+
+use super::CpuFactory;
+use crate::backend::{
+    Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
+};
+use crate::config::{Config, TransportChoice};
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::op::Op;
+use crate::secret::Secret;
+use crate::store::{HashStore, PrefixStore, Store};
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Long enough that only a fault reaches it.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Every way of moving bytes that the collectives are tested over.
+const TRANSPORTS: &[TransportChoice] = &[TransportChoice::Tcp];
+
+fn world_context(
+    store: Arc<dyn Store>,
+    rank: u32,
+    size: u32,
+    transport: TransportChoice,
+) -> WorldContext {
+    let config = Config {
+        transport,
+        ..Config::default()
+    };
+    WorldContext {
+        rank,
+        world_size: size,
+        local_rank: Some(rank),
+        local_world_size: Some(size),
+        job: "test".into(),
+        attempt: 0,
+        store,
+        secret: Secret::from_text("test"),
+        config: Arc::new(config),
+    }
+}
+
+fn group_context(
+    store: &Arc<dyn Store>,
+    name: &str,
+    wire_id: u64,
+    ranks: &[Rank],
+    rank: Rank,
+) -> GroupContext {
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: name.into(),
+        desc: name.into(),
+        ranks: ranks.to_vec(),
+    };
+    let store = PrefixStore::new(format!("{name}/"), store.clone());
+    GroupContext {
+        group_rank: info.group_rank_of(rank).expect("a member"),
+        info,
+        wire_id,
+        store: Arc::new(store),
+    }
+}
+
+/// One rank of a test's world.
+struct Rig {
+    rank: usize,
+    size: usize,
+    store: Arc<dyn Store>,
+    factory: CpuFactory,
+    backend: Arc<dyn Backend>,
+    next: AtomicU64,
+}
+
+struct Deaf;
+impl Observer for Deaf {
+    fn started(&self) {}
+    fn ended(&self) {}
+}
+
+impl Rig {
+    fn new(store: Arc<dyn Store>, rank: u32, size: u32, transport: TransportChoice) -> Self {
+        let context = world_context(store.clone(), rank, size, transport);
+        let factory = CpuFactory::open(&context).unwrap();
+        let ranks: Vec<Rank> = (0..size).collect();
+        let group = group_context(&store, "world", 1, &ranks, rank);
+        let backend = factory.connect(group, LONG.into()).unwrap();
+        Self {
+            rank: rank as usize,
+            size: size as usize,
+            store,
+            factory,
+            backend,
+            next: AtomicU64::new(1),
+        }
+    }
+
+    fn call(&self, op: &Op<'_>, deadline: Duration) -> Call {
+        let turn = if op.is_p2p() {
+            0
+        } else {
+            self.next.fetch_add(1, Ordering::Relaxed)
+        };
+        Call {
+            seq: turn,
+            turn,
+            deadline: Deadline::In(deadline),
+        }
+    }
+
+    fn run_for(&self, op: &mut Op<'_>, deadline: Duration) -> Result<Done> {
+        op.validate(self.rank as u32, self.size as u32).unwrap();
+        let call = self.call(op, deadline);
+        self.backend.run(op, call, &Deaf)
+    }
+
+    fn run(&self, mut op: Op<'_>) -> Result<Done> {
+        self.run_for(&mut op, LONG)
+    }
+
+    fn issue(&self, op: Op<'static>) -> Arc<dyn Pending> {
+        let call = self.call(&op, LONG);
+        self.backend.issue(op, call, Arc::new(Deaf)).unwrap()
+    }
+}
+
+/// Runs `body` on every rank of a world and gives back what each returned.
+fn world<R: Send>(
+    size: u32,
+    transport: TransportChoice,
+    body: impl Fn(&Rig) -> R + Sync,
+) -> Vec<R> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let store = store.clone();
+                let body = &body;
+                scope.spawn(move || body(&Rig::new(store, rank, size, transport)))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,53 @@
+//! Ways for bytes to get from one rank to another.
+//!
+//! A [`Lane`] is a stream of bytes in both directions between two ranks. It never blocks: what does
+//! not fit or has not come is tried again later. Who waits, and how, is not decided here.
+
+pub(crate) mod tcp;
+
+use std::io;
+use std::time::Duration;
+
+/// A stream of bytes to and from one peer.
+pub(crate) enum Lane {
+    /// A socket.
+    Tcp(tcp::TcpLane),
+}
+
+impl Lane {
+    /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
+    #[inline]
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(lane) => lane.read(into),
+        }
+    }
+
+    /// Writes as much of `from` as fits now; 0 if nothing fits.
+    #[inline]
+    pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(lane) => lane.write(from),
+        }
+    }
+}
+
+/// What a sleeper waits for on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Bytes to read.
+    Read,
+    /// Room to write.
+    Write,
+}
+
+/// Sleeps until one of the lanes may be ready, or `time` has passed.
+pub(crate) fn sleep_on(lanes: &[(&Lane, Interest)], time: Duration) -> io::Result<()> {
+    let sockets = lanes.iter().map(|(lane, interest)| match lane {
+        Lane::Tcp(lane) => (&**lane.stream(), *interest),
+    });
+    tcp::poll(sockets, None, time)
+}

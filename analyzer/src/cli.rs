@@ -50,6 +50,8 @@ impl From<Color> for anstream::ColorChoice {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Collect(CollectArgs),
+    Rings(RingsArgs),
+    Dump(DumpArgs),
     Explain(ExplainArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -91,6 +93,94 @@ pub(crate) struct CollectArgs {
     /// How many hosts are asked at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) jobs: NonZeroUsize,
+}
+
+/// List, show or clear the rings of this node: the records of jobs that run, hang, or died.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct RingsArgs {
+    #[command(subcommand)]
+    pub(crate) action: Option<RingsAction>,
+    #[command(flatten)]
+    pub(crate) list: RingPlace,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RingsAction {
+    /// List every ring, and whether its process lives (what `rings` alone does).
+    List(RingPlace),
+    /// Show what one rank's ring holds: where it stands, what is pending, what it did last.
+    Show(ShowArgs),
+    /// Remove the rings whose processes are gone. They are the record of what happened: dump or
+    /// analyze them first.
+    RemoveStale(RemoveStaleArgs),
+}
+
+/// Which rings.
+#[derive(Debug, Args)]
+pub(crate) struct RingPlace {
+    /// Where the rings are [default: /dev/shm/rcomm-<uid>].
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RCOMM_RING_DIR",
+        hide_env_values = true
+    )]
+    pub(crate) dir: Option<PathBuf>,
+    /// Only those of this job.
+    #[arg(long, value_name = "JOB")]
+    pub(crate) job: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A ring file, or the number of a rank.
+    #[arg(value_name = "RING")]
+    pub(crate) ring: String,
+    /// Show every operation that the ring holds.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) place: RingPlace,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveStaleArgs {
+    /// Only say what would be removed.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) place: RingPlace,
+}
+
+/// Write the rings of this node as dump files, which other flight recorder tools read as well.
+///
+/// Files are DIR/<job>/rank_<N> (JSON: rank_<N>.json); none is ever overwritten. Reading disturbs no
+/// process: a ring can be dumped while its job runs, hangs, or is gone.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 all written; 1 a ring could not be read; 2 nothing was written."
+)]
+pub(crate) struct DumpArgs {
+    /// Ring files; without one, all rings in the directory.
+    #[arg(value_name = "RING")]
+    pub(crate) rings: Vec<PathBuf>,
+    /// Where the dumps go; made if need be.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = DumpFormat::Pickle)]
+    pub(crate) format: DumpFormat,
+    #[command(flatten)]
+    pub(crate) place: RingPlace,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DumpFormat {
+    /// What PyTorch writes and torchfrtrace reads; holds no code, only data.
+    Pickle,
+    /// The same as text.
+    Json,
 }
 
 /// Say what a code means, where it usually comes from and what to do.

@@ -19,6 +19,18 @@ pub(crate) enum Failure {
     /// A file that the arguments name could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// The recorder could not read or remove a ring.
+    #[error(transparent)]
+    Ring(#[from] rcomm_recorder::Error),
+    /// No ring is there that was asked for.
+    #[error("no ring of {wanted} in {}", directory.display())]
+    NoRing { wanted: String, directory: PathBuf },
+    /// Several rings fit.
+    #[error("{fitting} rings are of {wanted}")]
+    SeveralRings { wanted: String, fitting: usize },
+    /// A dump file could not be written.
+    #[error(transparent)]
+    DumpFile(#[from] rcomm_recorder::publish::DumpFileError),
     /// The answer could not be written.
     #[error("cannot write {}: {source}", target.display())]
     Write { target: PathBuf, source: io::Error },
@@ -29,7 +41,13 @@ impl Failure {
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownCode { .. } => Some("`rcomm-fr explain` lists all codes"),
-            Self::Usage { .. } | Self::Read { .. } | Self::Write { .. } => None,
+            Self::NoRing { .. } => Some("`rcomm-fr rings list` shows what is there"),
+            Self::SeveralRings { .. } => Some("narrow it with --job, or name the file"),
+            Self::Usage { .. }
+            | Self::Read { .. }
+            | Self::Ring(_)
+            | Self::DumpFile(_)
+            | Self::Write { .. } => None,
         }
     }
 
@@ -39,6 +57,10 @@ impl Failure {
             Self::UnknownCode { .. }
             | Self::Usage { .. }
             | Self::Read { .. }
+            | Self::Ring(_)
+            | Self::NoRing { .. }
+            | Self::SeveralRings { .. }
+            | Self::DumpFile(_)
             | Self::Write { .. } => ExitCode::from(2),
         }
     }

@@ -2,8 +2,10 @@
 
 mod collect;
 mod completions;
+mod dump;
 mod explain;
 mod man;
+mod rings;
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -14,6 +16,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     match cli.command {
         Command::Collect(args) => collect::run(&args, color),
+        Command::Rings(args) => rings::run(&args, color),
+        Command::Dump(args) => dump::run(&args, color),
         Command::Explain(args) => explain::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),
         Command::Man(args) => man::run(&args, color),

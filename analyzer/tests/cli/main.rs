@@ -5,3 +5,4 @@ mod collect;
 mod explain;
 mod help;
 mod program;
+mod rings;

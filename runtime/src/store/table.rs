@@ -74,7 +74,7 @@ impl Table {
 
     pub(crate) fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, AddError> {
         let count = sum(self.get(key), delta)?;
-        self.set(key, count.to_string().as_bytes());
+        self.set(key, itoa::Buffer::new().format(count).as_bytes());
         Ok(count)
     }
 

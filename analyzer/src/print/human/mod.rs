@@ -11,12 +11,15 @@ mod difference;
 mod explanation;
 mod finding;
 mod page;
+mod record;
 mod tables;
 mod waiters;
 
 pub use difference::write_difference;
 pub use explanation::{write_codes, write_explanation};
 pub use page::{Detail, Layout};
+pub use record::write_record;
+pub use tables::write_table;
 
 use super::words::{count, printable};
 use crate::finding::{Code, Finding, Severity};

@@ -1,10 +1,10 @@
 //! What `--verbose` adds: groups, ranks, what is in flight, and the merged stacks.
 
-use super::page::{ACT, DIM, PLAIN, Page};
+use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use crate::label::group_label;
 use crate::print::words::{Spans, bytes, duration_ms, operation};
 use crate::report::{InstanceState, Report, StackNode};
-use std::io;
+use std::io::{self, Write};
 use textwrap::core::display_width;
 
 /// Rows that a table shows at most; what was cut is counted.
@@ -12,6 +12,23 @@ const MAX_ROWS: usize = 64;
 
 /// Depth down to which the stack tree is drawn.
 const MAX_DEPTH: usize = 64;
+
+/// Writes a table with a title; nothing if it has no row.
+///
+/// Every row has as many cells as there are heads. Rows beyond 64 are counted, and lines are cut at
+/// the page's width.
+///
+/// # Errors
+/// Whatever `out` says.
+pub fn write_table(
+    title: &str,
+    heads: &[&str],
+    rows: Vec<Vec<String>>,
+    layout: &Layout,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    table(title, heads, rows.into_iter(), &mut Page::new(layout, out))
+}
 
 pub(super) fn write(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     write_in_flight(report, page)?;
@@ -124,7 +141,7 @@ fn title(text: &str, page: &mut Page<'_>) -> io::Result<()> {
 }
 
 /// Columns as wide as their widest cell.
-fn table(
+pub(super) fn table(
     name: &str,
     heads: &[&str],
     rows: impl Iterator<Item = Vec<String>>,
@@ -145,7 +162,9 @@ fn table(
                 .unwrap_or(0)
         })
         .collect();
-    title(name, page)?;
+    if !name.is_empty() {
+        title(name, page)?;
+    }
     let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
     page.row(DIM, &join(&heads, &widths))?;
     for row in &rows {

@@ -1,0 +1,165 @@
+//! One rank's record as text: whose it is, where it stands, what it waits in, what it did last.
+
+use super::page::{DIM, Detail, Layout, PLAIN, Page};
+use super::tables::table;
+use crate::finding::GroupRef;
+use crate::label::group_label;
+use crate::print::words::{Ranks, bytes, count, duration_ms};
+use rcomm_recorder::model::{Entry, EntryState};
+use rcomm_recorder::publish::Dump;
+use std::io::{self, Write};
+
+/// Newest operations that a brief page shows.
+const BRIEF_NEWEST: usize = 8;
+
+/// Writes the record. Ages are of the moment when it was taken.
+///
+/// # Errors
+/// Whatever `out` says.
+pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
+    let mut page = Page::new(layout, out);
+    let identity = &dump.identity;
+    let mut title = match (identity.rank, identity.world_size) {
+        (Some(rank), Some(size)) => format!("rank {rank} of {size}"),
+        (Some(rank), None) => format!("rank {rank}"),
+        (None, _) => "unknown rank".to_owned(),
+    };
+    for (what, text) in [("job", &identity.job), ("host", &identity.host)] {
+        if !text.is_empty() {
+            title += &format!(", {what} {text}");
+        }
+    }
+    if identity.pid != 0 {
+        title += &format!(", pid {}", identity.pid);
+    }
+    title += &format!(", attempt {}", identity.attempt);
+    page.plain(PLAIN, &title)?;
+    let now = identity.dump_time_ns;
+    if let Some(status) = &dump.status {
+        if !status.phase.is_empty() {
+            let text = format!("{}{}", status.phase, since(now, status.phase_since_ns));
+            page.item("phase", PLAIN, &text)?;
+        }
+        if status.step >= 0 {
+            page.item("step", PLAIN, &status.step.to_string())?;
+        }
+        if status.dropped > 0 {
+            let text = count(status.dropped, "record");
+            page.item("dropped", PLAIN, &format!("{text} could not be kept"))?;
+        }
+    }
+    page.items(
+        "groups",
+        dump.groups.iter().enumerate().map(|(at, group)| {
+            let label = label_of(dump, at);
+            let ranks = Ranks(&group.info.ranks).to_string();
+            match &group.status {
+                Some(status) => format!(
+                    "{label} of {ranks}: issued #{}, started #{}, completed #{}",
+                    status.last_enqueued, status.last_started, status.last_completed
+                ),
+                None => format!("{label} of {ranks}"),
+            }
+        }),
+    )?;
+
+    let pending: Vec<&Entry> = dump
+        .entries
+        .iter()
+        .filter(|entry| entry.state < EntryState::Completed && !entry.retired)
+        .collect();
+    let keep = match layout.detail {
+        Detail::Brief => BRIEF_NEWEST,
+        Detail::Verbose => usize::MAX,
+    };
+    write_operations("pending, oldest first", &pending, dump, &mut page)?;
+    let newest: Vec<&Entry> = dump.entries.iter().rev().take(keep).collect();
+    write_operations("newest operations", &newest, dump, &mut page)?;
+    if dump.entries.is_empty() {
+        page.plain(DIM, "no operation was recorded")?;
+    }
+    Ok(())
+}
+
+fn label_of(dump: &Dump, group: usize) -> String {
+    dump.groups.get(group).map_or_else(
+        || "unknown group".to_owned(),
+        |group| {
+            group_label(&GroupRef {
+                name: group.info.name.clone(),
+                desc: group.info.desc.clone(),
+                ranks: Vec::new(),
+            })
+        },
+    )
+}
+
+/// `, for 12 s`; nothing where a time is unknown.
+fn since(now: i64, then: i64) -> String {
+    if now <= 0 || then <= 0 {
+        return String::new();
+    }
+    format!(", for {}", duration_ms((now - then) as f64 / 1e6))
+}
+
+fn write_operations(
+    name: &str,
+    entries: &[&Entry],
+    dump: &Dump,
+    page: &mut Page<'_>,
+) -> io::Result<()> {
+    let now = dump.identity.dump_time_ns;
+    let rows = entries.iter().map(|entry| {
+        let signature = dump.signatures.get(entry.signature as usize);
+        let age = match (now, entry.time_created_ns) {
+            (1.., 1..) => duration_ms((now - entry.time_created_ns) as f64 / 1e6),
+            _ => "-".to_owned(),
+        };
+        let seq = if entry.is_p2p {
+            entry.p2p_seq_id
+        } else {
+            entry.collective_seq_id
+        };
+        let state = match entry.state {
+            EntryState::Scheduled => "scheduled",
+            EntryState::Started => "started",
+            EntryState::Completed => "completed",
+            EntryState::Failed => "failed",
+        };
+        let place = entry
+            .stack
+            .and_then(|stack| dump.stacks.get(stack as usize)?.first())
+            .and_then(|&frame| dump.frames.get(frame as usize))
+            .map_or_else(String::new, |frame| {
+                format!("{}:{}", frame.filename, frame.line)
+            });
+        vec![
+            entry.record_id.to_string(),
+            age,
+            signature.map_or_else(
+                || entry.op.name().to_owned(),
+                |signature| signature.op_name.clone(),
+            ),
+            format!("#{seq}"),
+            label_of(dump, entry.group as usize),
+            signature.map_or_else(String::new, |signature| bytes(signature.input_bytes())),
+            state.to_owned(),
+            place,
+        ]
+    });
+    table(
+        name,
+        &[
+            "record",
+            "age",
+            "operation",
+            "seq",
+            "group",
+            "bytes",
+            "state",
+            "at",
+        ],
+        rows,
+        page,
+    )
+}

@@ -1,0 +1,228 @@
+//! `rcomm-fr rings` and `rcomm-fr dump`, on rings of a process that lives and of one that died.
+
+use crate::program::{Run, run};
+use rcomm_recorder::model::{OpType, ProcessGroupInfo};
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Where the child makes its ring.
+const CHILD_DIR: &str = "RCOMM_TEST_CHILD_RING_DIR";
+
+/// A rank with two operations, the second of which is pending.
+fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
+    let mut config = RecorderConfig::new(job, rank, 2);
+    config.placement = Placement::Dir(dir.to_owned());
+    config.entries = 64;
+    config.host = "n001".into();
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".into(),
+        desc: "default_pg".into(),
+        ranks: vec![0, 1],
+    };
+    let group = recorder.add_group(&info, Duration::from_secs(5));
+    recorder.phase("load data");
+    recorder.step(41);
+    for seq in 1..=2 {
+        let key = SignatureKey {
+            backend: "cpu",
+            op_name: "all_reduce",
+            inputs: &[],
+            outputs: &[],
+        };
+        let mut operation = Operation::new(group, OpType::AllReduce, SignatureRef::Key(&key));
+        operation.collective_seq_id = seq;
+        operation.op_id = seq;
+        let ticket = recorder.begin(&operation);
+        recorder.started(ticket);
+        if seq == 1 {
+            recorder.completed(ticket);
+            recorder.retired(ticket);
+        }
+    }
+    recorder
+}
+
+/// Not a test of its own: what `die_with_a_ring` runs in a process that does not survive it.
+#[test]
+fn child_that_leaves_its_ring_behind() {
+    let Some(dir) = std::env::var_os(CHILD_DIR) else {
+        return;
+    };
+    let _recorder = record(Path::new(&dir), "dead", 0);
+    std::process::abort();
+}
+
+/// Leaves the ring of a process that died.
+fn die_with_a_ring(dir: &Path) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rings::child_that_leaves_its_ring_behind"])
+        .env(CHILD_DIR, dir)
+        .output()
+        .unwrap()
+        .status;
+    assert!(!status.success(), "the child should have died");
+}
+
+fn rings(dir: &Path, args: &[&str]) -> Run {
+    let mut all = vec!["rings"];
+    all.extend(args);
+    all.extend(["--dir", dir.to_str().unwrap()]);
+    run(&all)
+}
+
+#[test]
+fn rings_of_the_living_and_the_dead_are_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let _alive = record(dir.path(), "alive", 1);
+    die_with_a_ring(dir.path());
+    for args in [&[][..], &["list"]] {
+        let listed = rings(dir.path(), args);
+        assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+        let line = |job: &str| {
+            let mut lines = listed.stdout.lines();
+            lines
+                .find(|line| line.trim().starts_with(job))
+                .unwrap()
+                .to_owned()
+        };
+        let (alive, dead) = (line("alive"), line("dead"));
+        assert!(
+            alive.contains(" lives ") && alive.contains(" n001 "),
+            "{alive}"
+        );
+        assert!(dead.contains(" gone "), "{dead}");
+        assert!(dead.trim_end().ends_with(".ring"), "{dead}");
+    }
+    let one = rings(dir.path(), &["list", "--job", "dead"]);
+    assert!(!one.stdout.contains("alive"), "{}", one.stdout);
+}
+
+#[test]
+fn directory_without_rings_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let listed = rings(dir.path(), &[]);
+    assert_eq!(listed.code, Some(0));
+    assert_eq!(
+        listed.stdout,
+        format!("no rings in {}\n", dir.path().display())
+    );
+}
+
+#[test]
+fn ring_of_a_dead_rank_shows_where_it_stood() {
+    let dir = tempfile::tempdir().unwrap();
+    die_with_a_ring(dir.path());
+    let shown = rings(dir.path(), &["show", "0"]);
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    for text in [
+        "its process is gone",
+        "rank 0 of 2, job dead, host n001",
+        "phase      load data",
+        "step       41",
+        "default_pg of ranks 0,1: issued #2, started #2, completed #1",
+        "pending, oldest first",
+        "all_reduce",
+    ] {
+        assert!(
+            shown.stdout.contains(text),
+            "{text} is not in:\n{}",
+            shown.stdout
+        );
+    }
+}
+
+#[test]
+fn rank_without_a_ring_is_one_clear_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let shown = rings(dir.path(), &["show", "7"]);
+    assert_eq!(shown.code, Some(2));
+    let text = format!(
+        "error: no ring of rank 7 in {} (hint: `rcomm-fr rings list` shows what is there)\n",
+        dir.path().display()
+    );
+    assert_eq!(shown.stderr, text);
+}
+
+#[test]
+fn file_that_is_no_ring_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.ring");
+    std::fs::write(&file, "no ring").unwrap();
+    let shown = rings(dir.path(), &["show", file.to_str().unwrap()]);
+    assert_eq!(shown.code, Some(2));
+    assert!(
+        shown.stderr.contains("is not a readable ring"),
+        "{}",
+        shown.stderr
+    );
+}
+
+#[test]
+fn only_rings_of_the_dead_are_removed_and_a_dry_run_removes_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let alive = record(dir.path(), "alive", 1);
+    die_with_a_ring(dir.path());
+    let would = rings(dir.path(), &["remove-stale", "--dry-run"]);
+    assert!(
+        would.stdout.ends_with("would remove 1 ring\n"),
+        "{}",
+        would.stdout
+    );
+    let removed = rings(dir.path(), &["remove-stale"]);
+    assert_eq!(removed.code, Some(0));
+    assert!(
+        removed.stdout.ends_with("removed 1 ring\n"),
+        "{}",
+        removed.stdout
+    );
+    let left = rings(dir.path(), &["list"]).stdout;
+    assert!(left.contains("alive") && !left.contains("dead"), "{left}");
+    drop(alive);
+}
+
+#[test]
+fn ring_becomes_a_dump_in_both_forms_and_nothing_is_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let ring_dir = dir.path().join("rings");
+    std::fs::create_dir(&ring_dir).unwrap();
+    die_with_a_ring(&ring_dir);
+    let out = dir.path().join("dumps");
+    for (format, name) in [
+        ("json", "rank_0.json"),
+        ("pickle", "rank_0"),
+        ("pickle", "rank_0.1"),
+    ] {
+        let args = ["dump", "--format", format, "-o", out.to_str().unwrap()];
+        let mut args = args.to_vec();
+        args.extend(["--dir", ring_dir.to_str().unwrap()]);
+        let dumped = run(&args);
+        assert_eq!(dumped.code, Some(0), "{}", dumped.stderr);
+        let path = out.join("dead").join(name);
+        assert_eq!(dumped.stdout, format!("{}\n", path.display()));
+        let (dump, problems) = Dump::read(&std::fs::read(path).unwrap()).unwrap();
+        assert_eq!(problems, vec![]);
+        assert_eq!(dump.identity.rank, Some(0));
+        assert_eq!(dump.identity.job, "dead");
+        assert_eq!(dump.entries.len(), 2);
+    }
+}
+
+#[test]
+fn nothing_to_dump_is_exit_code_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().to_str().unwrap();
+    let dumped = run(&["dump", "-o", place, "--dir", place]);
+    assert_eq!(dumped.code, Some(2));
+    assert!(
+        dumped.stderr.starts_with("error: no ring of any job in "),
+        "{}",
+        dumped.stderr
+    );
+}

@@ -1,0 +1,420 @@
+//! Our store server beside PyTorch's: how many operations a second, how long a barrier, a connection.
+//!
+//! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON`
+//! naming a Python that has torch. Both servers are processes of their own; one load, written here,
+//! drives them by turns, so that a machine that speeds up or slows down does so for both. Printed are
+//! the medians over the rounds, and the median, least and greatest ratio within a round (above 1: ours
+//! is faster). Without torch, ours is measured alone and the program says so.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Serve>,
+    /// How often both servers are measured, by turns.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// Seconds for each throughput measurement.
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+}
+
+#[derive(Subcommand)]
+enum Serve {
+    /// Serves our store until standard input ends; prints the port.
+    Serve,
+}
+
+/// A server that does not answer for so long is called stalled.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+const PYTORCH: &str = "
+import sys, torch.distributed as dist
+store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+";
+
+/// A store server in a process of its own, which ends with its standard input.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Result<Self> {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let stdout = process.stdout.take().context("standard output is piped")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let port = line.trim().parse();
+        let port = port.with_context(|| format!("{command:?} printed {line:?}, not a port"))?;
+        Ok(Self { process, port })
+    }
+
+    fn ours() -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("serve");
+        Self::start(command)
+    }
+
+    fn pytorch(python: &str) -> Result<Self> {
+        let mut command = Command::new(python);
+        command.args(["-c", PYTORCH]);
+        Self::start(command)
+    }
+
+    fn dial(&self) -> Result<TcpStream> {
+        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.write_all(b"\x00\xCE\xF7\x85\x3C\x0Dping")?;
+        socket.read_exact(&mut [0; 4])?;
+        Ok(socket)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        if self.process.wait().is_err() {
+            eprintln!("a store server could not be waited for");
+        }
+    }
+}
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
+}
+
+/// One operation of the load: its request for a connection's number, and the length of its reply.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    /// A SET, and a PING that tells when it is done.
+    Set,
+    Get,
+    Add,
+}
+
+impl Operation {
+    fn request(self, connection: usize) -> Vec<u8> {
+        let key = string(format!("/bench/{connection:06}").as_bytes());
+        match self {
+            Operation::Set => [
+                &b"\x01"[..],
+                &key,
+                &string(b"0123456789abcdef"),
+                b"\x0Ddone",
+            ]
+            .concat(),
+            Operation::Get => [&b"\x03"[..], &key].concat(),
+            Operation::Add => [
+                &b"\x04"[..],
+                &string(format!("/count/{connection:06}").as_bytes()),
+                &1_i64.to_le_bytes(),
+            ]
+            .concat(),
+        }
+    }
+
+    fn reply(self) -> usize {
+        match self {
+            Operation::Set => 4,
+            Operation::Get => 24,
+            Operation::Add => 8,
+        }
+    }
+}
+
+/// Operations per second of `connections`, each with `depth` requests in flight, driven by one thread.
+fn throughput(
+    server: &Server,
+    operation: Operation,
+    connections: usize,
+    depth: usize,
+    time: Duration,
+) -> Result<f64> {
+    struct Flow {
+        socket: TcpStream,
+        requests: Vec<u8>,
+        replies: usize,
+    }
+    let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut flows = Vec::new();
+    for i in 0..connections {
+        let mut socket = server.dial()?;
+        socket.write_all(&Operation::Set.request(i))?;
+        socket.read_exact(&mut [0; 4])?;
+        let data = epoll::EventData::new_u64(i as u64);
+        epoll::add(&poller, &socket, data, epoll::EventFlags::IN)?;
+        flows.push(Flow {
+            socket,
+            requests: operation.request(i).repeat(depth),
+            replies: 0,
+        });
+    }
+    let batch = operation.reply() * depth;
+    let mut buffer = vec![0; 64 << 10];
+    let mut events = Vec::with_capacity(256);
+    let started = Instant::now();
+    let mut done = 0;
+    for flow in &mut flows {
+        flow.socket.write_all(&flow.requests)?;
+    }
+    while started.elapsed() < time {
+        events.clear();
+        match epoll::wait(&poller, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        for event in &events {
+            let data = event.data;
+            let flow = &mut flows[data.u64() as usize];
+            let count = flow.socket.read(&mut buffer)?;
+            ensure!(count > 0, "the server closed a connection");
+            flow.replies += count;
+            if flow.replies == batch {
+                flow.replies = 0;
+                done += depth;
+                flow.socket.write_all(&flow.requests)?;
+            }
+        }
+    }
+    let rate = done as f64 / started.elapsed().as_secs_f64();
+    // Replies that are still on their way would be met by a reset: wait for them.
+    for flow in &mut flows {
+        while flow.replies < batch {
+            let count = flow.socket.read(&mut buffer)?;
+            ensure!(count > 0, "the server closed a connection");
+            flow.replies += count;
+        }
+    }
+    Ok(rate)
+}
+
+/// Round trips per second of one client that waits for each reply.
+fn closed_loop(server: &Server, request: &[u8], reply: usize) -> Result<f64> {
+    const TIMES: usize = 3000;
+    let mut socket = server.dial()?;
+    socket.write_all(&Operation::Set.request(0))?;
+    socket.read_exact(&mut [0; 4])?;
+    let mut answer = vec![0; reply];
+    let started = Instant::now();
+    for _ in 0..TIMES {
+        socket.write_all(request)?;
+        socket.read_exact(&mut answer)?;
+    }
+    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+}
+
+/// `get` calls per second of our client.
+fn client_gets(server: &Server) -> Result<f64> {
+    const TIMES: usize = 3000;
+    let store = TcpStore::connect("127.0.0.1", server.port, Duration::from_secs(10))?;
+    store.set("k", b"0123456789abcdef")?;
+    let started = Instant::now();
+    for _ in 0..TIMES {
+        store.get("k", Duration::from_secs(10))?;
+    }
+    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Native barriers of `clients` per second, all sent by one thread.
+fn barriers(server: &Server, clients: usize, name: &mut u32) -> Result<f64> {
+    const TIMES: usize = 5;
+    let mut sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
+    let started = Instant::now();
+    for _ in 0..TIMES {
+        *name += 1;
+        let request = [
+            &b"\x12"[..],
+            &string(format!("/barrier/{name}").as_bytes()),
+            &(clients as i64).to_le_bytes(),
+        ]
+        .concat();
+        for socket in &mut sockets {
+            socket.write_all(&request)?;
+        }
+        for socket in &mut sockets {
+            socket.read_exact(&mut [0])?;
+        }
+    }
+    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Connections per second that were made, validated and answered.
+fn connects(server: &Server, clients: usize) -> Result<f64> {
+    let started = Instant::now();
+    let mut sockets = Vec::with_capacity(clients);
+    for _ in 0..clients {
+        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port))?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.write_all(b"\x00\xCE\xF7\x85\x3C\x0Dping")?;
+        sockets.push(socket);
+    }
+    for socket in &mut sockets {
+        socket.read_exact(&mut [0; 4])?;
+    }
+    Ok(clients as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Measures a rate of a server.
+type Measure = Box<dyn FnMut(&Server) -> Result<f64>>;
+
+/// One row of the table: a rate of a server, higher is better.
+struct Row {
+    name: String,
+    unit: Unit,
+    measure: Measure,
+}
+
+/// How a rate is printed.
+#[derive(Clone, Copy)]
+enum Unit {
+    /// As it is.
+    PerSecond,
+    /// As the microseconds that one takes.
+    Micros,
+    /// As the milliseconds that so many take.
+    MillisFor(f64),
+}
+
+impl Unit {
+    fn show(self, rate: f64) -> String {
+        match self {
+            Unit::PerSecond => format!("{:.0} k/s", rate / 1e3),
+            Unit::Micros => format!("{:.1} us", 1e6 / rate),
+            Unit::MillisFor(count) => format!("{:.2} ms", count * 1e3 / rate),
+        }
+    }
+}
+
+fn rows(time: Duration) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (connections, depth) in [(1, 32), (8, 16), (64, 16), (8, 1), (64, 1)] {
+        for operation in [Operation::Set, Operation::Get, Operation::Add] {
+            rows.push(Row {
+                name: format!("{connections:>2} connections x {depth:>2} in flight, {operation:?}"),
+                unit: Unit::PerSecond,
+                measure: Box::new(move |server| {
+                    throughput(server, operation, connections, depth, time)
+                }),
+            });
+        }
+    }
+    rows.push(Row {
+        name: "1 client, closed loop, PING".to_owned(),
+        unit: Unit::Micros,
+        measure: Box::new(|server| closed_loop(server, b"\x0Dping", 4)),
+    });
+    rows.push(Row {
+        name: "1 client, closed loop, GET".to_owned(),
+        unit: Unit::Micros,
+        measure: Box::new(|server| closed_loop(server, &Operation::Get.request(0), 24)),
+    });
+    rows.push(Row {
+        name: "our client, get".to_owned(),
+        unit: Unit::Micros,
+        measure: Box::new(client_gets),
+    });
+    let mut name = 0;
+    rows.push(Row {
+        name: "native barrier of 1024".to_owned(),
+        unit: Unit::MillisFor(1.0),
+        measure: Box::new(move |server| barriers(server, 1024, &mut name)),
+    });
+    rows.push(Row {
+        name: "connect, validate, ping of 1024".to_owned(),
+        unit: Unit::MillisFor(1024.0),
+        measure: Box::new(|server| connects(server, 1024)),
+    });
+    rows
+}
+
+fn is_timeout(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let Some(Serve::Serve) = arguments.command {
+        let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0)?;
+        println!("{}", server.port());
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+        return Ok(());
+    }
+    if arguments.rounds == 0 {
+        bail!("--rounds is 0: there is nothing to take a median of");
+    }
+    let ours = Server::ours()?;
+    let peer = match std::env::var("RCOMM_TEST_PYTHON") {
+        Ok(python) => Some(Server::pytorch(&python)?),
+        Err(_) => {
+            eprintln!("skipped: PyTorch's server (RCOMM_TEST_PYTHON names no Python with torch)");
+            None
+        }
+    };
+    println!(
+        "{:<40} {:>12} {:>12}   ratio (least, greatest)",
+        "", "rcomm", "PyTorch"
+    );
+    for mut row in rows(Duration::from_secs_f64(arguments.seconds)) {
+        let (mut mine, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut stalled = false;
+        for _ in 0..arguments.rounds {
+            let rate = (row.measure)(&ours).with_context(|| row.name.clone())?;
+            mine.push(rate);
+            if let (Some(peer), false) = (&peer, stalled) {
+                match (row.measure)(peer) {
+                    Ok(other) => {
+                        theirs.push(other);
+                        ratios.push(rate / other);
+                    }
+                    // It looks up the name of every client; without a resolver that takes seconds.
+                    Err(error) if is_timeout(&error) => stalled = true,
+                    Err(error) => return Err(error.context(row.name)),
+                }
+            }
+        }
+        let show = |rate| row.unit.show(rate);
+        print!("{:<40} {:>12}", row.name, show(median(&mut mine)));
+        if stalled {
+            print!(" {:>12}   no answer within {PATIENCE:?}", "stalled");
+        } else if peer.is_some() {
+            let ratio = median(&mut ratios);
+            print!(
+                " {:>12}   {ratio:.2} ({:.2}, {:.2})",
+                show(median(&mut theirs)),
+                ratios[0],
+                ratios[ratios.len() - 1]
+            );
+        }
+        println!();
+    }
+    Ok(())
+}

@@ -12,6 +12,7 @@ pub mod filter;
 mod finding;
 pub mod label;
 mod live;
+pub mod load;
 pub mod matrix;
 mod policy;
 pub mod print;

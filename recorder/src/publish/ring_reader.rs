@@ -31,6 +31,11 @@ pub struct RingReader {
 }
 
 impl RingReader {
+    /// Whether a file that begins with these bytes is a ring, or claims to be one.
+    pub fn begins(bytes: &[u8]) -> bool {
+        bytes.starts_with(&layout::MAGIC.to_le_bytes())
+    }
+
     /// Attaches to a ring file. Never blocks, and never follows a link in the last place of the path.
     ///
     /// Fails with one sentence on a file that cannot be opened, is no ring, was cut, or has a layout

@@ -1,0 +1,258 @@
+//! Files in, dumps *and* problems out.
+//!
+//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
+//! files, or `-` for standard input; what a file is, its content tells, never its name. Files are read
+//! in parallel and handed over one by one, so memory is bounded by what is in flight, not by how much
+//! there is. A file that cannot be used costs one [`Problem`], never the rest.
+//!
+//! Only what one file shows is judged here. Whether a dump belongs to the same job as the others can
+//! be told once all are known, which is the analysis' business.
+
+mod claims;
+mod find;
+mod rank_name;
+mod unpack;
+mod zstd;
+
+pub use find::FindError;
+
+use crate::finding::Code;
+use crate::report::Problem;
+use claims::Claims;
+use find::Input;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+/// How files are loaded.
+#[derive(Clone, Copy)]
+pub struct LoadOptions<'a> {
+    /// Files read at a time; `None` = one for each core.
+    pub jobs: Option<NonZeroUsize>,
+    /// The largest file, and the largest member of an archive, that is read, in bytes.
+    pub max_file_bytes: u64,
+    /// Called after each file, from the threads that read.
+    pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        Self {
+            jobs: None,
+            max_file_bytes: 1 << 30,
+            progress: None,
+        }
+    }
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Files done with.
+    pub done: usize,
+    /// Files in all; an archive is one file.
+    pub files: usize,
+}
+
+/// One rank's record, as read.
+#[derive(Debug)]
+pub struct LoadedDump {
+    /// The record; its identity holds the rank, from the record itself or from the file's name.
+    pub dump: Dump,
+    /// Where it was: a path, with the member's name behind a colon if that is an archive.
+    pub path: String,
+    /// The file ended too early: the newest entries are missing.
+    pub cut: bool,
+    /// A record of the same rank was handed over before; this one is newer and takes its place.
+    pub supersedes: bool,
+}
+
+/// What was read, apart from the dumps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// What was wrong with files, in the order of their paths.
+    pub problems: Vec<Problem>,
+    /// Files looked at, members of archives included.
+    pub files: usize,
+    /// Records that were handed over and not superseded.
+    pub dumps: usize,
+}
+
+/// Reads all records below `paths` and hands each to `take`, on the caller's thread.
+///
+/// The order of hand-over differs from call to call; which record of a rank stands in the end does
+/// not. Blocks until everything is read.
+///
+/// # Errors
+/// If a path names nothing; files that exist and cannot be used are problems.
+pub fn load(
+    paths: &[PathBuf],
+    options: &LoadOptions<'_>,
+    mut take: impl FnMut(LoadedDump),
+) -> Result<Loaded, FindError> {
+    let found = find::find(paths)?;
+    let mut loaded = Loaded {
+        problems: found.problems,
+        ..Loaded::default()
+    };
+    let inputs = found.inputs;
+    let names: Vec<String> = inputs.iter().map(Input::name).collect();
+    let ranks = rank_name::ranks(&names);
+    let jobs = jobs(options, inputs.len());
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (sender, receiver) = sync_channel(2 * jobs);
+    let mut claims = Claims::default();
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            let sender = sender.clone();
+            let (next, done, inputs, ranks) = (&next, &done, &inputs, &ranks);
+            let work = move || {
+                let mut worker = Worker {
+                    reader: DumpReader::new(),
+                    buffer: Vec::new(),
+                    options,
+                    sender,
+                };
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let (Some(input), Some(&rank)) = (inputs.get(at), ranks.get(at)) else {
+                        return;
+                    };
+                    unpack::unpack(input, rank, &mut worker);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if let Some(progress) = options.progress {
+                        progress(Progress {
+                            done,
+                            files: inputs.len(),
+                        });
+                    }
+                }
+            };
+            thread::Builder::new()
+                .name("rcomm-fr/load".to_owned())
+                .spawn_scoped(scope, work)
+                .expect("the system has a thread to spare");
+        }
+        drop(sender);
+        for output in receiver {
+            match output {
+                Output::File => loaded.files += 1,
+                Output::Problem(problem) => loaded.problems.push(problem),
+                Output::Dump(dump) => {
+                    if let Some(dump) = claims.admit(*dump, &mut loaded.problems) {
+                        take(dump);
+                    }
+                }
+            }
+        }
+    });
+    loaded.dumps = claims.len();
+    loaded
+        .problems
+        .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
+    Ok(loaded)
+}
+
+/// Reads all records below `paths` and keeps them, in order of rank. See [`load`].
+///
+/// # Errors
+/// As [`load`].
+pub fn load_all(
+    paths: &[PathBuf],
+    options: &LoadOptions<'_>,
+) -> Result<(Vec<LoadedDump>, Loaded), FindError> {
+    let mut of_rank = std::collections::BTreeMap::new();
+    let loaded = load(paths, options, |dump| {
+        of_rank.insert(dump.dump.identity.rank, dump);
+    })?;
+    Ok((of_rank.into_values().collect(), loaded))
+}
+
+fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
+    let wanted = options
+        .jobs
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZeroUsize::get);
+    wanted.min(inputs).max(1)
+}
+
+/// What a worker finds.
+enum Output {
+    /// One more file, or member of an archive, was looked at.
+    File,
+    Problem(Problem),
+    Dump(Box<LoadedDump>),
+}
+
+/// One reading thread.
+struct Worker<'a> {
+    reader: DumpReader,
+    buffer: Vec<u8>,
+    options: &'a LoadOptions<'a>,
+    sender: SyncSender<Output>,
+}
+
+impl Worker<'_> {
+    fn send(&self, output: Output) {
+        // The receiver outlives the workers, unless the caller's function has panicked.
+        let _ = self.sender.send(output);
+    }
+
+    fn problem(&self, code: Code, path: &str, sentence: String) {
+        self.send(Output::Problem(Problem {
+            code,
+            path: path.to_owned(),
+            sentence,
+        }));
+    }
+
+    /// A file that could not be read at all.
+    fn unreadable(&self, path: &str, what: impl std::fmt::Display) {
+        self.problem(Code::N301, path, format!("could not be read: {what}"));
+    }
+
+    /// Reads what lies in the buffer as a dump.
+    fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
+        match self.reader.read(&self.buffer) {
+            Ok((dump, problems)) => {
+                let cut = problems
+                    .iter()
+                    .any(|problem| matches!(problem, ReadProblem::Stopped { .. }));
+                for problem in problems {
+                    self.problem(Code::N301, path, problem.to_string());
+                }
+                self.take(path, dump, cut, rank_of_name);
+            }
+            Err(error @ ReadError::NotADump { .. }) => {
+                self.problem(Code::N300, path, format!("left aside: {error}"));
+            }
+            Err(error) => self.problem(Code::N301, path, format!("left aside: {error}")),
+        }
+        // One huge file must not cost as much for the rest of the run.
+        self.buffer.clear();
+        self.buffer.shrink_to(KEPT_BYTES);
+    }
+
+    fn take(&self, path: &str, mut dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
+        dump.identity.rank = dump.identity.rank.or(rank_of_name);
+        if dump.identity.rank.is_none() {
+            let sentence = "left aside: neither its content nor its name tells its rank; name it \
+                            after the rank, as in rank_3";
+            self.problem(Code::N301, path, sentence.to_owned());
+            return;
+        }
+        self.send(Output::Dump(Box::new(LoadedDump {
+            dump,
+            path: path.to_owned(),
+            cut,
+            supersedes: false,
+        })));
+    }
+}
+
+/// Memory of the file buffer that is kept from file to file.
+const KEPT_BYTES: usize = 4 << 20;

@@ -1,0 +1,188 @@
+//! The rank in a file name: which of the numbers is it?
+//!
+//! PyTorch's dumps tell their rank by name alone, and people rename, prefix and suffix them
+//! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are looked at together:
+//! names that differ in nothing but numbers form a series, and within a series the rank is the number
+//! that tells all of its files apart. A number after the word `rank` goes before all others; numbers
+//! after words that mean something else (`node07`, `pid812`) are taken last.
+
+use rcomm_recorder::model::Rank;
+use std::collections::{HashMap, HashSet};
+
+/// How likely a number is the rank, from the word before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Rank,
+    Plain,
+    SomethingElse,
+}
+
+/// A name with its numbers taken out.
+struct Numbered {
+    /// The text with each number replaced by `#`.
+    series: String,
+    numbers: Vec<(Standing, u64)>,
+}
+
+impl Numbered {
+    fn of(name: &str) -> Self {
+        let name = without_endings(name);
+        let (mut series, mut numbers) = (String::new(), Vec::new());
+        let mut rest = name;
+        while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
+            let (text, tail) = rest.split_at(start);
+            let end = tail.find(|c: char| !c.is_ascii_digit());
+            let (digits, tail) = tail.split_at(end.unwrap_or(tail.len()));
+            series.push_str(text);
+            series.push('#');
+            // What does not fit is no rank; its place is kept, for places are compared.
+            let number = digits.parse().unwrap_or(u64::MAX);
+            numbers.push((standing(text), number));
+            rest = tail;
+        }
+        series.push_str(rest);
+        Self { series, numbers }
+    }
+}
+
+/// Endings that say how a file is packed, with or without a number in them (`.bz2`).
+fn without_endings(mut name: &str) -> &str {
+    const ENDINGS: [&str; 9] = [
+        ".gz", ".zst", ".tar", ".tgz", ".tzst", ".json", ".pickle", ".pkl", ".rcap",
+    ];
+    while let Some(short) = ENDINGS.iter().find_map(|end| name.strip_suffix(end)) {
+        name = short;
+    }
+    name
+}
+
+fn standing(before: &str) -> Standing {
+    let word = before.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
+    let start = word
+        .rfind(|c: char| !c.is_ascii_alphabetic())
+        .map_or(0, |at| at + 1);
+    match word[start..].to_ascii_lowercase().as_str() {
+        "rank" | "ranks" => Standing::Rank,
+        "node" | "host" | "pid" | "attempt" | "restart" | "job" | "step" | "gpu" | "local"
+        | "version" | "v" | "world" | "size" | "of" => Standing::SomethingElse,
+        _ => Standing::Plain,
+    }
+}
+
+/// The rank in each name, where it can be told.
+pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
+    let shared = shared_folder(names).len();
+    let numbered: Vec<Numbered> = names
+        .iter()
+        .map(|name| Numbered::of(&name[shared..]))
+        .collect();
+    let mut series: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (at, name) in numbered.iter().enumerate() {
+        series.entry(&name.series).or_default().push(at);
+    }
+    let mut ranks = vec![None; names.len()];
+    for members in series.values() {
+        let place = place_of_rank(members, &numbered);
+        for &at in members {
+            let number = place.map(|place| numbered[at].numbers[place].1);
+            ranks[at] = number.and_then(|number| Rank::try_from(number).ok());
+        }
+    }
+    ranks
+}
+
+/// The folder that all names share, with its slash: its numbers tell nothing apart.
+fn shared_folder(names: &[String]) -> &str {
+    let Some((first, rest)) = names.split_first() else {
+        return "";
+    };
+    let mut shared = first.rfind('/').map_or("", |at| &first[..=at]);
+    for name in rest {
+        while !name.starts_with(shared) {
+            let parent = shared[..shared.len() - 1].rfind('/');
+            shared = parent.map_or("", |at| &shared[..=at]);
+        }
+    }
+    shared
+}
+
+/// Which of a series' numbers is the rank.
+fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
+    let first = &numbered[*members.first()?].numbers;
+    let tells_apart = |place: &usize| {
+        let mut seen = HashSet::new();
+        members
+            .iter()
+            .all(|&at| seen.insert(numbered[at].numbers[*place].1))
+    };
+    // Later numbers go before earlier ones of the same standing.
+    let best = (0..first.len())
+        .rev()
+        .filter(tells_apart)
+        .min_by_key(|&place| first[place].0)
+        .filter(|&place| first[place].0 != Standing::SomethingElse);
+    // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number tells all files apart.
+    let said = || {
+        (0..first.len())
+            .rev()
+            .find(|&place| first[place].0 == Standing::Rank)
+    };
+    match best {
+        Some(place) if first[place].0 == Standing::Rank => Some(place),
+        other => said().or(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(names: &[&str]) -> Vec<Option<Rank>> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        ranks(&names)
+    }
+
+    #[test]
+    fn one_file_tells_its_rank() {
+        assert_eq!(told(&["/tmp/comm_lib_trace_rank_12"]), [Some(12)]);
+        assert_eq!(told(&["rank_3.json"]), [Some(3)]);
+        assert_eq!(told(&["trace_7.pickle.gz"]), [Some(7)]);
+        assert_eq!(told(&["node07/dump"]), [None]);
+        assert_eq!(told(&["dump"]), [None]);
+        assert_eq!(told(&["run_7/dump"]), [None]);
+    }
+
+    #[test]
+    fn the_number_that_varies_is_the_rank() {
+        let host = told(&["host-node07_40", "host-node07_41", "host-node08_48"]);
+        assert_eq!(host, [Some(40), Some(41), Some(48)]);
+        let of = told(&["dump_0_of_2", "dump_1_of_2"]);
+        assert_eq!(of, [Some(0), Some(1)]);
+        let time = told(&["trace_3_20261121", "trace_5_20261121"]);
+        assert_eq!(time, [Some(3), Some(5)]);
+        let folder = told(&["7/dump.json", "9/dump.json"]);
+        assert_eq!(folder, [Some(7), Some(9)]);
+    }
+
+    #[test]
+    fn the_word_rank_decides() {
+        let pid = told(&["rank_0_pid_912", "rank_1_pid_913"]);
+        assert_eq!(pid, [Some(0), Some(1)]);
+        let bare = told(&["rank0-81223", "rank1-81224"]);
+        assert_eq!(bare, [Some(0), Some(1)]);
+        let runs = told(&["run1/rank_0", "run1/rank_1", "run2/rank_0", "run2/rank_1"]);
+        assert_eq!(runs, [Some(0), Some(1), Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn a_number_that_is_no_rank_is_not_taken_for_one() {
+        assert_eq!(told(&["dump_99999999999999999999"]), [None]);
+        assert_eq!(told(&["a_1_1", "a_1_1"]), [None, None]);
+    }
+
+    #[test]
+    fn series_are_kept_apart() {
+        let mixed = told(&["rank_0", "rank_1", "truth.json", "old_1_5"]);
+        assert_eq!(mixed, [Some(0), Some(1), None, Some(5)]);
+    }
+}

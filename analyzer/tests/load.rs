@@ -1,0 +1,345 @@
+//! What the loader makes of folders, archives, rings and everything that is none of it.
+
+#![allow(clippy::unwrap_used)]
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rcomm_analyzer::load::{FindError, LoadOptions, Loaded, LoadedDump, load, load_all};
+use rcomm_analyzer::{Code, Problem};
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+use std::fs;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+
+fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/dumps")
+        .join(path)
+}
+
+fn dump(rank: u32) -> Vec<u8> {
+    fs::read(fixture(&format!("batch-ring-w4/pickle/rank_{rank}"))).unwrap()
+}
+
+/// A folder with these files.
+fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    folder
+}
+
+fn all(path: &Path) -> (Vec<LoadedDump>, Loaded) {
+    load_all(&[path.to_owned()], &LoadOptions::default()).unwrap()
+}
+
+fn ranks(dumps: &[LoadedDump]) -> Vec<u32> {
+    let rank = |loaded: &LoadedDump| loaded.dump.identity.rank.unwrap();
+    dumps.iter().map(rank).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    packer.write_all(bytes).unwrap();
+    packer.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    compress_to_vec(bytes, CompressionLevel::Fastest)
+}
+
+fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, bytes) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o600);
+        archive.append_data(&mut header, name, *bytes).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+#[test]
+fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
+    let (dumps, loaded) = all(&fixture("batch-ring-w4/pickle"));
+    assert_eq!(ranks(&dumps), [0, 1, 2, 3]);
+    assert_eq!((loaded.files, loaded.dumps), (4, 4));
+    assert!(loaded.problems.is_empty());
+    let (whole, _) = Dump::read(&dump(2)).unwrap();
+    assert_eq!(dumps[2].dump.entries, whole.entries);
+    assert!(!dumps[2].cut);
+}
+
+#[test]
+fn a_foreign_file_costs_one_line_and_nothing_else() {
+    let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
+    // Pickle and JSON of the same moment lie side by side, and the truth beside them.
+    assert_eq!(ranks(&dumps), [0, 1, 2, 3]);
+    let truth: Vec<&Problem> = loaded
+        .problems
+        .iter()
+        .filter(|problem| problem.path.ends_with("truth.json"))
+        .collect();
+    assert_eq!(truth.len(), 1);
+    assert_eq!(truth[0].code, Code::N300);
+}
+
+#[test]
+fn a_cut_file_gives_what_came_before() {
+    let whole = dump(1);
+    let folder = folder(&[
+        ("rank_0", &dump(0)),
+        ("rank_1", &whole[..whole.len() - 300]),
+    ]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0, 1]);
+    assert_eq!((dumps[0].cut, dumps[1].cut), (false, true));
+    let [problem] = &loaded.problems[..] else {
+        panic!("{:?}", loaded.problems)
+    };
+    assert_eq!(problem.code, Code::N301);
+    assert!(
+        problem.sentence.contains("cut short"),
+        "{}",
+        problem.sentence
+    );
+}
+
+#[test]
+fn empty_garbage_and_hostile_files_are_left_aside() {
+    let folder = folder(&[
+        ("rank_0", &dump(0)),
+        ("rank_1", b""),
+        ("rank_2", b"Segmentation fault"),
+        ("rank_3", b"\x80\x02cposix\nsystem\n."),
+        ("dump", &dump(3)),
+        (".rank_9.812.0.part", &dump(3)),
+    ]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0]);
+    let told: Vec<(Code, &str)> = loaded
+        .problems
+        .iter()
+        .map(|problem| {
+            let name = Path::new(&problem.path).file_name().unwrap();
+            (problem.code, name.to_str().unwrap())
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (Code::N301, "dump"),
+            (Code::N301, "rank_1"),
+            (Code::N300, "rank_2"),
+            (Code::N301, "rank_3"),
+        ]
+    );
+    assert!(loaded.problems[3].sentence.contains("GLOBAL"));
+}
+
+#[test]
+fn archives_of_every_kind_hold_the_same_dumps() {
+    let members: Vec<(String, Vec<u8>)> = (0..4)
+        .map(|rank| (format!("job/host-node07_{rank}"), dump(rank)))
+        .collect();
+    let borrowed: Vec<(&str, &[u8])> = members.iter().map(|(n, b)| (&**n, &**b)).collect();
+    let plain = tar(&borrowed);
+    let packed = [plain.clone(), gzip(&plain), zstd(&plain)];
+    for archive in packed {
+        // The name says nothing: content does.
+        let folder = folder(&[("records", &archive)]);
+        let (dumps, loaded) = all(folder.path());
+        assert_eq!(ranks(&dumps), [0, 1, 2, 3]);
+        assert_eq!((loaded.files, loaded.problems.len()), (4, 0));
+        assert!(
+            dumps[3].path.ends_with("records:job/host-node07_3"),
+            "{}",
+            dumps[3].path
+        );
+    }
+}
+
+#[test]
+fn packed_single_files_keep_the_rank_of_their_name() {
+    let two_frames = [zstd(&dump(1)[..500]), zstd(&dump(1)[500..])].concat();
+    let folder = folder(&[
+        ("rank_0.gz", &gzip(&dump(0))),
+        ("rank_1.zst", &two_frames),
+        ("rank_2.tar.gz", &gzip(&tar(&[("dump", &dump(2))]))),
+    ]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0, 1, 2]);
+    assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    let (whole, _) = Dump::read(&dump(1)).unwrap();
+    assert_eq!(dumps[1].dump.entries, whole.entries);
+}
+
+#[test]
+fn a_packed_file_that_was_cut_gives_what_came_before() {
+    let packed = gzip(&dump(1));
+    let folder = folder(&[("rank_1.gz", &packed[..packed.len() * 9 / 10])]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [1]);
+    assert!(dumps[0].cut && !dumps[0].dump.entries.is_empty());
+    assert!(
+        loaded
+            .problems
+            .iter()
+            .all(|problem| problem.code == Code::N301)
+    );
+}
+
+#[test]
+fn a_damaged_member_costs_itself_alone() {
+    let mut broken = gzip(&dump(1));
+    broken.truncate(20);
+    let archive = tar(&[
+        ("rank_0", &dump(0)),
+        ("rank_1.gz", &broken),
+        ("rank_2.gz", &gzip(&dump(2))),
+    ]);
+    let folder = folder(&[("all.tar", &archive)]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0, 2]);
+    assert!(!loaded.problems.is_empty());
+    assert!(
+        loaded
+            .problems
+            .iter()
+            .all(|problem| problem.path.ends_with("all.tar:rank_1.gz"))
+    );
+}
+
+#[test]
+fn what_a_capture_lacks_is_told() {
+    let manifest = br#"{"schema":"rcomm.capture/1","made_by":"rcomm-fr","made_ns":0,"files":[],
+        "absent":[{"host":"node9","path":"/tmp/rank_1","reason":"No such file"}],"left_out":0}"#;
+    let archive = tar(&[("node8/tmp/rank_0", &dump(0)), ("manifest.json", manifest)]);
+    let folder = folder(&[("job.rcap", &archive)]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0]);
+    let [problem] = &loaded.problems[..] else {
+        panic!("{:?}", loaded.problems)
+    };
+    assert!(
+        problem
+            .sentence
+            .contains("/tmp/rank_1 on node9: No such file")
+    );
+}
+
+#[test]
+fn of_two_records_of_one_rank_the_newer_stands_whatever_the_order() {
+    let record = |time: i64| {
+        format!(
+            r#"{{"version":"2.10","rank":5,"pg_config":{{}},"entries":[{{"profiling_name":"cpu:barrier","time_created_ns":{time}}}]}}"#
+        )
+    };
+    let (old, new) = (record(1_000), record(2_000));
+    for names in [["a", "b"], ["b", "a"]] {
+        let folder = folder(&[(names[0], old.as_bytes()), (names[1], new.as_bytes())]);
+        for jobs in [1, 4] {
+            let options = LoadOptions {
+                jobs: NonZeroUsize::new(jobs),
+                ..LoadOptions::default()
+            };
+            let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+            assert_eq!(ranks(&dumps), [5]);
+            assert_eq!(dumps[0].dump.entries[0].time_created_ns, 2_000);
+            assert_eq!(loaded.dumps, 1);
+            let [problem] = &loaded.problems[..] else {
+                panic!("{:?}", loaded.problems)
+            };
+            assert_eq!(problem.code, Code::N300);
+            assert!(problem.path.ends_with(names[0]), "{}", problem.path);
+        }
+    }
+}
+
+#[test]
+fn globs_files_and_folders_may_be_mixed_and_repeated() {
+    let pickles = fixture("batch-ring-w4/pickle");
+    let paths = [
+        pickles.join("rank_[0-1]"),
+        pickles.join("rank_1"),
+        pickles.join("rank_2"),
+    ];
+    let (dumps, loaded) = load_all(&paths, &LoadOptions::default()).unwrap();
+    assert_eq!(ranks(&dumps), [0, 1, 2]);
+    assert_eq!(loaded.files, 3);
+}
+
+#[test]
+fn a_path_that_names_nothing_is_an_error() {
+    let missing = Path::new("/nonexistent/rank_0").to_owned();
+    let error = load_all(&[missing], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(error, FindError::Path { .. }));
+    assert!(error.to_string().contains("/nonexistent/rank_0"), "{error}");
+    let pattern = Path::new("/nonexistent/rank_*").to_owned();
+    let error = load_all(&[pattern], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(error, FindError::NoMatch { .. }), "{error}");
+}
+
+#[test]
+fn a_ring_file_is_a_record_in_a_folder_and_in_an_archive() {
+    let rings = tempfile::tempdir().unwrap();
+    let mut config = RecorderConfig::new("job", 3, 4);
+    config.placement = Placement::Dir(rings.path().to_owned());
+    config.entries = 64;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    recorder.phase("load data");
+    let (dumps, loaded) = all(rings.path());
+    assert_eq!(ranks(&dumps), [3]);
+    assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    assert_eq!(dumps[0].dump.status.as_ref().unwrap().phase, "load data");
+
+    let ring = fs::read(recorder.storage().path().unwrap()).unwrap();
+    let folder = folder(&[("rings.tar", &tar(&[("node7/3.0.ring", &ring)]))]);
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [3]);
+    assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    assert_eq!(dumps[0].dump.identity.reason, "ring in an archive");
+}
+
+#[test]
+fn a_file_larger_than_allowed_is_left_aside() {
+    let folder = folder(&[
+        ("rank_0", &dump(0)),
+        ("rank_1.gz", &gzip(&vec![b' '; 1 << 20])),
+    ]);
+    let options = LoadOptions {
+        max_file_bytes: 100_000,
+        ..LoadOptions::default()
+    };
+    let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+    assert_eq!(ranks(&dumps), [0]);
+    let [problem] = &loaded.problems[..] else {
+        panic!("{:?}", loaded.problems)
+    };
+    assert!(problem.sentence.contains("larger than 100000 bytes"));
+}
+
+#[test]
+fn progress_counts_every_file_once() {
+    let (calls, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let progress = |at: rcomm_analyzer::load::Progress| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        most.fetch_max(at.done, Ordering::Relaxed);
+        assert_eq!(at.files, 4);
+    };
+    let options = LoadOptions {
+        progress: Some(&progress),
+        ..LoadOptions::default()
+    };
+    let mut dumps = 0;
+    load(&[fixture("batch-ring-w4/pickle")], &options, |_| dumps += 1).unwrap();
+    assert_eq!((dumps, calls.into_inner(), most.into_inner()), (4, 4, 4));
+}

@@ -4,7 +4,7 @@
 //! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
 
 use super::bytes::words_of;
-use super::clock::{self, Anchor, Timestamp};
+use super::clock::{self, Anchor, Clock, Timestamp};
 use super::config::{Placement, RecorderConfig, Storage};
 use super::decode;
 use super::directory::{self, Place, Unnamed};
@@ -148,6 +148,7 @@ pub struct FlightRecorder {
     phases: SlotRing<{ phase::WORDS }>,
     lap: LapRing,
     tables: Tables,
+    clock: Clock,
     storage: Storage,
     /// Holds the lock that says that the owner lives.
     _lock: Option<OwnedFd>,
@@ -208,6 +209,7 @@ impl FlightRecorder {
             phases: decode::phases(&layout),
             lap: decode::lap_ring(&layout),
             tables: Tables::new(layout),
+            clock: Clock::choose(),
             layout,
             storage,
             _lock: lock,
@@ -232,7 +234,7 @@ impl FlightRecorder {
 
     /// Now, on the clock of the records.
     pub fn now(&self) -> Timestamp {
-        clock::now()
+        self.clock.now()
     }
 
     /// Adds a group with all its members and its default time-out.
@@ -257,7 +259,7 @@ impl FlightRecorder {
     /// Records that an operation is issued, now, by the calling thread.
     #[inline]
     pub fn begin(&self, operation: &Operation<'_>) -> Ticket {
-        self.begin_at(operation, clock::now())
+        self.begin_at(operation, self.clock.now())
     }
 
     /// Records that an operation was issued at this moment by the calling thread.
@@ -357,14 +359,15 @@ impl FlightRecorder {
 
     /// Records that an operation was seen, now, to have started.
     pub fn started(&self, ticket: Ticket) {
-        self.started_at(ticket, clock::now());
+        self.started_at(ticket, self.clock.now());
     }
 
     /// Records that an operation was seen at this moment to have started.
     pub fn started_at(&self, ticket: Ticket, at: Timestamp) {
         self.update(ticket, |words| {
             if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
-                words[slot::STARTED].store(at.0, Ordering::Relaxed);
+                let created = words[slot::CREATED].load(Ordering::Relaxed);
+                words[slot::STARTED].store(at.0.max(created), Ordering::Relaxed);
             }
             advance(words, EntryState::Started, 0);
         });
@@ -374,7 +377,7 @@ impl FlightRecorder {
     /// Records that an operation was seen, now, to have completed.
     #[inline]
     pub fn completed(&self, ticket: Ticket) {
-        self.completed_at(ticket, clock::now(), None);
+        self.completed_at(ticket, self.clock.now(), None);
     }
 
     /// Records that an operation was seen at this moment to have completed, and how long the backend
@@ -388,7 +391,7 @@ impl FlightRecorder {
 
     /// Records that an operation ended, now, with an error or a time-out.
     pub fn failed(&self, ticket: Ticket) {
-        self.failed_at(ticket, clock::now());
+        self.failed_at(ticket, self.clock.now());
     }
 
     /// Records that an operation ended at this moment with an error or a time-out. An operation that
@@ -428,7 +431,7 @@ impl FlightRecorder {
 
     /// Names what the program does from now on, in at most 104 bytes.
     pub fn phase(&self, name: &str) {
-        let at = clock::now();
+        let at = self.clock.now();
         let name = cut(name, phase::MOST_BYTES).as_bytes();
         let words = self.map.words();
         let id = words[header::LAST_PHASE].fetch_add(1, Ordering::Relaxed) + 1;
@@ -451,7 +454,7 @@ impl FlightRecorder {
 
     /// Says that the watchdog has just made a round.
     pub fn heartbeat(&self) {
-        self.map.words()[header::HEARTBEAT].store(clock::now().0, Ordering::Relaxed);
+        self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
     }
 
     /// What could not be kept so far.
@@ -557,7 +560,9 @@ fn end(
         slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
     });
     advance(words, how, bits);
-    words[slot::ENDED].store(at.0, Ordering::Relaxed);
+    // The clock may step back by a fraction of a microsecond.
+    let created = words[slot::CREATED].load(Ordering::Relaxed);
+    words[slot::ENDED].store(at.0.max(created), Ordering::Relaxed);
 }
 
 /// Writes the header of zeroed memory.

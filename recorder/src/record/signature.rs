@@ -6,8 +6,6 @@
 //! bytes each; then per tensor its type's code, its number of dimensions, and each dimension in LEB128.
 
 use crate::model::{DType, Signature};
-use foldhash::fast::FixedState;
-use std::hash::BuildHasher;
 
 /// One tensor, as far as members can disagree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +53,21 @@ fn elements(tensors: &[Tensor<'_>]) -> u64 {
 }
 
 impl SignatureKey<'_> {
+    /// A hash for looking up: cheap, so names count by their length and both ends only. Who finds an
+    /// equal hash compares the rest.
     pub(crate) fn hash_code(&self) -> u64 {
-        FixedState::default().hash_one(self)
+        let mut hash = Mixer(0);
+        for name in [self.backend, self.op_name] {
+            hash.name(name.as_bytes());
+        }
+        for side in [self.inputs, self.outputs] {
+            hash.add(side.len() as u64);
+            for tensor in side {
+                hash.add((tensor.shape.len() as u64) << 8 | u64::from(tensor.dtype.code()));
+                tensor.shape.iter().for_each(|&size| hash.add(size));
+            }
+        }
+        hash.0
     }
 
     pub(crate) fn input_elements(&self) -> u64 {
@@ -98,6 +109,29 @@ impl SignatureKey<'_> {
                 }
                 byte(rest as u8);
             }
+        }
+    }
+}
+
+struct Mixer(u64);
+
+impl Mixer {
+    #[inline]
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    #[inline]
+    fn name(&mut self, bytes: &[u8]) {
+        self.add(bytes.len() as u64);
+        if let (Some(head), Some(tail)) = (bytes.first_chunk(), bytes.last_chunk()) {
+            self.add(u64::from_le_bytes(*head) ^ u64::from_le_bytes(*tail).rotate_left(32));
+        } else {
+            self.add(
+                bytes
+                    .iter()
+                    .fold(0, |all, &byte| all << 8 | u64::from(byte)),
+            );
         }
     }
 }

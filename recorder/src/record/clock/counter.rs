@@ -1,0 +1,29 @@
+//! The processor's time-stamp counter, where the kernel itself trusts it.
+
+#![allow(unsafe_code)]
+
+/// Whether [`ticks`] may be used: the kernel has checked that the counter runs at one rate on all cores
+/// through every power state, and tells the time by it.
+pub(super) fn is_trusted() -> bool {
+    cfg!(target_arch = "x86_64")
+        && std::fs::read_to_string(
+            "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+        )
+        .is_ok_and(|name| name.trim() == "tsc")
+}
+
+/// The counter now. Not ordered with neighbouring instructions: it may run a few ns early.
+#[inline]
+#[cfg(target_arch = "x86_64")]
+pub(super) fn ticks() -> u64 {
+    // SAFETY: `rdtsc` exists on every x86-64 processor and touches no memory. A process may be barred
+    // from it (PR_SET_TSC), which is a fault and no undefined behaviour, and hits the vDSO's clock alike.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// No counter that we know to be cheaper than the clock itself.
+#[inline]
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn ticks() -> u64 {
+    0
+}

@@ -17,6 +17,8 @@ pub(crate) mod layout;
 pub(crate) mod map;
 pub(crate) mod process;
 pub(crate) mod ring;
+#[cfg(test)]
+mod ring_model;
 mod signature;
 pub(crate) mod sync;
 mod tables;

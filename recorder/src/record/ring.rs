@@ -11,7 +11,7 @@
 //! What varies in length from call to call goes to a [`LapRing`]: a writer reserves words by one
 //! addition, a reader checks afterwards that the reservations have not lapped what it copied.
 //!
-//! The ordering of both is checked by a model at the end of this file.
+//! The ordering of both is checked by a model (`ring_model`).
 
 use super::sync::{Memory, Read, Word};
 use std::sync::atomic::Ordering;

@@ -1,0 +1,220 @@
+//! The ring's protocol under every order of events that the memory model allows (loom), and mutants of
+//! the memory that must be found out.
+//!
+//! The mutants show that the model would notice, and the counts that it explored: with the writer in
+//! the spawned thread, say, loom visits an order or two and proves nothing.
+
+use super::ring::*;
+use super::sync::{Memory, Word};
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How the memory keeps its word.
+#[derive(Clone, Copy, PartialEq)]
+enum Honour {
+    All,
+    /// Fences of this order do nothing.
+    NoFence(Ordering),
+    /// A release store is a relaxed one.
+    NoRelease,
+}
+
+struct ModelWord(AtomicU64, Honour);
+
+impl Word for ModelWord {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        let order = match self.1 {
+            Honour::NoRelease => Ordering::Relaxed,
+            _ => order,
+        };
+        self.0.store(value, order);
+    }
+
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        self.0.compare_exchange(current, new, success, failure)
+    }
+
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+}
+
+struct ModelMemory {
+    words: Vec<ModelWord>,
+    honour: Honour,
+}
+
+impl ModelMemory {
+    fn of(words: usize, honour: Honour) -> Arc<Self> {
+        let word = |_| ModelWord(AtomicU64::new(0), honour);
+        Arc::new(Self {
+            words: (0..words).map(word).collect(),
+            honour,
+        })
+    }
+}
+
+impl Memory for ModelMemory {
+    type Word = ModelWord;
+    const PATIENCE: u32 = 2;
+
+    fn words(&self) -> &[ModelWord] {
+        &self.words
+    }
+
+    fn fence(&self, order: Ordering) {
+        if self.honour != Honour::NoFence(order) {
+            loom::sync::atomic::fence(order);
+        }
+    }
+}
+
+/// Runs every order and returns how many there were.
+fn explore(run: impl Fn() + Sync + Send + 'static) -> usize {
+    let orders = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = orders.clone();
+    loom::model(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        run();
+    });
+    orders.load(Ordering::Relaxed)
+}
+
+fn is_found_out(run: impl Fn() + Sync + Send + 'static) -> bool {
+    catch_unwind(AssertUnwindSafe(|| explore(run))).is_err()
+}
+
+fn slot() -> SlotRing<3> {
+    SlotRing::new(0, 1)
+}
+
+fn put(memory: &ModelMemory, id: u64) {
+    let _ = slot().write(memory, id, |slot| {
+        slot[1].store(id, Ordering::Relaxed);
+        slot[2].store(id, Ordering::Relaxed);
+    });
+}
+
+fn add_ten(memory: &ModelMemory, id: u64) {
+    let _ = slot().update(memory, id, |slot| {
+        for word in &slot[1..] {
+            word.store(word.load(Ordering::Relaxed) + 10, Ordering::Relaxed);
+        }
+    });
+}
+
+fn check(found: Found<3>) {
+    if let Found::Record { id, words } = found {
+        assert_eq!(words[1], words[2], "torn");
+        assert_eq!(words[1] % 10, id, "words of another record");
+    }
+}
+
+/// A reader while the slot is written, updated in place and reused.
+fn one_writer(honour: Honour) -> impl Fn() {
+    move || {
+        let memory = ModelMemory::of(3, honour);
+        let reader = loom::thread::spawn({
+            let memory = memory.clone();
+            move || check(slot().read(&*memory, 0, 1))
+        });
+        put(&memory, 1);
+        add_ten(&memory, 1);
+        put(&memory, 2);
+        reader.join().unwrap();
+    }
+}
+
+#[test]
+fn reader_never_sees_a_torn_slot() {
+    let orders = explore(one_writer(Honour::All));
+    println!("{orders} orders");
+    assert!(orders > 1_000, "only {orders} orders were explored");
+}
+
+#[test]
+fn slot_whose_claim_is_not_fenced_is_found_out() {
+    assert!(is_found_out(one_writer(Honour::NoFence(Ordering::Release))));
+}
+
+#[test]
+fn reader_without_fences_is_found_out() {
+    assert!(is_found_out(one_writer(Honour::NoFence(Ordering::Acquire))));
+}
+
+#[test]
+fn slot_published_without_release_is_found_out() {
+    assert!(is_found_out(one_writer(Honour::NoRelease)));
+}
+
+/// A late update, a newer record and a reader meet in one slot.
+#[test]
+fn two_writers_never_mix_in_one_slot() {
+    let orders = explore(|| {
+        let memory = ModelMemory::of(3, Honour::All);
+        put(&memory, 1);
+        let late = loom::thread::spawn({
+            let memory = memory.clone();
+            move || add_ten(&memory, 1)
+        });
+        put(&memory, 2);
+        late.join().unwrap();
+        let found = slot().read(&*memory, 0, 1);
+        assert!(matches!(found, Found::Record { .. }), "{found:?}");
+        check(found);
+    });
+    println!("{orders} orders");
+    assert!(orders > 10, "only {orders} orders were explored");
+}
+
+/// A reader copies the record that a writer is about to lap.
+fn lapping(honour: Honour) -> impl Fn() {
+    move || {
+        let ring = LapRing::new(0, 1, 16);
+        let memory = ModelMemory::of(17, honour);
+        let put = |memory: &ModelMemory, value| {
+            ring.write(memory, 2, |push| {
+                push(value);
+                push(value);
+            })
+        };
+        for value in 1..=8 {
+            put(&memory, value);
+        }
+        let reader = loom::thread::spawn({
+            let memory = memory.clone();
+            move || {
+                if let Some(words) = ring.read(&*memory, 0, 2) {
+                    assert_eq!(words, [1, 1], "lapped words passed for kept ones");
+                }
+            }
+        });
+        put(&memory, 9);
+        reader.join().unwrap();
+    }
+}
+
+#[test]
+fn lapped_words_are_never_taken_for_kept_ones() {
+    let orders = explore(lapping(Honour::All));
+    println!("{orders} orders");
+    assert!(orders > 10, "only {orders} orders were explored");
+}
+
+#[test]
+fn lap_ring_without_either_fence_is_found_out() {
+    assert!(is_found_out(lapping(Honour::NoFence(Ordering::Release))));
+    assert!(is_found_out(lapping(Honour::NoFence(Ordering::Acquire))));
+}

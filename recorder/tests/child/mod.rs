@@ -1,0 +1,73 @@
+//! A process of its own for one test: this test program again, running one ignored test.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+
+const DIRECTORY: &str = "RCOMM_TEST_CHILD_DIRECTORY";
+/// What `say` begins its lines with: the test harness prints too.
+const MARK: &str = "child says: ";
+
+/// In the child: where to put its files. `None` if this is no child.
+pub(crate) fn directory() -> Option<PathBuf> {
+    std::env::var_os(DIRECTORY).map(PathBuf::from)
+}
+
+/// In the child: one line to the parent.
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "\n{MARK}{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// The child, killed when dropped.
+pub(crate) struct Child {
+    process: std::process::Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Child {
+    /// Runs the ignored test of this name.
+    pub(crate) fn spawn(test: &str, directory: &Path) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(DIRECTORY, directory)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, output }
+    }
+
+    /// The next line that the child says.
+    pub(crate) fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert!(read > 0, "the child ended without a word");
+            if let Some(said) = line.trim_end().strip_prefix(MARK) {
+                return said.to_owned();
+            }
+        }
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) {
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

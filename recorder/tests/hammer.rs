@@ -1,0 +1,174 @@
+//! A writer at full speed in one process, a reader in another: no entry is ever torn.
+//!
+//! The writer derives every field of an entry from one number, so the reader can tell whether all of
+//! them belong together. The ring is small, so that slots are reused all the time. A normal run reads
+//! for three seconds; `RCOMM_HAMMER_SECONDS` asks for more.
+
+#![allow(clippy::unwrap_used)]
+
+mod child;
+
+use child::Child;
+use rcomm_recorder::model::{DType, Entry, EntryState, OpType, Peer, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::publish::{Dump, RingReader};
+use rcomm_recorder::record::{
+    FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+    Tensor, Timestamp,
+};
+use std::time::{Duration, Instant};
+
+const WRITERS: u64 = 2;
+const LEAST_READS: usize = 100_000;
+
+/// The operation that is number `n`.
+fn with_operation<T>(group: GroupHandle, n: u64, then: impl FnOnce(&Operation<'_>) -> T) -> T {
+    // More shapes than the table has room for: some travel in the lap ring.
+    let shape = [n % 50, 3];
+    let tensor = [Tensor {
+        dtype: DType::ALL[n as usize % DType::ALL.len()],
+        shape: &shape,
+    }];
+    let key = SignatureKey {
+        backend: "hammer",
+        op_name: "all_to_all",
+        inputs: &tensor,
+        outputs: &[],
+    };
+    let splits = [n, n + 1, n + 2];
+    then(&Operation {
+        collective_seq_id: n,
+        p2p_seq_id: n * 3,
+        op_id: n * 5,
+        is_p2p: n.is_multiple_of(2),
+        peer: Peer::Rank((n % 1_000) as u32),
+        root: Some((n % 1_001) as u32),
+        reduce_op: ReduceOp::from_code((n % 9) as u8),
+        input_splits: &splits[..(n % 4) as usize],
+        timeout: Duration::from_millis(n % 100_000),
+        ..Operation::new(group, OpType::AllToAll, SignatureRef::Key(&key))
+    })
+}
+
+fn world() -> ProcessGroupInfo {
+    ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: vec![0],
+    }
+}
+
+fn check(dump: &Dump, entry: &Entry) {
+    let n = entry.collective_seq_id;
+    assert_eq!(entry.p2p_seq_id, n * 3, "{entry:?}");
+    assert_eq!(entry.op_id, n * 5, "{entry:?}");
+    assert_eq!(entry.is_p2p, n.is_multiple_of(2), "{entry:?}");
+    assert_eq!(entry.peer, Peer::Rank((n % 1_000) as u32), "{entry:?}");
+    assert_eq!(entry.root, Some((n % 1_001) as u32), "{entry:?}");
+    assert_eq!(
+        entry.reduce_op,
+        ReduceOp::from_code((n % 9) as u8),
+        "{entry:?}"
+    );
+    assert_eq!(entry.timeout_ms, n % 100_000, "{entry:?}");
+    let signature = &dump.signatures[entry.signature as usize];
+    // Sizes without types are those of a record whose own facts were lapped before they were read.
+    if !signature.input_dtypes.is_empty() {
+        assert_eq!(signature.input_sizes, [[n % 50, 3]], "{entry:?}");
+        let dtype = DType::ALL[n as usize % DType::ALL.len()];
+        assert_eq!(signature.input_dtypes, [dtype.name()], "{entry:?}");
+    }
+    let splits = [n, n + 1, n + 2];
+    let written = &splits[..(n % 4) as usize];
+    let read = &signature.input_splits[..];
+    assert!(read.is_empty() || read == written, "{entry:?}: {read:?}");
+    let created = entry.time_created_ns;
+    let started = entry.time_discovered_started_ns;
+    let completed = entry.time_discovered_completed_ns;
+    let (has_started, has_completed) = match entry.state {
+        EntryState::Scheduled => (false, false),
+        EntryState::Started => (true, false),
+        _ => (true, true),
+    };
+    assert_eq!(
+        started,
+        if has_started { created + 7 } else { 0 },
+        "{entry:?}"
+    );
+    assert_eq!(
+        completed,
+        if has_completed { created + 11 } else { 0 },
+        "{entry:?}"
+    );
+    assert_eq!(entry.duration_ms.is_some(), has_completed, "{entry:?}");
+}
+
+#[test]
+#[ignore = "run by the test below, as a process of its own"]
+fn writer() {
+    let Some(directory) = child::directory() else {
+        return;
+    };
+    let mut config = RecorderConfig::new("hammer", 0, 1);
+    config.placement = Placement::Dir(directory);
+    config.entries = 256;
+    config.signatures = 16;
+    config.groups = 1;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let group = recorder.add_group(&world(), Duration::ZERO);
+    let base = recorder.now().as_ns();
+    child::say(recorder.storage().path().unwrap().to_str().unwrap());
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let recorder = &recorder;
+            scope.spawn(move || {
+                for n in (1 + writer..).step_by(WRITERS as usize) {
+                    let at = |after: u64| Timestamp::from_ns(base + n * 100 + after);
+                    let ticket =
+                        with_operation(group, n, |operation| recorder.begin_at(operation, at(0)));
+                    recorder.started_at(ticket, at(7));
+                    recorder.completed_at(ticket, at(11), Some(Duration::from_nanos(4)));
+                    recorder.retired(ticket);
+                    recorder.step(n.cast_signed());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn reader_in_another_process_sees_no_torn_entry() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = Child::spawn("writer", directory.path());
+    let reader = RingReader::attach(writer.hear()).unwrap();
+    let seconds = std::env::var("RCOMM_HAMMER_SECONDS").ok();
+    let seconds = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
+    let begun = Instant::now();
+    let (mut reads, mut snapshots, mut with_splits, mut newest) = (0, 0_u64, 0_usize, 0);
+    while reads < LEAST_READS || begun.elapsed() < seconds {
+        let dump = reader.snapshot();
+        for entry in &dump.entries {
+            check(&dump, entry);
+            let signature = &dump.signatures[entry.signature as usize];
+            with_splits += usize::from(!signature.input_splits.is_empty());
+        }
+        let ids: Vec<u64> = dump.entries.iter().map(|entry| entry.record_id).collect();
+        assert!(ids.is_sorted_by(|one, next| one < next), "{ids:?}");
+        newest = dump.entries.last().map_or(newest, |last| last.record_id);
+        reads += dump.entries.len();
+        snapshots += 1;
+        assert!(
+            begun.elapsed() < seconds + Duration::from_secs(120),
+            "the writer is stuck"
+        );
+    }
+    println!("{reads} entries in {snapshots} snapshots while {newest} were written");
+    assert!(
+        newest > 100_000,
+        "only {newest} records were written meanwhile"
+    );
+    assert!(
+        with_splits > reads / 10,
+        "only {with_splits} entries had their splits"
+    );
+}

@@ -1,0 +1,74 @@
+//! In steady state recording allocates nothing.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
+};
+use std::panic::Location;
+use std::time::Duration;
+
+#[test]
+fn recording_known_operations_allocates_nothing() {
+    let mut config = RecorderConfig::new("job", 0, 1);
+    config.placement = Placement::Memory;
+    config.signatures = 1;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: vec![0],
+    };
+    let group = recorder.add_group(&info, Duration::ZERO);
+    let tensor = [Tensor {
+        dtype: DType::F32,
+        shape: &[8],
+    }];
+    let known = SignatureKey {
+        backend: "cpu",
+        op_name: "all_reduce",
+        inputs: &tensor,
+        outputs: &tensor,
+    };
+    let beyond = SignatureKey {
+        op_name: "reduce",
+        ..known
+    };
+    let one_of_each = || {
+        for key in [&known, &beyond] {
+            for signature in [
+                SignatureRef::Key(key),
+                SignatureRef::Id(recorder.intern(&known).unwrap()),
+            ] {
+                let ticket = recorder.begin(&Operation {
+                    reduce_op: Some(ReduceOp::Sum),
+                    input_splits: &[1, 2, 3],
+                    call_site: Some(Location::caller()),
+                    ..Operation::new(group, OpType::AllReduce, signature)
+                });
+                recorder.started(ticket);
+                recorder.completed(ticket);
+                recorder.retired(ticket);
+            }
+        }
+        recorder.phase("load data");
+        recorder.step(3);
+        recorder.heartbeat();
+        recorder.status(group)
+    };
+    let first = allocation_counter::measure(|| {
+        one_of_each();
+    });
+    assert!(
+        first.count_total > 0,
+        "the first of each is interned, so this counts nothing"
+    );
+    let rest = allocation_counter::measure(|| {
+        for _ in 0..2 * recorder.entries() {
+            one_of_each();
+        }
+    });
+    assert_eq!(rest.count_total, 0);
+}

@@ -19,9 +19,11 @@
 //! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
 //! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
 //! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
+//! | `RCOMM_SIGNAL_INTERVAL_MS` | [`signal_interval`](Config::signal_interval) | 500 |
 //! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -29,7 +31,6 @@ use std::time::Duration;
 
 /// All options of a world. Plain data: it can be filled in by hand.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Config {
     /// How long an operation may take, unless its group or the call says otherwise.
     pub timeout: Duration,
@@ -41,6 +42,9 @@ pub struct Config {
     pub transport: TransportChoice,
     /// Network interface for data connections; `None` = the one whose address leads to the store.
     pub socket_ifname: Option<String>,
+    /// Who this process is and where the job meets; `None` = what the launcher's environment says,
+    /// asked when the world is made.
+    pub rendezvous: Option<Rendezvous>,
     /// The job's secret; `None` = rank 0 makes one and tells the others through the store.
     pub secret: Option<Secret>,
     /// What is checked and said beyond the usual.
@@ -59,6 +63,8 @@ pub struct Config {
     pub watchdog_interval: Duration,
     /// After what silence of the watchdog its monitor makes a dump.
     pub heartbeat_timeout: Duration,
+    /// How often a rank looks whether another has raised the alarm. Shorter than `status_wait`.
+    pub signal_interval: Duration,
     /// How long a rank that timed out waits to hear how far the others are.
     pub status_wait: Duration,
 }
@@ -119,6 +125,7 @@ impl Default for Config {
             backend: "cpu".to_owned(),
             transport: TransportChoice::Auto,
             socket_ifname: None,
+            rendezvous: None,
             secret: None,
             debug: Debug::Off,
             ring_dir: RingDir::Shared,
@@ -128,6 +135,7 @@ impl Default for Config {
             dump_pipes: Vec::new(),
             watchdog_interval: Duration::from_millis(100),
             heartbeat_timeout: Duration::from_secs(60),
+            signal_interval: Duration::from_millis(500),
             status_wait: Duration::from_secs(2),
         }
     }
@@ -140,6 +148,17 @@ impl Config {
     /// `InvalidArgument` names the variable, its value, and what it may be.
     pub fn from_environment() -> Result<Self> {
         Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Who this process is: as configured, or as the launcher's environment says.
+    ///
+    /// # Errors
+    /// `Rendezvous` names the variable that is missing or wrong.
+    pub fn rendezvous(&self) -> Result<Rendezvous> {
+        match &self.rendezvous {
+            Some(place) => Ok(place.clone()),
+            None => Rendezvous::from_environment(|name| std::env::var(name).ok()),
+        }
     }
 
     /// The defaults, and what `lookup` says of each variable.
@@ -163,6 +182,7 @@ impl Config {
         millis("RCOMM_INIT_TIMEOUT_MS", &mut config.init_timeout)?;
         millis("RCOMM_WATCHDOG_INTERVAL_MS", &mut config.watchdog_interval)?;
         millis("RCOMM_HEARTBEAT_TIMEOUT_MS", &mut config.heartbeat_timeout)?;
+        millis("RCOMM_SIGNAL_INTERVAL_MS", &mut config.signal_interval)?;
         millis("RCOMM_STATUS_WAIT_MS", &mut config.status_wait)?;
         if let Some(value) = text("RCOMM_BACKEND") {
             config.backend = value;

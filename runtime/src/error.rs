@@ -61,6 +61,8 @@ struct Facts {
     op: Option<OpType>,
     rank: Option<Rank>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// What was learnt later; the sentence ends with it.
+    more: String,
 }
 
 impl Error {
@@ -74,6 +76,7 @@ impl Error {
             op: None,
             rank: None,
             source: None,
+            more: String::new(),
         }))
     }
 
@@ -112,6 +115,16 @@ impl Error {
         self
     }
 
+    /// Adds facts that were learnt later; nothing if they are empty.
+    #[must_use]
+    pub(crate) fn with_more(mut self, facts: &str) -> Self {
+        if !facts.is_empty() {
+            self.0.more.push_str("; ");
+            self.0.more.push_str(facts);
+        }
+        self
+    }
+
     /// Keeps the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -142,6 +155,11 @@ impl Error {
     /// The peer that it is about, by its rank in the world.
     pub fn rank(&self) -> Option<Rank> {
         self.0.rank
+    }
+
+    /// The error that this one came from, if any.
+    pub fn cause(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+        self.0.source.as_deref()
     }
 
     /// Whether the group can be used on: nothing was sent, so the ranks still agree on what comes next.
@@ -177,7 +195,7 @@ impl fmt::Display for Error {
         if let Some(source) = &facts.source {
             write!(f, ": {source}")?;
         }
-        Ok(())
+        f.write_str(&facts.more)
     }
 }
 
@@ -188,8 +206,9 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
+    /// What is behind the cause: the cause itself is in the sentence, and would be told twice.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as _)
+        self.0.source.as_ref()?.source()
     }
 }
 
@@ -208,5 +227,10 @@ mod tests {
             "all_reduce #41 on group dp: rank 3 is gone: connection reset"
         );
         assert!(!error.is_recoverable());
+        let told = error.with_more("arrived: rank 0").to_string();
+        assert!(
+            told.ends_with("connection reset; arrived: rank 0"),
+            "{told}"
+        );
     }
 }

@@ -32,10 +32,9 @@ impl Reduction {
     ///
     /// | reduction | types |
     /// |---|---|
-    /// | sum | all; `bool`: or |
-    /// | avg | floats (8 to 64 bits), complex |
-    /// | product | all but 8-bit floats; `bool`: and |
-    /// | min, max | integers, floats of 16 to 64 bits; `bool`: and, or |
+    /// | sum, product | all; `bool`: or, and |
+    /// | avg | all but `bool`; integers: the sum, divided towards zero |
+    /// | min, max | all but complex; `bool`: and, or |
     /// | band, bor, bxor | integers, `bool` |
     /// | premul_sum | floats of 16 to 64 bits |
     pub const fn allows(op: ReduceOp, dtype: DType) -> bool {
@@ -49,10 +48,9 @@ impl Reduction {
         let complex = matches!(dtype, Complex64 | Complex128);
         let boolean = matches!(dtype, Bool);
         match op {
-            ReduceOp::Sum => integer || float || float8 || complex || boolean,
-            ReduceOp::Avg => float || float8 || complex,
-            ReduceOp::Product => integer || float || complex || boolean,
-            ReduceOp::Min | ReduceOp::Max => integer || float || boolean,
+            ReduceOp::Sum | ReduceOp::Product => integer || float || float8 || complex || boolean,
+            ReduceOp::Avg => integer || float || float8 || complex,
+            ReduceOp::Min | ReduceOp::Max => integer || float || float8 || boolean,
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => integer || boolean,
             ReduceOp::PremulSum => float,
         }
@@ -582,6 +580,14 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// The first buffer, if there is any: all are on one kind of device.
+    pub fn any_buffer(&self) -> Option<&Buffer<'a>> {
+        match self {
+            Self::Coalesced(ops) => ops.iter().find_map(Op::any_buffer),
+            _ => self.inputs().first().or_else(|| self.outputs().first()),
+        }
+    }
+
     /// All buffers; a lone one twice.
     fn buffers(&self) -> impl Iterator<Item = &Buffer<'a>> {
         self.inputs().iter().chain(self.outputs())
@@ -605,6 +611,13 @@ impl<'a> Op<'a> {
     }
 
     fn check(&self, own: u32, size: u32) -> Result<(), Wrong> {
+        if let Some(first) = self.any_buffer() {
+            for buffer in self.buffers() {
+                check(buffer.device() == first.device(), || {
+                    format!("{buffer:?} beside {first:?}: devices differ")
+                })?;
+            }
+        }
         if let Some(root) = self.root() {
             check(root < size, || {
                 format!("root {root} is not in a group of {size} ranks")

@@ -1,30 +1,48 @@
 //! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
 #![deny(unsafe_code)]
 
+mod alarm;
 pub mod backend;
 #[allow(unsafe_code)]
 mod buffer;
+mod collectives;
 pub mod config;
 mod deadline;
+mod dump_writer;
 mod element;
 mod error;
 mod float8;
+mod heartbeat;
+mod joining;
+mod membership;
 mod op;
+mod p2p;
+mod pipe;
+mod process_group;
 pub mod rendezvous;
 mod secret;
 pub mod store;
+mod watchdog;
+mod work;
+mod world;
 
 pub use backend::{Backend, BackendFactory, Done, Pending, Progress};
 pub use buffer::{Access, Buffer, Device, DeviceKind};
+pub use collectives::Vecs;
 pub use config::Config;
 pub use deadline::Deadline;
+pub use dump_writer::{DumpWriter, FileDumpWriter};
 pub use element::Element;
 pub use error::{Error, ErrorKind, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
+pub use membership::GroupOptions;
 pub use num_complex::Complex;
 pub use op::{Op, Reduction};
+pub use process_group::ProcessGroup;
 pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
 pub use rendezvous::Rendezvous;
 pub use secret::Secret;
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
+pub use work::{Work, WorkStatus};
+pub use world::{World, WorldBuilder};

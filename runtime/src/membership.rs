@@ -1,0 +1,253 @@
+//! How a world makes a group: who is in it, what it is called, which backends carry it.
+
+use crate::backend::{BackendFactory, GroupContext};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::process_group::{Group, GroupParts, Lane, ProcessGroup};
+use crate::store::{PrefixStore, Store};
+use crate::world::WorldShared;
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use sha2::{Digest, Sha256};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// What a new group shall be like.
+#[derive(Clone, Debug, Default)]
+pub struct GroupOptions {
+    /// What it is for (`dp`, `tp`, `pp`); what records and errors call it.
+    pub desc: String,
+    /// How long its operations may take; `None` = as the world's.
+    pub timeout: Option<Duration>,
+    /// Its backends, as [`Config::backend`] has them; `None` = as the world's.
+    pub backend: Option<String>,
+}
+
+impl GroupOptions {
+    /// A group for this purpose, otherwise like the world.
+    pub fn named(desc: impl Into<String>) -> Self {
+        Self {
+            desc: desc.into(),
+            ..Self::default()
+        }
+    }
+}
+
+impl WorldShared {
+    pub(crate) fn new_group(
+        self: &Arc<Self>,
+        ranks: &[Rank],
+        options: &GroupOptions,
+    ) -> Result<ProcessGroup> {
+        let (rank, size) = (self.place.rank, self.place.world_size);
+        let refuse = |message: String| {
+            let error = Error::new(ErrorKind::InvalidArgument, message);
+            let desc = options.desc.as_str();
+            Err(error.in_group(if desc.is_empty() { "(new)" } else { desc }))
+        };
+        if ranks.is_empty() {
+            return refuse("a group needs at least one rank".to_owned());
+        }
+        for (at, &member) in ranks.iter().enumerate() {
+            if member >= size {
+                return refuse(format!("rank {member} is not in a world of {size} ranks"));
+            }
+            if ranks[..at].contains(&member) {
+                return refuse(format!("rank {member} is listed twice"));
+            }
+        }
+        if !ranks.contains(&rank) {
+            return refuse(format!(
+                "the list omits rank {rank}, which makes the group: only members do"
+            ));
+        }
+        let base = if options.desc.is_empty() {
+            "group"
+        } else {
+            &options.desc
+        };
+        let nth = {
+            let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = made.entry((base.to_owned(), ranks.to_vec())).or_default();
+            *count += 1;
+            *count
+        };
+        let name = match nth {
+            1 => base.to_owned(),
+            nth => format!("{base}.{nth}"),
+        };
+        self.make_group(name, ranks.to_vec(), options)
+    }
+
+    pub(crate) fn make_group(
+        self: &Arc<Self>,
+        name: String,
+        ranks: Vec<Rank>,
+        options: &GroupOptions,
+    ) -> Result<ProcessGroup> {
+        let place = &self.place;
+        let wire_id = wire_id(&name, &ranks, place.attempt);
+        let info = ProcessGroupInfo {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            desc: match options.desc.as_str() {
+                "" => "undefined".to_owned(),
+                desc => desc.to_owned(),
+            },
+            name,
+            ranks,
+        };
+        let named = |error: Error| error.in_group(info.name.clone());
+        let group_rank = info.group_rank_of(place.rank).ok_or_else(|| {
+            named(Error::new(
+                ErrorKind::InvalidArgument,
+                "this rank is not a member",
+            ))
+        })?;
+        let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
+        let prefix = format!("rcomm/{}/group/{wire_id:016x}", place.attempt);
+        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.root.clone()));
+        if info.ranks.len() > 1 {
+            let held = store
+                .compare_set("backend", b"", spec.as_bytes())
+                .map_err(named)?;
+            if held != spec.as_bytes() {
+                return Err(named(Error::new(
+                    ErrorKind::Rendezvous,
+                    format!(
+                        "this rank wants the backends {spec:?}, another member {:?}",
+                        String::from_utf8_lossy(&held)
+                    ),
+                )));
+            }
+        }
+        let deadline = Deadline::In(self.config.init_timeout).started();
+        let mut lanes: Vec<Lane> = Vec::new();
+        for factory in self.factories_of(spec).map_err(named)? {
+            let context = GroupContext {
+                info: info.clone(),
+                group_rank,
+                wire_id,
+                store: Arc::new(PrefixStore::new(factory.name(), store.clone())),
+            };
+            lanes.push(Lane {
+                device: factory.device(),
+                backend: factory.connect(context, deadline).map_err(named)?,
+            });
+        }
+        let timeout = options.timeout.unwrap_or(self.config.timeout);
+        let parts = GroupParts {
+            info,
+            group_rank,
+            wire_id,
+            lanes,
+            timeout,
+            world: self.clone(),
+        };
+        Ok(ProcessGroup::over(Group::new(parts)))
+    }
+
+    /// The factories that a list such as `cpu` or `cpu:cpu,cuda:nccl` names.
+    fn factories_of(&self, spec: &str) -> Result<Vec<&Arc<dyn BackendFactory>>> {
+        let mut chosen: Vec<&Arc<dyn BackendFactory>> = Vec::new();
+        for part in spec.split(',') {
+            let (device, name) = match part.trim().split_once(':') {
+                Some((device, name)) => (Some(device.trim()), name.trim()),
+                None => (None, part.trim()),
+            };
+            let known = |factory: &&Arc<dyn BackendFactory>| factory.name() == name;
+            let factory = self.factories.iter().find(known).ok_or_else(|| {
+                let names: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!(
+                        "no backend is called {name:?}: there is {}",
+                        names.join(", ")
+                    ),
+                )
+            })?;
+            let kind = factory.device();
+            if device.is_some_and(|device| device != kind.name()) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("backend {name} takes {kind} memory, not what {part:?} says"),
+                ));
+            }
+            if chosen.iter().any(|other| other.device() == kind) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{spec:?} names two backends for {kind} memory"),
+                ));
+            }
+            chosen.push(factory);
+        }
+        Ok(chosen)
+    }
+}
+
+/// What tells groups apart on shared connections.
+fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update(attempt.to_le_bytes());
+    hash.update((name.len() as u64).to_le_bytes());
+    hash.update(name);
+    for rank in ranks {
+        hash.update(rank.to_le_bytes());
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_le_bytes(first)
+}
+
+impl ProcessGroup {
+    /// Splits this group: its members call this together, and those that name the same `color` form a
+    /// new group, ordered by `key`, then by their rank here. Who names no color gets no group.
+    ///
+    /// # Blocking
+    /// As an `all_gather` of this group.
+    ///
+    /// # Errors
+    /// As [`World::new_group`](crate::World::new_group) and `all_gather`.
+    #[track_caller]
+    pub fn split(
+        &self,
+        color: Option<u32>,
+        key: i64,
+        options: &GroupOptions,
+    ) -> Result<Option<ProcessGroup>> {
+        let own = [color.map_or(-1, i64::from), key];
+        let mut all = vec![0i64; 2 * self.size() as usize];
+        self.all_gather_single(&own, &mut all)?;
+        let Some(color) = color else {
+            return Ok(None);
+        };
+        let mut members: Vec<(i64, u32)> = (0..self.size())
+            .zip(all.chunks_exact(2))
+            .filter(|(_, theirs)| theirs[0] == i64::from(color))
+            .map(|(group_rank, theirs)| (theirs[1], group_rank))
+            .collect();
+        members.sort_unstable();
+        let ranks: Vec<Rank> = members
+            .iter()
+            .filter_map(|&(_, group_rank)| self.global_rank(group_rank))
+            .collect();
+        self.group.world()?.new_group(&ranks, options).map(Some)
+    }
+
+    /// Splits this group into groups of `size` neighbours, and returns the caller's.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `size` does not divide the size of this group.
+    pub fn new_subgroups(&self, size: u32, options: &GroupOptions) -> Result<ProcessGroup> {
+        if size == 0 || !self.size().is_multiple_of(size) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{} ranks do not divide into groups of {size}", self.size()),
+            )
+            .in_group(self.desc()));
+        }
+        let first = self.rank() / size * size;
+        let ranks = &self.ranks()[first as usize..][..size as usize];
+        self.group.world()?.new_group(ranks, options)
+    }
+}

@@ -1,0 +1,410 @@
+//! [`World`]: one process's place in a job, and everything that hangs from it.
+//!
+//! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
+//! opens the ring, and starts the threads. Nothing of it is global: it all goes with the world.
+
+use crate::alarm::{Alarm, AlarmParts, AlarmThread};
+use crate::backend::cpu::CpuFactory;
+use crate::backend::{BackendFactory, WorldContext};
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
+use crate::error::{Error, ErrorKind, Result};
+use crate::heartbeat::HeartbeatMonitor;
+use crate::joining::{agree, meet, open_recorder, reach_store, ring_place, run_name};
+use crate::membership::GroupOptions;
+use crate::pipe::DumpPipe;
+use crate::process_group::ProcessGroup;
+use crate::rendezvous::Rendezvous;
+use crate::store::{PrefixStore, Store};
+use crate::watchdog::{Watch, Watchdog};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::FlightRecorder;
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+/// One process's place in a job.
+///
+/// ```no_run
+/// use rcomm::{Config, ReduceOp, World};
+///
+/// let world = World::init(Config::from_environment()?)?;
+/// let mut gradients = vec![1.0f32; 1024];
+/// world.group().all_reduce(&mut gradients, ReduceOp::Sum)?;
+/// world.shutdown()?;
+/// # Ok::<(), rcomm::Error>(())
+/// ```
+///
+/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
+/// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read.
+///
+/// # Thread safety
+/// May be shared between threads.
+pub struct World {
+    shared: Arc<WorldShared>,
+    group: ProcessGroup,
+    /// `None` after shutdown.
+    threads: Option<Threads>,
+}
+
+/// The world's threads, in the order in which they end.
+struct Threads {
+    heartbeat: HeartbeatMonitor,
+    alarm: AlarmThread,
+    watchdog: Watchdog,
+}
+
+/// What groups share.
+pub(crate) struct WorldShared {
+    pub(crate) place: Rendezvous,
+    pub(crate) config: Arc<Config>,
+    pub(crate) root: Arc<dyn Store>,
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) watch: Arc<Watch>,
+    dumps: Arc<Dumps>,
+    dump_dir: PathBuf,
+    pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
+    pub(crate) next_id: AtomicU32,
+    /// How many groups were made of each name and membership.
+    pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
+}
+
+/// Makes a world from parts of the caller's own.
+pub struct WorldBuilder {
+    config: Config,
+    store: Option<Arc<dyn Store>>,
+    factories: Vec<MakeFactory>,
+    dump_writer: Option<Box<dyn DumpWriter>>,
+}
+
+type MakeFactory = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>>>;
+
+impl WorldBuilder {
+    /// Uses this store in place of one at the rendezvous.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Adds a backend, to be asked for by name in [`Config::backend`].
+    #[must_use]
+    pub fn backend(
+        mut self,
+        make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + 'static,
+    ) -> Self {
+        self.factories.push(Box::new(make));
+        self
+    }
+
+    /// Hands dumps to this writer in place of files.
+    #[must_use]
+    pub fn dump_writer(mut self, writer: impl DumpWriter + 'static) -> Self {
+        self.dump_writer = Some(Box::new(writer));
+        self
+    }
+
+    /// Makes the world.
+    ///
+    /// # Blocking
+    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    ///
+    /// # Errors
+    /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
+    /// two jobs at one store, world sizes that differ.
+    pub fn init(self) -> Result<World> {
+        let config = Arc::new(self.config);
+        let place = config.rendezvous()?;
+        let deadline = Deadline::In(config.init_timeout).started();
+        let root: Arc<dyn Store> = match self.store {
+            Some(store) => store,
+            None => Arc::new(reach_store(&place, deadline.remaining())?),
+        };
+        place.check_in(&*root)?;
+        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        meet(&notes, &place, deadline)?;
+        let (secret, run) = agree(&notes, &place, &config, deadline)?;
+        let recorder = Arc::new(open_recorder(&place, &config)?);
+        let watch = Arc::new(Watch::default());
+        let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
+        let writer = self
+            .dump_writer
+            .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
+        let dumps = Arc::new(Dumps::new(recorder.clone(), writer));
+        let pipes = config.dump_pipes.iter();
+        let pipes = pipes.map(|stem| DumpPipe::create(stem, place.rank));
+        let pipes = pipes.collect::<Result<Vec<_>>>()?;
+        let alarm = Alarm::new(AlarmParts {
+            rank: place.rank,
+            attempt: place.attempt,
+            root: root.clone(),
+            watch: watch.clone(),
+            recorder: recorder.clone(),
+            dumps: dumps.clone(),
+            status_wait: config.status_wait,
+            interval: config.signal_interval,
+        })?;
+        let context = WorldContext {
+            rank: place.rank,
+            world_size: place.world_size,
+            local_rank: place.local_rank,
+            local_world_size: place.local_world_size,
+            job: place.job.clone(),
+            attempt: place.attempt,
+            store: Arc::new(PrefixStore::new("backend", Arc::new(notes))),
+            secret,
+            config: config.clone(),
+        };
+        let mut factories: Vec<Arc<dyn BackendFactory>> =
+            vec![Arc::new(CpuFactory::open(&context)?)];
+        for make in self.factories {
+            factories.push(make(&context)?);
+        }
+        let threads = Threads {
+            watchdog: Watchdog::start(watch.clone(), alarm.clone(), config.watchdog_interval)?,
+            alarm: AlarmThread::start(alarm, pipes)?,
+            heartbeat: HeartbeatMonitor::start(
+                watch.clone(),
+                dumps.clone(),
+                config.heartbeat_timeout,
+            )?,
+        };
+        let shared = Arc::new(WorldShared {
+            place,
+            config,
+            root,
+            recorder,
+            watch,
+            dumps,
+            dump_dir,
+            factories,
+            next_id: AtomicU32::new(0),
+            made: Mutex::default(),
+        });
+        let ranks = (0..shared.place.world_size).collect();
+        let options = GroupOptions::named("default_pg");
+        let group = shared.make_group("0".to_owned(), ranks, &options)?;
+        tracing::info!(
+            rank = shared.place.rank,
+            world_size = shared.place.world_size,
+            job = shared.place.job,
+            ring_mib = shared.recorder.size_bytes() >> 20,
+            ring_entries = shared.recorder.entries(),
+            ring = ring_place(&shared.recorder),
+            "world made"
+        );
+        Ok(World {
+            shared,
+            group,
+            threads: Some(threads),
+        })
+    }
+}
+
+impl World {
+    /// Joins the job that the configuration, or the launcher's environment, describes.
+    ///
+    /// # Blocking
+    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    ///
+    /// # Errors
+    /// See [`WorldBuilder::init`].
+    pub fn init(config: Config) -> Result<Self> {
+        Self::builder(config).init()
+    }
+
+    /// A world of which more than the configuration is to be chosen.
+    pub fn builder(config: Config) -> WorldBuilder {
+        WorldBuilder {
+            config,
+            store: None,
+            factories: Vec::new(),
+            dump_writer: None,
+        }
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.shared.place.rank
+    }
+
+    /// Ranks in the world.
+    pub fn size(&self) -> u32 {
+        self.shared.place.world_size
+    }
+
+    /// Where this process stands in the job.
+    pub fn place(&self) -> &Rendezvous {
+        &self.shared.place
+    }
+
+    /// The options in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The group of all ranks.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// The store at which the ranks met. PyTorch's ranks of a mixed job see the same keys.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.root
+    }
+
+    /// The recorder, for readers in this process.
+    pub fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.shared.recorder
+    }
+
+    /// Where this run's dump files go.
+    pub fn dump_dir(&self) -> &std::path::Path {
+        &self.shared.dump_dir
+    }
+
+    /// Says what the program does from now on (`load data`), so that a rank that issues nothing still
+    /// says where it is. Cheap enough for every step.
+    pub fn phase(&self, name: &str) {
+        self.shared.recorder.phase(name);
+    }
+
+    /// Says which step the program is in.
+    pub fn step(&self, step: i64) {
+        self.shared.recorder.step(step);
+    }
+
+    /// Makes a group of these ranks of the world, in this order. Its members call this, all of them
+    /// with the same list, and nobody else.
+    ///
+    /// Groups of different lists may be made in any order; of several with the same list and purpose,
+    /// the first that each member makes are one group, then the second, and so on.
+    ///
+    /// # Blocking
+    /// Not for other ranks, unless a backend connects at once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the list is empty, has a rank twice or one that is not there, or omits the
+    /// caller. `Rendezvous` if another member wants another backend.
+    pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        self.shared.new_group(ranks, options)
+    }
+
+    /// This rank's record as it is now.
+    pub fn snapshot(&self) -> Dump {
+        self.shared.recorder.snapshot()
+    }
+
+    /// Makes a dump now and says where it is.
+    ///
+    /// # Errors
+    /// Says what could not be written and why.
+    pub fn dump(&self) -> Result<String> {
+        self.shared.dumps.try_make("asked for by the program")
+    }
+
+    /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
+    ///
+    /// All ranks call it. The rank that serves the store waits for the others, so that none finds it
+    /// gone.
+    ///
+    /// # Blocking
+    /// Until what is pending has ended and, on the rank that serves the store, all have come: for the
+    /// world's time-out at most.
+    ///
+    /// # Errors
+    /// The first that a group reports; the rest is closed all the same. The ring is kept then.
+    pub fn shutdown(mut self) -> Result<()> {
+        let deadline = Deadline::In(self.shared.config.timeout).started();
+        let mut result = Ok(());
+        for group in self.shared.watch.groups().iter().rev() {
+            let closed = group.shut_down(deadline);
+            if result.is_ok() {
+                result = closed;
+            }
+            if let Err(error) = &result {
+                group.close(None, error.clone());
+            }
+        }
+        let failed = result.is_err() || self.shared.has_failed();
+        self.shared.say_goodbye(failed);
+        self.close_threads();
+        if !failed {
+            let closed = self.shared.recorder.close();
+            if let Err(error) = closed {
+                tracing::warn!(%error, "the ring file stays behind");
+            }
+        }
+        result
+    }
+
+    fn close_threads(&mut self) {
+        if let Some(mut threads) = self.threads.take() {
+            threads.heartbeat.stop();
+            threads.watchdog.stop();
+            threads.alarm.stop();
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.threads.is_none() {
+            return;
+        }
+        tracing::warn!(
+            rank = self.shared.place.rank,
+            "the world was dropped without shutdown: its groups are aborted, its ring is kept"
+        );
+        for group in self.shared.watch.groups().iter().rev() {
+            let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
+            group.close(None, error.in_group(group.label()));
+        }
+        self.close_threads();
+    }
+}
+
+impl WorldShared {
+    /// Whether a group of this world has failed or was aborted.
+    fn has_failed(&self) -> bool {
+        self.watch.groups().iter().any(|group| group.is_judged())
+    }
+
+    /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
+    fn say_goodbye(&self, failed: bool) {
+        let place = &self.place;
+        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), self.root.clone());
+        // After a failure some ranks will not come.
+        let patience = if failed {
+            self.config.status_wait
+        } else {
+            self.config.timeout
+        };
+        let said = notes.add("goodbye", 1).and_then(|count| {
+            if count == i64::from(place.world_size) {
+                notes.set("all gone", b"1")?;
+            }
+            if place.rank == 0 && !place.uses_agent_store {
+                notes.wait(&["all gone"], patience)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = said {
+            tracing::warn!(%error, "not all ranks were seen to shut down");
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("job", &self.place().job)
+            .finish()
+    }
+}

@@ -4,28 +4,48 @@
 //! sentences in `rcomm-fr`, `rcomm-top` and `rcomm-web`.
 #![forbid(unsafe_code)]
 
+mod align;
+mod analysis;
+mod assemble;
+mod case;
 pub mod causes;
+mod check;
+mod clocks;
+mod comm_counter;
 mod difference;
+mod disagreement;
 mod explain;
 pub mod export;
 pub mod filter;
 mod finding;
 pub mod label;
+mod lateness;
 mod live;
 pub mod load;
 pub mod matrix;
+mod missed;
+mod p2p;
 mod policy;
 pub mod print;
+mod program_order;
+mod provenance;
+mod record;
 mod report;
+mod signature;
 pub mod simulate;
+mod sink;
 pub mod source;
+mod summary;
+mod wait_graph;
 mod watch;
 
+pub use analysis::{Analysis, Unread, analyze};
 pub use difference::{Difference, GroupChange};
 pub use explain::{Explanation, explain};
 pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
 pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 pub use policy::Policy;
+pub use record::Extent;
 pub use report::{
     GroupReport, Input, InstanceReport, InstanceState, Problem, RankReport, Report, StackNode,
     Verdict, Wait,

@@ -1,0 +1,575 @@
+//! What each rank recorded for one (group, `collective_seq_id`), and what its record cannot tell.
+//!
+//! Collectives are matched across ranks by group (name and members) and sequence number, never by
+//! record id or local group number. A *lane* is one rank's part in one group: its collectives in order
+//! of sequence, its sends and receives in order of issue. A lane is a window: the ring may have dropped
+//! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that says
+//! "never issued", "issued" or "cannot be told".
+
+use crate::record::{NONE, Op, Record, Shared};
+use rcomm_recorder::model::{EntryState, OpType, Rank};
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeSet, HashMap};
+
+/// Position of a record in [`Aligned::records`].
+pub(crate) type RecordIx = usize;
+/// Position of a group in [`Aligned::groups`].
+pub(crate) type GroupIx = usize;
+
+/// One rank's part in one group.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lane {
+    pub(crate) group: GroupIx,
+    /// Group rank; [`NONE`] if the rank is no member, as the record has it.
+    pub(crate) member: u32,
+    /// Collectives by sequence, as positions in the record's operations.
+    pub(crate) collectives: Vec<u32>,
+    /// Sends and receives, as positions in the record's operations.
+    pub(crate) messages: Vec<u32>,
+    /// Every collective has a sequence number of its own and none is left out.
+    dense: bool,
+    /// Position in `collectives` of the first that has not completed.
+    pub(crate) pending_from: usize,
+}
+
+/// One group over all its members.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) desc: String,
+    /// Global ranks in order of group rank.
+    pub(crate) ranks: Vec<Rank>,
+    /// Of each member: its record and the lane in it.
+    pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
+    /// Groups that play the same part for other ranks share a family.
+    pub(crate) family: u32,
+    /// Starts of operations are recorded, so that "not started" means "not arrived".
+    pub(crate) shows_starts: bool,
+}
+
+/// What a rank's record says of one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Recorded: position in the lane's collectives of the first entry with this number.
+    Issued(usize),
+    /// Issued, and no longer in the ring.
+    Lost,
+    /// The rank has not issued it.
+    Absent,
+    /// Its record does not tell.
+    Unknown(Why),
+}
+
+/// Why a record does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Why {
+    /// No readable record.
+    NoRecord,
+    /// The file was cut before that.
+    Cut,
+    /// The ring dropped what would tell.
+    HistoryLost,
+    /// The record was taken before that moment: a peer has completed it since.
+    Outdated,
+}
+
+/// All records, aligned.
+#[derive(Debug)]
+pub(crate) struct Aligned<'a> {
+    pub(crate) shared: &'a Shared,
+    /// By rank, ascending.
+    pub(crate) records: &'a [Record],
+    by_rank: HashMap<Rank, RecordIx>,
+    pub(crate) groups: Vec<Group>,
+    /// Of each record: its lanes, as its groups stand.
+    pub(crate) lanes: Vec<Vec<Lane>>,
+    /// Ranks that should have left a record, ascending.
+    pub(crate) expected: Vec<Rank>,
+    /// Of each record: what to take from its clock to get common time, ns.
+    pub(crate) offsets_ns: Vec<i64>,
+    pub(crate) families: usize,
+    /// Collectives that some member saw complete although they need everybody: by group, the newest.
+    completed_to: Vec<Option<u32>>,
+}
+
+impl<'a> Aligned<'a> {
+    /// Aligns `records`, which are sorted by rank, one for each.
+    pub(crate) fn new(shared: &'a Shared, records: &'a [Record], world_size: Option<u32>) -> Self {
+        let by_rank = records
+            .iter()
+            .enumerate()
+            .map(|(i, record)| (record.rank, i))
+            .collect();
+        let (groups, group_of) = resolve_groups(shared, records);
+        let mut aligned = Self {
+            shared,
+            records,
+            by_rank,
+            groups,
+            lanes: Vec::with_capacity(records.len()),
+            expected: Vec::new(),
+            offsets_ns: vec![0; records.len()],
+            families: 0,
+            completed_to: Vec::new(),
+        };
+        for (at, record) in records.iter().enumerate() {
+            let lanes = aligned.lanes_of(at, record, &group_of);
+            aligned.lanes.push(lanes);
+        }
+        aligned.families = name_families(&mut aligned.groups);
+        for at in 0..aligned.groups.len() {
+            aligned.groups[at].shows_starts = aligned.starts_are_shown(at);
+        }
+        aligned.find_pending();
+        aligned.expected = aligned.expected_ranks(world_size);
+        aligned
+    }
+
+    /// The record of a rank.
+    pub(crate) fn record_of(&self, rank: Rank) -> Option<RecordIx> {
+        self.by_rank.get(&rank).copied()
+    }
+
+    pub(crate) fn op(&self, record: RecordIx, position: u32) -> &Op {
+        &self.records[record].ops[position as usize]
+    }
+
+    /// Sequence number of a collective.
+    pub(crate) fn seq(&self, record: RecordIx, position: u32) -> u32 {
+        self.op(record, position).seq
+    }
+
+    /// The lane of a group's member.
+    pub(crate) fn lane(&self, group: GroupIx, member: usize) -> Option<(RecordIx, &Lane)> {
+        let (record, lane) = self.groups[group].lanes[member]?;
+        Some((record, &self.lanes[record][lane]))
+    }
+
+    /// The entries of a lane that share the sequence number at `first`: one, or a coalesced block.
+    pub(crate) fn block(
+        &self,
+        record: RecordIx,
+        lane: &Lane,
+        first: usize,
+    ) -> std::ops::Range<usize> {
+        if lane.dense {
+            return first..first + 1;
+        }
+        let seq = self.seq(record, lane.collectives[first]);
+        let rest = &lane.collectives[first..];
+        let len = rest
+            .iter()
+            .take_while(|&&at| self.seq(record, at) == seq)
+            .count();
+        first..first + len
+    }
+
+    /// The entry of a block that tells the state of all: its closing marker if it has one.
+    pub(crate) fn teller(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
+        let block = self.block(record, lane, first);
+        self.op(record, lane.collectives[block.end - 1])
+    }
+
+    /// Where a sequence number stands in a lane.
+    pub(crate) fn find(&self, record: RecordIx, lane: &Lane, seq: u32) -> Result<usize, usize> {
+        let list = &lane.collectives;
+        if lane.dense {
+            let Some(&first) = list.first() else {
+                return Err(0);
+            };
+            let first = self.seq(record, first);
+            return match seq.checked_sub(first) {
+                None => Err(0),
+                Some(at) if (at as usize) < list.len() => Ok(at as usize),
+                Some(_) => Err(list.len()),
+            };
+        }
+        let at = list.partition_point(|&at| self.seq(record, at) < seq);
+        match list.get(at) {
+            Some(&found) if self.seq(record, found) == seq => Ok(at),
+            _ => Err(at),
+        }
+    }
+
+    /// What a member's record says of one collective of the group.
+    pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
+        let rank = self.groups[group].ranks[member];
+        let Some(record) = self.record_of(rank) else {
+            return Presence::Unknown(Why::NoRecord);
+        };
+        let presence = match self.groups[group].lanes[member] {
+            Some((record, lane)) => self.presence_in(record, lane, seq),
+            None if self.records[record].cut => Presence::Unknown(Why::Cut),
+            None if self.records[record].wrapped() || self.records[record].only_active => {
+                Presence::Unknown(Why::HistoryLost)
+            }
+            None => Presence::Absent,
+        };
+        if presence == Presence::Absent && self.completed_to[group].is_some_and(|to| seq <= to) {
+            return Presence::Unknown(Why::Outdated);
+        }
+        presence
+    }
+
+    fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
+        let lane = &self.lanes[record][lane_at];
+        let whole = &self.records[record];
+        match self.find(record, lane, seq) {
+            Ok(at) => return Presence::Issued(at),
+            Err(at) if at < lane.collectives.len() => return Presence::Lost,
+            Err(_) => {}
+        }
+        // Newer than everything in the window.
+        if whole.cut {
+            return Presence::Unknown(Why::Cut);
+        }
+        let status = whole.groups[lane_at].status;
+        if let Some(status) = status {
+            let counts_collectives = matches!(whole.recorder, Recorder::Nccl | Recorder::Rcomm);
+            if status.last_enqueued < 0 && lane.collectives.is_empty() {
+                return Presence::Absent;
+            }
+            if counts_collectives && status.last_enqueued >= 0 {
+                return if status.last_enqueued < i64::from(seq) {
+                    Presence::Absent
+                } else {
+                    Presence::Lost
+                };
+            }
+        }
+        if lane.collectives.is_empty() && (whole.wrapped() || whole.only_active) {
+            return Presence::Unknown(Why::HistoryLost);
+        }
+        if whole.only_active && lane.pending_from >= lane.collectives.len() {
+            return Presence::Unknown(Why::HistoryLost);
+        }
+        Presence::Absent
+    }
+
+    /// Newest and oldest sequence number that any member recorded.
+    pub(crate) fn window(&self, group: GroupIx) -> Option<(u32, u32)> {
+        let mut window: Option<(u32, u32)> = None;
+        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
+            let list = &self.lanes[record][lane].collectives;
+            if let (Some(&first), Some(&last)) = (list.first(), list.last()) {
+                let (first, last) = (self.seq(record, first), self.seq(record, last));
+                window = Some(window.map_or((first, last), |(low, high)| {
+                    (low.min(first), high.max(last))
+                }));
+            }
+        }
+        window
+    }
+
+    /// Issue time of an operation in common time, ns.
+    pub(crate) fn created_ns(&self, record: RecordIx, op: &Op) -> i64 {
+        op.created_ns.saturating_sub(self.offsets_ns[record])
+    }
+
+    fn lanes_of(&self, at: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
+        let mut lanes: Vec<Lane> = group_of[at]
+            .iter()
+            .map(|&group| {
+                let member = position(&self.groups[group].ranks, record.rank);
+                Lane {
+                    group,
+                    member: member.map_or(NONE, |member| member as u32),
+                    ..Lane::default()
+                }
+            })
+            .collect();
+        for (position, op) in record.ops.iter().enumerate() {
+            let lane = &mut lanes[usize::from(op.group)];
+            if is_message(op) {
+                lane.messages.push(position as u32);
+            } else if is_collective(op.kind) {
+                lane.collectives.push(position as u32);
+            }
+        }
+        for lane in &mut lanes {
+            sort_lane(lane, &record.ops);
+        }
+        lanes
+    }
+
+    /// Whether the records of a group show when an operation starts on the device.
+    ///
+    /// PyTorch's hook sets start and completion to one moment and gloo none: there, "not started" says
+    /// nothing.
+    fn starts_are_shown(&self, group: GroupIx) -> bool {
+        self.groups[group]
+            .lanes
+            .iter()
+            .flatten()
+            .any(|&(record, lane)| {
+                let whole = &self.records[record];
+                let lane = &self.lanes[record][lane];
+                let newest = lane.collectives.iter().rev().take(64);
+                whole.recorder == Recorder::Nccl
+                    && newest
+                        .chain(lane.messages.iter().rev().take(64))
+                        .any(|&at| {
+                            let op = self.op(record, at);
+                            op.state == EntryState::Started || op.started_us != NONE
+                        })
+            })
+    }
+
+    /// Marks in each lane where the pending part begins, and per group how far it provably completed.
+    fn find_pending(&mut self) {
+        let mut pending = Vec::with_capacity(self.lanes.len());
+        for (record, lanes) in self.lanes.iter().enumerate() {
+            let of_record: Vec<usize> = lanes
+                .iter()
+                .map(|lane| {
+                    let done = |at: u32| {
+                        let op = self.op(record, at);
+                        op.completed()
+                            || (op.retired && retiring_is_all(self.records[record].recorder))
+                    };
+                    let last = lane.collectives.iter().rposition(|&at| done(at));
+                    last.map_or(0, |last| last + 1)
+                })
+                .collect();
+            pending.push(of_record);
+        }
+        for (lanes, of_record) in self.lanes.iter_mut().zip(pending) {
+            for (lane, from) in lanes.iter_mut().zip(of_record) {
+                lane.pending_from = from;
+            }
+        }
+        self.completed_to = vec![None; self.groups.len()];
+        for group in 0..self.groups.len() {
+            self.completed_to[group] = self.proven_completion(group);
+            self.reopen_retired(group);
+        }
+    }
+
+    /// The newest collective that needs everybody and that a truthful record shows completed.
+    fn proven_completion(&self, group: GroupIx) -> Option<u32> {
+        let mut newest = None;
+        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
+            if retiring_is_all(self.records[record].recorder) {
+                continue;
+            }
+            let lane = &self.lanes[record][lane];
+            let done = lane.collectives[..lane.pending_from].iter().rev();
+            let found = done.copied().find(|&at| {
+                let op = self.op(record, at);
+                op.completed() && needs_everybody(op.kind)
+            });
+            newest = newest.max(found.map(|at| self.seq(record, at)));
+        }
+        newest
+    }
+
+    /// Where `retired` is all that a recorder says, a collective that needs everybody and that a member
+    /// never issued did not complete, whatever its flags say.
+    fn reopen_retired(&mut self, group: GroupIx) {
+        let mut behind: Option<u32> = None;
+        for member in 0..self.groups[group].ranks.len() {
+            let Some((record, lane)) = self.groups[group].lanes[member] else {
+                let rank = self.groups[group].ranks[member];
+                let whole = self.record_of(rank).map(|record| &self.records[record]);
+                if whole
+                    .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
+                {
+                    behind = Some(0);
+                }
+                continue;
+            };
+            if self.records[record].cut {
+                continue;
+            }
+            let newest = self.lanes[record][lane].collectives.last();
+            let newest = newest.map_or(0, |&at| self.seq(record, at));
+            if newest > 0 || !self.records[record].wrapped() {
+                behind = Some(behind.map_or(newest, |b| b.min(newest)));
+            }
+        }
+        let Some(behind) = behind else { return };
+        for member in 0..self.groups[group].ranks.len() {
+            let Some((record, lane)) = self.groups[group].lanes[member] else {
+                continue;
+            };
+            if !retiring_is_all(self.records[record].recorder) {
+                continue;
+            }
+            let list = &self.lanes[record][lane].collectives;
+            let reopened = list.iter().position(|&at| {
+                let op = self.op(record, at);
+                op.seq > behind && needs_everybody(op.kind)
+            });
+            if let Some(at) = reopened {
+                let from = &mut self.lanes[record][lane].pending_from;
+                *from = (*from).min(at);
+            }
+        }
+    }
+
+    fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
+        let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
+        for group in &self.groups {
+            if group.lanes.iter().any(Option::is_some) {
+                expected.extend(&group.ranks);
+            }
+        }
+        let told = self
+            .records
+            .iter()
+            .filter_map(|record| record.identity.world_size);
+        if let Some(size) = world_size.or(told.max()).filter(|&size| size <= MAX_WORLD) {
+            expected.extend(0..size);
+        }
+        expected.into_iter().collect()
+    }
+}
+
+/// No job has more ranks; a larger number in a file is a damaged one.
+const MAX_WORLD: u32 = 1 << 22;
+
+/// Whether a recorder's only sign of the end of an operation is `retired`.
+pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
+    recorder == Recorder::NativeGloo
+}
+
+/// Sends, receives, and the marker that closes a batch of them.
+pub(crate) fn is_message(op: &Op) -> bool {
+    op.kind.is_p2p() || (op.kind == OpType::Coalesced && op.is_p2p)
+}
+
+/// Operations that the members of a group number together.
+fn is_collective(op: OpType) -> bool {
+    !matches!(
+        op,
+        OpType::Send
+            | OpType::Recv
+            | OpType::Put
+            | OpType::Get
+            | OpType::Signal
+            | OpType::WaitSignal
+    )
+}
+
+/// Operations that nobody can complete before everybody has issued them. A root that only sends, and a
+/// member that only sends to the root, may leave earlier.
+pub(crate) fn needs_everybody(op: OpType) -> bool {
+    matches!(
+        op,
+        OpType::AllReduce
+            | OpType::AllReduceCoalesced
+            | OpType::AllReduceSparse
+            | OpType::Barrier
+            | OpType::MonitoredBarrier
+            | OpType::AllGather
+            | OpType::AllGatherSingle
+            | OpType::AllGatherV
+            | OpType::AllGatherCoalesced
+            | OpType::ReduceScatter
+            | OpType::ReduceScatterSingle
+            | OpType::ReduceScatterV
+            | OpType::ReduceScatterCoalesced
+            | OpType::AllToAll
+            | OpType::AllToAllSingle
+    )
+}
+
+fn sort_lane(lane: &mut Lane, ops: &[Op]) {
+    let seq = |at: &u32| ops[*at as usize].seq;
+    if !lane.collectives.is_sorted_by_key(seq) {
+        lane.collectives.sort_by_key(seq);
+    }
+    lane.dense = lane
+        .collectives
+        .windows(2)
+        .all(|pair| seq(&pair[0]).checked_add(1) == Some(seq(&pair[1])));
+}
+
+/// The groups that somebody used, with their members, and for each record the group of each lane.
+fn resolve_groups(shared: &Shared, records: &[Record]) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
+    // Groups that entries name and no record describes: their members are the ranks that name them.
+    let mut nameless_world: Option<&[Rank]> = None;
+    let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
+    for record in records {
+        let mut used = vec![false; record.groups.len()];
+        for op in &record.ops {
+            used[usize::from(op.group)] = true;
+        }
+        for (local, used) in record.groups.iter().zip(used) {
+            let group = &shared.groups[local.group as usize];
+            if group.name.is_empty() && !group.ranks.is_empty() {
+                nameless_world = Some(&group.ranks);
+            } else if group.ranks.is_empty() && used {
+                named_by.entry(local.group).or_default().insert(record.rank);
+            }
+        }
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    let mut numbers: HashMap<u32, GroupIx> = HashMap::new();
+    let mut group_of = Vec::with_capacity(records.len());
+    for (at, record) in records.iter().enumerate() {
+        let mut of_record = Vec::with_capacity(record.groups.len());
+        for (lane, local) in record.groups.iter().enumerate() {
+            let ix = *numbers.entry(local.group).or_insert_with(|| {
+                let group = &shared.groups[local.group as usize];
+                let ranks: Vec<Rank> = if !group.ranks.is_empty() {
+                    group.ranks.clone()
+                } else {
+                    let world = nameless_world.filter(|_| group.desc == "default_pg");
+                    let named = named_by.get(&local.group);
+                    world.map_or_else(
+                        || named.into_iter().flatten().copied().collect(),
+                        <[Rank]>::to_vec,
+                    )
+                };
+                groups.push(Group {
+                    name: group.name.clone(),
+                    desc: group.desc.clone(),
+                    lanes: vec![None; ranks.len()],
+                    ranks,
+                    family: 0,
+                    shows_starts: false,
+                });
+                groups.len() - 1
+            });
+            let group = &mut groups[ix];
+            if let Some(member) = position(&group.ranks, record.rank) {
+                group.lanes[member] = Some((at, lane));
+            }
+            of_record.push(ix);
+        }
+        group_of.push(of_record);
+    }
+    (groups, group_of)
+}
+
+fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
+    // Members are nearly always ascending.
+    if let Ok(at) = ranks.binary_search(&rank) {
+        return Some(at);
+    }
+    ranks.iter().position(|&r| r == rank)
+}
+
+/// Numbers the families: same description and size, and, where descriptions say nothing, same pattern
+/// of ranks.
+fn name_families(groups: &mut [Group]) -> usize {
+    let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();
+    for group in groups {
+        let says_nothing = group.desc.is_empty() || group.desc == "undefined";
+        let pattern = if says_nothing {
+            let first = group.ranks.first().copied().unwrap_or(0);
+            group
+                .ranks
+                .iter()
+                .map(|&rank| rank.wrapping_sub(first))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let next = families.len() as u32;
+        let key = (group.desc.clone(), group.ranks.len(), pattern);
+        group.family = *families.entry(key).or_insert(next);
+    }
+    families.len()
+}

@@ -1,0 +1,162 @@
+//! From dumps to a report.
+//!
+//! ```
+//! use rcomm_analyzer::{Policy, Verdict, analyze};
+//! use rcomm_recorder::publish::Dump;
+//!
+//! let dumps: Vec<Dump> = Vec::new();
+//! assert_eq!(analyze(&dumps, &Policy::default()).verdict, Verdict::Inconclusive);
+//! ```
+
+use crate::align::Aligned;
+use crate::case::Case;
+use crate::finding::Code;
+use crate::lateness::Lateness;
+use crate::p2p::Messages;
+use crate::policy::Policy;
+use crate::record::{Extent, Record, Shared};
+use crate::report::{Input, Problem, Report};
+use crate::wait_graph::WaitGraph;
+use crate::{assemble, check, clocks, comm_counter, disagreement, provenance, sink};
+use rcomm_recorder::publish::Dump;
+use std::borrow::Borrow;
+use std::collections::BTreeSet;
+
+/// Judges dumps: one call, when all of them are in memory.
+///
+/// Pure: the same dumps and policy give the same report, in whatever order they come.
+pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
+    let mut analysis = Analysis::new(policy.clone());
+    for dump in dumps {
+        analysis.add(dump.borrow());
+    }
+    analysis.finish()
+}
+
+/// Judges dumps that come one after another.
+///
+/// A dump is taken over into compact columns, 56 bytes an operation; what ranks share (shapes, stacks,
+/// groups) is held once. The dump itself can be dropped at once.
+#[derive(Debug)]
+pub struct Analysis {
+    policy: Policy,
+    shared: Shared,
+    records: Vec<Record>,
+    problems: Vec<Problem>,
+    files: usize,
+}
+
+impl Analysis {
+    /// An analysis of nothing yet.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            shared: Shared::default(),
+            records: Vec::new(),
+            problems: Vec::new(),
+            files: 0,
+        }
+    }
+
+    /// Takes a dump in.
+    pub fn add(&mut self, dump: &Dump) {
+        self.add_from("", dump, Extent::Whole);
+    }
+
+    /// Takes a dump in, with the file or source that it came from, and whether all of it was read.
+    pub fn add_from(&mut self, path: &str, dump: &Dump, extent: Extent) {
+        self.files += 1;
+        match self.shared.take_in(path.to_owned(), dump, extent) {
+            Ok(record) => self.records.push(record),
+            Err(unusable) => self.problems.push(Problem {
+                code: Code::N301,
+                path: path.to_owned(),
+                sentence: format!("left aside: {}", unusable.0),
+            }),
+        }
+    }
+
+    /// Notes something that was wrong with an input. `unread` says that no dump of it will come.
+    pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
+        self.files += usize::from(unread == Unread::Whole);
+        self.problems.push(problem);
+    }
+
+    /// Judges.
+    pub fn finish(self) -> Report {
+        let Self {
+            policy,
+            shared,
+            records,
+            mut problems,
+            files,
+        } = self;
+        let entries = records.iter().map(|record| record.ops.len() as u64).sum();
+        let mut records = records;
+        comm_counter::number_by_communicator(&shared, &mut records);
+        let records = provenance::select(&shared, records, &policy, &mut problems);
+        note_versions(&records, &mut problems);
+        let mut aligned = Aligned::new(&shared, &records, policy.world_size);
+        let offsets = clocks::offsets_ns(&aligned);
+        aligned.offsets_ns = offsets
+            .into_iter()
+            .map(|offset| offset.unwrap_or(0))
+            .collect();
+        let messages = Messages::new(&aligned);
+        let mut graph = WaitGraph::new(&aligned, &messages, &policy);
+        let sinks = sink::find(&aligned, &mut graph);
+        let disagreements = disagreement::find(&aligned);
+        let lateness = Lateness::new(&aligned);
+        let case = Case {
+            policy: &policy,
+            aligned: &aligned,
+            messages: &messages,
+            reversed: graph.reversed(),
+            graph: &graph,
+            sinks,
+            disagreements,
+            lateness: &lateness,
+        };
+        let mut drafts = Vec::new();
+        for check in check::ALL {
+            let found = check.run(&case, &drafts);
+            debug_assert!(
+                found
+                    .iter()
+                    .all(|draft| check.codes().contains(&draft.code))
+            );
+            drafts.extend(found);
+        }
+        let input = Input {
+            files,
+            ranks_expected: aligned.expected.len(),
+            ranks_read: aligned.records.len(),
+            entries,
+        };
+        assemble::report(&case, drafts, problems, input)
+    }
+}
+
+/// How much of an input could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unread {
+    /// All of it: no dump comes of it.
+    Whole,
+    /// A part: its dump was, or will be, taken in.
+    Part,
+}
+
+fn note_versions(records: &[Record], problems: &mut Vec<Problem>) {
+    let versions: BTreeSet<_> = records.iter().map(|record| record.version).collect();
+    if versions.len() > 1 {
+        let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
+        problems.push(Problem {
+            code: Code::N303,
+            path: String::new(),
+            sentence: format!(
+                "files of format versions {} were read together",
+                versions.join(", ")
+            ),
+        });
+    }
+}

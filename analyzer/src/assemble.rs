@@ -1,0 +1,242 @@
+//! The report: findings ranked, consequences under their causes, victims counted.
+
+use crate::case::{Case, Draft, name_ranks};
+use crate::finding::{Code, Finding, Severity};
+use crate::report::{Input, Problem, Report, Verdict};
+use crate::summary;
+use crate::wait_graph::{Missing, Node};
+use rcomm_recorder::model::Rank;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+/// Puts everything together.
+pub(crate) fn report(
+    case: &Case<'_>,
+    drafts: Vec<Draft>,
+    mut problems: Vec<Problem>,
+    input: Input,
+) -> Report {
+    let mut drafts: Vec<(Draft, Vec<Rank>)> = drafts
+        .into_iter()
+        .map(|draft| {
+            let victims = victims(case, &draft);
+            (draft, victims)
+        })
+        .collect();
+    drafts.sort_by(before);
+    note_absences(case, &drafts, &mut problems);
+    problems.sort();
+    problems.dedup();
+    let root = drafts
+        .iter()
+        .position(|(draft, _)| draft.is_root && draft.code.severity() == Severity::Error)
+        .map(|at| at as u32 + 1);
+    let findings: Vec<Finding> = drafts
+        .into_iter()
+        .enumerate()
+        .map(|(at, (draft, victims))| finding(case, at as u32 + 1, draft, victims, root))
+        .collect();
+    let verdict = verdict(case, &findings, &input);
+    Report {
+        schema: Report::SCHEMA.to_owned(),
+        verdict,
+        findings,
+        problems,
+        input,
+        groups: summary::groups(case),
+        ranks: summary::ranks(case),
+        in_flight: summary::in_flight(case),
+        waits: summary::waits(case),
+        stacks: summary::stacks(case),
+    }
+}
+
+/// Errors first, then roots, then the surest, then what most wait for; then what comes first.
+fn before((a, a_victims): &(Draft, Vec<Rank>), (b, b_victims): &(Draft, Vec<Rank>)) -> Ordering {
+    let grave = |draft: &Draft| draft.code.severity();
+    grave(a)
+        .cmp(&grave(b))
+        .then(b.is_root.cmp(&a.is_root))
+        .then(b.confidence.total_cmp(&a.confidence))
+        .then(b_victims.len().cmp(&a_victims.len()))
+        .then(a.code.cmp(&b.code))
+        .then_with(|| a.culprits.cmp(&b.culprits))
+        .then_with(|| a.sentence.cmp(&b.sentence))
+}
+
+fn victims(case: &Case<'_>, draft: &Draft) -> Vec<Rank> {
+    let mut targets: Vec<Node> = draft.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let mut victims: BTreeSet<Rank> = case
+        .ranks(&case.graph.waiting_for(&targets, &case.reversed))
+        .into_iter()
+        .collect();
+    // Members of a cycle wait too, but they are named already.
+    victims.extend(
+        targets
+            .iter()
+            .filter(|&&node| node < case.graph.ranks)
+            .map(|&node| case.rank(node)),
+    );
+    for rank in &draft.culprits {
+        victims.remove(rank);
+    }
+    let waits = |rank: &Rank| {
+        let node = case.graph.node(*rank);
+        node.is_some_and(|node| !case.graph.waits_in[node].is_empty())
+    };
+    victims.into_iter().filter(waits).collect()
+}
+
+fn finding(
+    case: &Case<'_>,
+    id: u32,
+    draft: Draft,
+    victims: Vec<Rank>,
+    root: Option<u32>,
+) -> Finding {
+    let victim_count = victims.len();
+    let mut victim_ranks = victims;
+    victim_ranks.truncate(case.policy.max_victims);
+    let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
+    Finding {
+        id,
+        code: draft.code,
+        name: draft.code.name().to_owned(),
+        severity: draft.code.severity(),
+        confidence: (draft.confidence * 100.0).round() / 100.0,
+        culprit_ranks: draft.culprits,
+        alternatives: draft.alternatives,
+        victim_ranks,
+        victim_count,
+        group: draft.at.as_ref().map(|spot| case.group_ref(spot.group)),
+        seq: draft.at.as_ref().map(|spot| spot.seq),
+        seq_kind: draft.at.as_ref().map(|spot| spot.kind),
+        op: draft.at.map(|spot| spot.op),
+        caused_by: if is_consequence { root } else { None },
+        cycle: draft.cycle,
+        sentence: draft.sentence,
+        evidence: draft.evidence,
+        ruled_out: draft.ruled_out,
+        frames: draft.frames,
+        diff: draft.diff,
+        next: draft.next,
+    }
+}
+
+/// Ranks that left no readable record and that no finding accuses: said, not blamed.
+fn note_absences(case: &Case<'_>, drafts: &[(Draft, Vec<Rank>)], problems: &mut Vec<Problem>) {
+    let accused: BTreeSet<Rank> = drafts
+        .iter()
+        .flat_map(|(draft, _)| draft.culprits.iter().copied())
+        .collect();
+    let absent: Vec<Rank> = case
+        .aligned
+        .expected
+        .iter()
+        .copied()
+        .filter(|rank| case.aligned.record_of(*rank).is_none() && !accused.contains(rank))
+        .collect();
+    if !absent.is_empty() {
+        let waited_for: BTreeSet<Node> = case
+            .graph
+            .missing
+            .iter()
+            .flatten()
+            .filter(|(_, why)| matches!(why, Missing::Unknown(_)))
+            .map(|&(node, _)| node)
+            .collect();
+        let missed = absent.iter().filter_map(|&rank| case.graph.node(rank));
+        let missed = missed.filter(|node| waited_for.contains(node)).count();
+        let more = if missed > 0 && drafts.iter().any(|(draft, _)| draft.is_root) {
+            format!("; others wait for {missed} of them, which the findings explain without them")
+        } else {
+            String::new()
+        };
+        problems.push(Problem {
+            code: Code::N301,
+            path: String::new(),
+            sentence: format!("{} left no readable record{more}", name_ranks(&absent)),
+        });
+    }
+    note_lost_history(case, problems);
+}
+
+/// N302: a place where it could not be told whether a rank had come.
+fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
+    use crate::align::Why;
+    let lost: BTreeSet<Rank> = case
+        .graph
+        .missing
+        .iter()
+        .flatten()
+        .filter(|&&(_, why)| why == Missing::Unknown(Why::HistoryLost))
+        .map(|&(node, _)| case.rank(node))
+        .collect();
+    if !lost.is_empty() {
+        let lost: Vec<Rank> = lost.into_iter().collect();
+        problems.push(Problem {
+            code: Code::N302,
+            path: String::new(),
+            sentence: format!(
+                "the rings of {} had dropped what tells whether {} came to where others wait",
+                name_ranks(&lost),
+                if lost.len() == 1 { "it" } else { "they" }
+            ),
+        });
+    }
+    let outdated: BTreeSet<Rank> = case
+        .graph
+        .missing
+        .iter()
+        .flatten()
+        .filter(|&&(_, why)| why == Missing::Unknown(Why::Outdated))
+        .map(|&(node, _)| case.rank(node))
+        .collect();
+    if !outdated.is_empty() {
+        let outdated: Vec<Rank> = outdated.into_iter().collect();
+        problems.push(Problem {
+            code: Code::N300,
+            path: String::new(),
+            sentence: format!(
+                "the record of {} was taken earlier than the others': peers have completed operations since that \
+                 need it; what it waits in now cannot be told",
+                name_ranks(&outdated)
+            ),
+        });
+    }
+}
+
+fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input) -> Verdict {
+    use Code::*;
+    let root = findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error);
+    if let Some(root) = root {
+        return match root.code {
+            E103 | E104 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
+            _ => Verdict::Stuck,
+        };
+    }
+    if input.ranks_read == 0 {
+        return Verdict::Inconclusive;
+    }
+    if findings.iter().any(|finding| finding.code == W220) {
+        return Verdict::Slow;
+    }
+    let pending = case.graph.pending.iter().any(|pending| !pending.is_empty());
+    let waits = case.graph.waits_in.iter().any(|places| !places.is_empty());
+    if waits && !case.policy.snapshot && !case.sinks.is_empty() {
+        // Something is unfinished and nothing explains it.
+        let unexplained = case.graph.missing.iter().any(|missing| !missing.is_empty());
+        if unexplained {
+            return Verdict::Inconclusive;
+        }
+    }
+    if pending || summary::anything_pending(case) {
+        Verdict::Running
+    } else {
+        Verdict::Healthy
+    }
+}

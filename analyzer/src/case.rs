@@ -1,0 +1,478 @@
+//! What the checks look at, and what they hand in.
+
+use crate::align::{Aligned, GroupIx, Presence, RecordIx};
+use crate::disagreement::Disagreement;
+use crate::finding::{Code, Evidence, FrameRef, GroupRef, SeqKind};
+use crate::lateness::Lateness;
+use crate::p2p::Messages;
+use crate::policy::Policy;
+use crate::program_order;
+use crate::record::{NONE, Op};
+use crate::sink::Sink;
+use crate::wait_graph::{Missing, Node, Place, WaitGraph, What, now_ns};
+use rcomm_recorder::model::{OpType, Rank};
+
+/// Everything that is known of the job.
+pub(crate) struct Case<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) aligned: &'a Aligned<'a>,
+    pub(crate) messages: &'a Messages,
+    pub(crate) graph: &'a WaitGraph,
+    pub(crate) reversed: Vec<Vec<Node>>,
+    pub(crate) sinks: Vec<Sink>,
+    pub(crate) disagreements: Vec<Disagreement>,
+    pub(crate) lateness: &'a Lateness,
+}
+
+/// A finding before it is ranked against the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) code: Code,
+    pub(crate) confidence: f64,
+    pub(crate) culprits: Vec<Rank>,
+    pub(crate) alternatives: Vec<Vec<Rank>>,
+    /// Whoever waits for these waits because of this.
+    pub(crate) targets: Vec<Node>,
+    pub(crate) at: Option<Spot>,
+    pub(crate) cycle: Vec<Rank>,
+    pub(crate) sentence: String,
+    pub(crate) evidence: Vec<Evidence>,
+    pub(crate) ruled_out: Vec<String>,
+    pub(crate) frames: Vec<FrameRef>,
+    pub(crate) diff: Vec<String>,
+    pub(crate) next: String,
+    /// It explains others' waits; else it is a consequence of the first that does.
+    pub(crate) is_root: bool,
+}
+
+impl Draft {
+    pub(crate) fn new(code: Code, sentence: String) -> Self {
+        Self {
+            code,
+            confidence: 0.9,
+            culprits: Vec::new(),
+            alternatives: Vec::new(),
+            targets: Vec::new(),
+            at: None,
+            cycle: Vec::new(),
+            sentence,
+            evidence: Vec::new(),
+            ruled_out: Vec::new(),
+            frames: Vec::new(),
+            diff: Vec::new(),
+            next: String::new(),
+            is_root: true,
+        }
+    }
+}
+
+/// Where something happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) group: GroupIx,
+    pub(crate) seq: u64,
+    pub(crate) kind: SeqKind,
+    pub(crate) op: String,
+}
+
+/// `1 rank has`, `3 ranks have`.
+pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
+    if n == 1 {
+        format!("1 rank {singular}")
+    } else {
+        format!("{n} ranks {plural}")
+    }
+}
+
+/// `rank 3`, `ranks 3 and 5`, `ranks 1, 2, 3 and 9 more`.
+pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
+    const SHOWN: usize = 6;
+    match ranks {
+        [] => "no rank".to_owned(),
+        [one] => format!("rank {one}"),
+        _ if ranks.len() > SHOWN + 1 => {
+            let shown: Vec<String> = ranks[..SHOWN].iter().map(Rank::to_string).collect();
+            format!(
+                "ranks {} and {} more",
+                shown.join(", "),
+                ranks.len() - SHOWN
+            )
+        }
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().map(Rank::to_string).collect();
+            format!("ranks {} and {last}", first.join(", "))
+        }
+    }
+}
+
+/// `102 s`, `1.5 s`, `20 ms`.
+pub(crate) fn name_time(ms: f64) -> String {
+    if ms >= 10_000.0 {
+        format!("{:.0} s", ms / 1000.0)
+    } else if ms >= 1000.0 {
+        format!("{:.1} s", ms / 1000.0)
+    } else {
+        format!("{ms:.0} ms")
+    }
+}
+
+impl Case<'_> {
+    /// A group as findings name it.
+    pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
+        let group = &self.aligned.groups[group];
+        GroupRef {
+            name: group.name.clone(),
+            desc: group.desc.clone(),
+            ranks: group.ranks.clone(),
+        }
+    }
+
+    /// The name that a person knows a group by.
+    pub(crate) fn group_name(&self, group: GroupIx) -> &str {
+        let group = &self.aligned.groups[group];
+        if group.desc.is_empty() || group.desc == "undefined" {
+            &group.name
+        } else {
+            &group.desc
+        }
+    }
+
+    /// The rank of a node.
+    pub(crate) fn rank(&self, node: Node) -> Rank {
+        self.aligned.expected[node]
+    }
+
+    pub(crate) fn ranks(&self, nodes: &[Node]) -> Vec<Rank> {
+        nodes.iter().map(|&node| self.rank(node)).collect()
+    }
+
+    /// What most members issued under a number, in words.
+    pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
+        let call = program_order::usual_call(self.aligned, group, seq);
+        call.map_or("collective", |call| {
+            self.aligned.shared.calls.get(call).op_name()
+        })
+        .to_owned()
+    }
+
+    /// A collective as findings place it.
+    pub(crate) fn spot(&self, group: GroupIx, seq: u32) -> Spot {
+        Spot {
+            group,
+            seq: self.recorded_seq(group, seq),
+            kind: SeqKind::CollectiveSeqId,
+            op: self.usual_op(group, seq),
+        }
+    }
+
+    /// The number that the records show, where it is not the one that is counted here.
+    fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
+        for member in 0..self.aligned.groups[group].ranks.len() {
+            let Some((record, lane)) = self.aligned.lane(group, member) else {
+                continue;
+            };
+            if self.aligned.records[record].recorder
+                != rcomm_recorder::publish::Recorder::Torchcomms
+            {
+                break;
+            }
+            if let Ok(at) = self.aligned.find(record, lane, seq) {
+                return u64::from(self.aligned.op(record, lane.collectives[at]).p2p_seq);
+            }
+        }
+        u64::from(seq)
+    }
+
+    /// Where a place is: for a batch, its first message whose other half is not there.
+    pub(crate) fn spot_of_place(&self, place: usize) -> Spot {
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => self.spot(group, seq),
+            Place::Batch {
+                group,
+                record,
+                pending,
+            } => {
+                let position = self.first_of_batch(record, pending);
+                self.spot_of_message(record, group, position)
+            }
+        }
+    }
+
+    /// The position of a batch's first message.
+    pub(crate) fn first_of_batch(&self, record: RecordIx, pending: usize) -> u32 {
+        self.graph.pending[record][pending].position
+    }
+
+    /// A message as one rank recorded it.
+    pub(crate) fn spot_of_message(&self, record: RecordIx, group: GroupIx, position: u32) -> Spot {
+        let op = self.aligned.op(record, position);
+        Spot {
+            group,
+            seq: u64::from(op.p2p_seq),
+            kind: SeqKind::P2pSeqId,
+            op: self.aligned.shared.calls.get(op.call).op_name().to_owned(),
+        }
+    }
+
+    /// `all_reduce #41 on group dp`, `send #7 to rank 2 on group pp`.
+    pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
+        let lane = &self.aligned.lanes[record][usize::from(op.group)];
+        let name = self.aligned.shared.calls.get(op.call).op_name();
+        let group = self.group_name(lane.group);
+        if op.kind.is_p2p() {
+            let ranks = &self.aligned.groups[lane.group].ranks;
+            let peer = ranks.get(op.peer as usize);
+            let peer = peer.map_or("any rank".to_owned(), |peer| format!("rank {peer}"));
+            let towards = if op.kind == OpType::Send {
+                "to"
+            } else {
+                "from"
+            };
+            format!("{name} #{} {towards} {peer} on group {group}", op.p2p_seq)
+        } else {
+            let seq = if op.is_p2p {
+                u64::from(op.p2p_seq)
+            } else {
+                self.recorded_seq(lane.group, op.seq)
+            };
+            format!("{name} #{seq} on group {group}")
+        }
+    }
+
+    /// A rank's newest recorded call that is more than a batch's marker.
+    pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
+        let ops = &self.aligned.records[record].ops;
+        ops.iter()
+            .rev()
+            .find(|op| op.kind != OpType::Coalesced)
+            .or(ops.last())
+    }
+
+    /// Where in the source a rank's call stands: the innermost frame that is not the library's own.
+    pub(crate) fn call_site(&self, op: &Op) -> Option<&rcomm_recorder::model::Frame> {
+        let shared = self.aligned.shared;
+        let stack = shared
+            .stacks
+            .get(op.stack as usize)
+            .filter(|_| op.stack != NONE)?;
+        let frames = || {
+            stack
+                .iter()
+                .filter_map(|&frame| shared.frames.get(frame as usize))
+        };
+        frames()
+            .find(|frame| !is_library(&frame.filename))
+            .or_else(|| frames().next())
+    }
+
+    /// `data.py:88`, as short as it can be read.
+    pub(crate) fn name_site(frame: &rcomm_recorder::model::Frame) -> String {
+        let file = frame
+            .filename
+            .rsplit(['/', '\\'])
+            .next()
+            .unwrap_or(&frame.filename);
+        format!("{file}:{}", frame.line)
+    }
+
+    /// The frames of a rank's newest call, as the finding shows them.
+    pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
+        const SHOWN: usize = 12;
+        let shared = self.aligned.shared;
+        let rank = self.aligned.records[record].rank;
+        let stack = shared
+            .stacks
+            .get(op.stack as usize)
+            .filter(|_| op.stack != NONE);
+        let frames = stack
+            .into_iter()
+            .flatten()
+            .filter_map(|&frame| shared.frames.get(frame as usize));
+        let mut frames: Vec<&rcomm_recorder::model::Frame> = frames.collect();
+        // The program's own frames first in sight: the library's innermost ones say nothing new.
+        let own = frames
+            .iter()
+            .position(|frame| !is_library(&frame.filename))
+            .unwrap_or(0);
+        frames.drain(..own);
+        frames
+            .into_iter()
+            .take(SHOWN)
+            .map(|frame| FrameRef {
+                rank,
+                when: when.to_owned(),
+                name: frame.name.clone(),
+                filename: frame.filename.clone(),
+                line: frame.line,
+            })
+            .collect()
+    }
+
+    /// What a rank did last, for the end of a sentence: the call, its place in the source, the phase.
+    pub(crate) fn last_seen(&self, record: RecordIx) -> String {
+        let mut text = String::new();
+        if let Some(op) = self.last_op(record) {
+            let done = if op.completed() {
+                "it last issued"
+            } else {
+                "it is in"
+            };
+            text = format!("{done} {}", self.describe_op(record, op));
+            if let Some(frame) = self.call_site(op) {
+                text.push_str(&format!(" ({})", Self::name_site(frame)));
+            }
+        } else {
+            text.push_str("it issued nothing that is recorded");
+        }
+        if let Some(status) = &self.aligned.records[record].status
+            && !status.phase.is_empty()
+        {
+            text.push_str(&format!(", phase `{}`", status.phase));
+        }
+        text
+    }
+
+    /// An entry as proof.
+    pub(crate) fn evidence(&self, record: RecordIx, position: u32, group: GroupIx) -> Evidence {
+        let op = self.aligned.op(record, position);
+        let lane = &self.aligned.lanes[record][usize::from(op.group)];
+        let whole = &self.aligned.records[record];
+        let seq = if op.kind.is_p2p() || op.is_p2p {
+            u64::from(op.p2p_seq)
+        } else {
+            self.recorded_seq(lane.group, op.seq)
+        };
+        let call = self.aligned.shared.calls.get(op.call);
+        let mut text = call.describe();
+        if let Some(&peer) = self.aligned.groups[lane.group].ranks.get(op.peer as usize)
+            && op.kind.is_p2p()
+        {
+            let towards = if op.kind == OpType::Send {
+                "to"
+            } else {
+                "from"
+            };
+            text.push_str(&format!(" {towards} rank {peer}"));
+        }
+        Evidence {
+            rank: whole.rank,
+            record_id: whole.record_id(op),
+            state: op.state,
+            group: (lane.group != group).then(|| self.group_ref(lane.group)),
+            seq,
+            op: text,
+        }
+    }
+
+    /// The entry of a rank for a collective, as proof.
+    pub(crate) fn evidence_of(&self, node: Node, group: GroupIx, seq: u32) -> Option<Evidence> {
+        let rank = self.rank(node);
+        let member = self.aligned.groups[group]
+            .ranks
+            .iter()
+            .position(|&r| r == rank)?;
+        let (record, lane) = self.aligned.lane(group, member)?;
+        let Presence::Issued(at) = self.aligned.presence(group, member, seq) else {
+            return None;
+        };
+        Some(self.evidence(record, lane.collectives[at], group))
+    }
+
+    /// The entries of those who wait at a place, as proof: the first few.
+    pub(crate) fn evidence_of_place(&self, place: usize, most: usize) -> Vec<Evidence> {
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => {
+                let arrived = self.graph.arrived[place].iter().take(most);
+                arrived
+                    .filter_map(|&node| self.evidence_of(node, group, seq))
+                    .collect()
+            }
+            Place::Batch {
+                group,
+                record,
+                pending,
+            } => {
+                vec![self.evidence(record, self.first_of_batch(record, pending), group)]
+            }
+        }
+    }
+
+    /// A rank's newest entry in a group, as proof of how far it came.
+    pub(crate) fn evidence_of_newest(&self, record: RecordIx, group: GroupIx) -> Option<Evidence> {
+        let lane = self.aligned.lanes[record]
+            .iter()
+            .find(|lane| lane.group == group)?;
+        let newest = lane.collectives.last().max(lane.messages.last())?;
+        Some(self.evidence(record, *newest, group))
+    }
+
+    /// How long the first of those who wait at a place has waited, ms, where times tell.
+    pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
+        let now = now_ns(self.aligned, self.policy)?;
+        let since = self.waiting_since(place)?;
+        let ms = now.saturating_sub(since) as f64 / 1e6;
+        (ms >= 1.0).then_some(ms)
+    }
+
+    /// When the first of those who wait at a place issued it, common time, ns.
+    pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
+        let created = |record: RecordIx, position: u32| {
+            self.aligned
+                .created_ns(record, self.aligned.op(record, position))
+        };
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => {
+                let arrived = self.graph.arrived[place].iter();
+                let times = arrived.filter_map(|&node| {
+                    let record = self.aligned.record_of(self.rank(node))?;
+                    let pending = self.graph.pending[record].iter().find(|one| {
+                        one.group == group
+                            && matches!(one.what, What::Collective { seq: s } if s == seq)
+                    })?;
+                    Some(created(record, pending.position))
+                });
+                times.min()
+            }
+            Place::Batch {
+                record, pending, ..
+            } => Some(created(record, self.first_of_batch(record, pending))),
+        }
+    }
+
+    /// The places where a rank is missed, and why.
+    pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
+        let before = &self.reversed[node];
+        let mut places = Vec::new();
+        for &place in before {
+            let Some(place) = place.checked_sub(self.graph.ranks) else {
+                continue;
+            };
+            let why = self.graph.missing[place]
+                .iter()
+                .find(|&&(rank, _)| rank == node);
+            if let Some(&(_, why)) = why {
+                places.push((place, why));
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// Whether members of a place disagree on it.
+    pub(crate) fn disagreement_at(&self, place: usize) -> Option<&Disagreement> {
+        let Place::Collective { group, seq } = self.graph.places[place] else {
+            return None;
+        };
+        self.disagreements
+            .iter()
+            .find(|one| one.group == group && one.seq == seq)
+    }
+}
+
+/// Frames of the communication library and what wraps it.
+fn is_library(filename: &str) -> bool {
+    ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
+        .iter()
+        .any(|part| filename.contains(part))
+}

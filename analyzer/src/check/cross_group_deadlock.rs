@@ -1,0 +1,254 @@
+//! E130: ranks wait on each other across groups.
+//!
+//! In a cycle everybody waits, so nobody is idle to blame. But usually one rank took two steps of the
+//! program in another order than all others: for each rank of the cycle, and each place where it is
+//! missed, the ranks of the job are asked which of the two they do first. Who stands against most is
+//! the culprit, and the cycle its proof. Where the job is split evenly, the sides are alternatives.
+
+use super::Check;
+use crate::case::{Case, Draft, Spot, name_ranks};
+use crate::finding::Code;
+use crate::missed::{event_at, event_for};
+use crate::program_order::{Event, Votes, ask};
+use crate::sink::Sink;
+use crate::wait_graph::{Missing, Node, Place};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+pub(super) struct CrossGroupDeadlock;
+
+impl Check for CrossGroupDeadlock {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E130]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        for sink in &case.sinks {
+            let Sink::Cycle { ranks, places } = sink else {
+                continue;
+            };
+            let known = places
+                .iter()
+                .any(|&place| explained(place + case.graph.ranks))
+                || ranks.iter().any(|&rank| explained(rank));
+            if !known {
+                drafts.push(draft(case, ranks, places));
+            }
+        }
+        drafts
+    }
+}
+
+/// A rank that stands against most: how many against how many, and where it should have been first.
+struct Odd {
+    node: Node,
+    votes: Votes,
+    instead: usize,
+    at: usize,
+}
+
+fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
+    let cycle = walk(case, ranks, places);
+    let mut odd = odd_ranks(case, ranks, places);
+    // Who only follows an odd rank is not odd: keep those that stand against most.
+    let strongest = odd
+        .iter()
+        .map(|one| one.votes.first - one.votes.second)
+        .max()
+        .unwrap_or(0);
+    odd.retain(|one| (one.votes.first - one.votes.second) * 2 >= strongest);
+    odd.sort_by_key(|one| one.node);
+    odd.dedup_by_key(|one| one.node);
+    let mut draft = if odd.is_empty() || odd.len() * 2 > ranks.len() {
+        ambiguous(case, ranks, places)
+    } else {
+        blamed(case, &odd)
+    };
+    draft.cycle = case.ranks(&cycle);
+    for &place in places_of(case, &cycle, places).iter().take(16) {
+        draft.evidence.extend(case.evidence_of_place(place, 1));
+    }
+    draft
+        .ruled_out
+        .push("not_joined: every rank of the cycle waits itself".to_owned());
+    draft.targets = ranks.to_vec();
+    draft
+}
+
+fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
+    let culprits: Vec<Rank> = odd.iter().map(|one| case.rank(one.node)).collect();
+    let first = &odd[0];
+    let (spot, at) = (
+        case.spot_of_place(first.instead),
+        case.spot_of_place(first.at),
+    );
+    let name = |spot: &Spot| {
+        format!(
+            "{} #{} on group {}",
+            spot.op,
+            spot.seq,
+            case.group_name(spot.group)
+        )
+    };
+    let sentence = format!(
+        "{} went to {} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way round",
+        name_ranks(&culprits),
+        name(&at),
+        name(&spot),
+        first.votes.first,
+        first.votes.first + first.votes.second,
+    );
+    let mut draft = Draft::new(Code::E130, sentence);
+    let all = (first.votes.first + first.votes.second) as f64;
+    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all)).min(0.95);
+    for one in odd.iter().take(4) {
+        let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
+            continue;
+        };
+        if let Some(op) = case.last_op(record) {
+            draft.frames.extend(case.frames_of(record, op, "waiting"));
+        }
+    }
+    draft.next = format!(
+        "compare the order in which {} issues {} and {} with another rank's",
+        name_ranks(&culprits),
+        name(&at),
+        name(&spot)
+    );
+    draft.culprits = culprits;
+    draft.at = Some(spot);
+    draft
+}
+
+fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
+    // The sides: who waits in the same kind of place.
+    let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
+    for &rank in ranks {
+        let at = case.graph.waits_in[rank]
+            .iter()
+            .find(|place| places.contains(place));
+        let side = at.map(|&place| match case.graph.places[place] {
+            Place::Collective { group, seq } => (case.aligned.groups[group].family, u64::from(seq)),
+            Place::Batch { group, .. } => (case.aligned.groups[group].family, u64::MAX),
+        });
+        sides.entry(side).or_default().push(case.rank(rank));
+    }
+    let all = case.ranks(ranks);
+    let mut alternatives: Vec<Vec<Rank>> = sides.into_values().collect();
+    alternatives.sort();
+    let sentence = format!(
+        "{} wait on each other in a cycle across groups; which of them took the wrong order cannot be told",
+        name_ranks(&all)
+    );
+    let mut draft = Draft::new(Code::E130, sentence);
+    draft.confidence = 0.5;
+    if alternatives.len() > 1 {
+        alternatives.truncate(16);
+        draft.alternatives = alternatives;
+    }
+    let first = places
+        .iter()
+        .copied()
+        .min_by_key(|&place| (case.waiting_since(place), place));
+    draft.at = first.map(|place| case.spot_of_place(place));
+    draft.next =
+        "compare the order of the operations that these ranks issue on their groups".to_owned();
+    draft
+}
+
+fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
+    let inside: HashSet<Node> = ranks.iter().copied().collect();
+    let mut asked: HashMap<(Event, Event), Votes> = HashMap::new();
+    let mut odd: Vec<Odd> = Vec::new();
+    for &place in places {
+        for &(node, why) in &case.graph.missing[place] {
+            if !inside.contains(&node) || why == Missing::Candidate {
+                continue;
+            }
+            let rank = case.rank(node);
+            let Some(record) = case.aligned.record_of(rank) else {
+                continue;
+            };
+            let Some(expected) = event_for(case, place, rank) else {
+                continue;
+            };
+            for &at in &case.graph.waits_in[node] {
+                if !places.contains(&at) {
+                    continue;
+                }
+                let Some(done) = event_at(case, at, rank) else {
+                    continue;
+                };
+                let votes = *asked
+                    .entry((expected, done))
+                    .or_insert_with(|| ask(case.aligned, record, expected, done));
+                if votes.first > votes.second {
+                    odd.push(Odd {
+                        node,
+                        votes,
+                        instead: place,
+                        at,
+                    });
+                }
+            }
+        }
+    }
+    odd.sort_by_key(|one| {
+        (
+            one.node,
+            std::cmp::Reverse(one.votes.first - one.votes.second),
+            one.instead,
+        )
+    });
+    odd
+}
+
+/// A shortest cycle through the first rank, as ranks: each waits for the next.
+pub(super) fn walk(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
+    let Some(&start) = ranks.first() else {
+        return Vec::new();
+    };
+    let inside: HashSet<Node> = ranks
+        .iter()
+        .copied()
+        .chain(places.iter().map(|&place| place + case.graph.ranks))
+        .collect();
+    let mut before: HashMap<Node, Node> = HashMap::new();
+    let mut queue = VecDeque::from([start]);
+    while let Some(node) = queue.pop_front() {
+        for next in case.graph.successors(node) {
+            if next == start {
+                let mut path = vec![node];
+                let mut at = node;
+                while let Some(&previous) = before.get(&at) {
+                    path.push(previous);
+                    at = previous;
+                }
+                path.reverse();
+                path.retain(|&node| node < case.graph.ranks);
+                return path;
+            }
+            if inside.contains(&next) && next != start && !before.contains_key(&next) {
+                before.insert(next, node);
+                queue.push_back(next);
+            }
+        }
+    }
+    vec![start]
+}
+
+/// The places where the ranks of a cycle wait, in its order.
+fn places_of(case: &Case<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
+    let at = |node: &Node| {
+        case.graph.waits_in[*node]
+            .iter()
+            .copied()
+            .find(|place| places.contains(place))
+    };
+    let mut of_cycle: Vec<usize> = cycle.iter().filter_map(at).collect();
+    let mut seen = HashSet::new();
+    of_cycle.retain(|place| seen.insert(*place));
+    of_cycle
+}

@@ -1,0 +1,90 @@
+//! E102: a rank left no readable record, and what the others wait in points at it.
+//!
+//! Absence is evidence, but weak: the file may be lost while the rank waits like the others. So the
+//! rank is accused only if no readable rank explains the waits. With several such ranks, the one that
+//! was missed first is named, and the others stay possible.
+
+use super::Check;
+use crate::case::{Case, Draft, count_ranks, name_ranks, name_time};
+use crate::finding::Code;
+use crate::missed::first_missed;
+use crate::sink::Sink;
+use crate::wait_graph::Node;
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
+
+pub(super) struct MissingDump;
+
+impl Check for MissingDump {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E102]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        if so_far.iter().any(|draft| draft.is_root) {
+            return Vec::new();
+        }
+        let mut by_place: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
+        for sink in &case.sinks {
+            let &Sink::Unread(node) = sink else { continue };
+            if let Some((place, _)) = first_missed(case, node) {
+                by_place.entry(place).or_default().push(node);
+            }
+        }
+        let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
+        places.sort_by_key(|&(place, _)| (case.waiting_since(place).unwrap_or(i64::MAX), place));
+        let several = places.len() > 1;
+        let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| case.ranks(nodes)).collect();
+        let drafts = places.iter().enumerate().map(|(nth, (place, nodes))| {
+            let mut draft = draft(case, *place, nodes);
+            if several {
+                draft.confidence = if nth == 0 { 0.5 } else { 0.3 };
+                draft.is_root = nth == 0;
+                if nth == 0 {
+                    draft.alternatives.extend(all[1..].iter().take(16).cloned());
+                    draft.ruled_out.push(
+                        "no certainty: other ranks without a record are waited for too; this one was missed first"
+                            .to_owned(),
+                    );
+                }
+            }
+            draft
+        });
+        drafts.collect()
+    }
+}
+
+fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
+    let spot = case.spot_of_place(place);
+    let culprits = case.ranks(nodes);
+    let waiting = case.graph.arrived[place].len();
+    let waited = case.waited_ms(place).map_or("waited".to_owned(), |ms| {
+        format!("waited {}", name_time(ms))
+    });
+    let sentence = format!(
+        "{} left no readable record; {} in {} #{} on group {} for {}",
+        name_ranks(&culprits),
+        count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
+        spot.op,
+        spot.seq,
+        case.group_name(spot.group),
+        if culprits.len() == 1 { "it" } else { "them" },
+    );
+    let mut draft = Draft::new(Code::E102, sentence);
+    draft.confidence = if nodes.len() == 1 { 0.8 } else { 0.5 };
+    if nodes.len() > 1 {
+        draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    }
+    draft.evidence = case.evidence_of_place(place, 3);
+    draft
+        .ruled_out
+        .push("not_joined: no readable rank explains the wait".to_owned());
+    draft.next = format!(
+        "look for a crash of {}: its log, its exit code, the kernel's log of its host",
+        name_ranks(&culprits)
+    );
+    draft.targets = nodes.to_vec();
+    draft.culprits = culprits;
+    draft.at = Some(spot);
+    draft
+}

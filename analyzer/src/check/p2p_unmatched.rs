@@ -1,0 +1,168 @@
+//! E120: a send or receive whose peer never posted the other half.
+//!
+//! Either the peer waits for nobody: then the message is the first thing that it left out. Or the peer
+//! waits in turn, within the same group, for the one that posted the message: a cycle that rests on
+//! the half-open message.
+
+use super::Check;
+use crate::case::{Case, Draft, name_ranks, name_time};
+use crate::finding::Code;
+use crate::missed::first_missed;
+use crate::sink::Sink;
+use crate::wait_graph::{Missing, Node, Place};
+use std::collections::BTreeMap;
+
+pub(super) struct P2pUnmatched;
+
+impl Check for P2pUnmatched {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E120]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        // Ranks that wait for nobody, missed first in a message.
+        let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
+        for sink in &case.sinks {
+            match sink {
+                &Sink::Idle(node) if !explained(node) => {
+                    if let Some((place, why)) = first_missed(case, node)
+                        && matches!(case.graph.places[place], Place::Batch { .. })
+                    {
+                        by_place.entry(place).or_default().push((node, why));
+                    }
+                }
+                Sink::Cycle { ranks, places } => {
+                    let known = places
+                        .iter()
+                        .any(|&place| explained(place + case.graph.ranks));
+                    if !known && !ranks.iter().any(|&rank| explained(rank)) {
+                        drafts.extend(in_cycle(case, ranks, places));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (place, nodes) in by_place {
+            let possible =
+                nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
+            let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
+            drafts.push(draft(case, place, &culprits, possible));
+        }
+        drafts
+    }
+}
+
+/// A cycle in which every place is of one group, and one is a message whose other half is missing.
+pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Option<Draft> {
+    let group_of = |place: usize| match case.graph.places[place] {
+        Place::Collective { group, .. } | Place::Batch { group, .. } => group,
+    };
+    let group = group_of(*places.first()?);
+    if places.iter().any(|&place| group_of(place) != group) {
+        return None;
+    }
+    let open: Vec<usize> = places
+        .iter()
+        .copied()
+        .filter(|&place| matches!(case.graph.places[place], Place::Batch { .. }))
+        .collect();
+    let mut culprits: Vec<Node> = Vec::new();
+    for &place in &open {
+        for &(node, why) in &case.graph.missing[place] {
+            if why == Missing::Absent && ranks.contains(&node) {
+                culprits.push(node);
+            }
+        }
+    }
+    culprits.sort_unstable();
+    culprits.dedup();
+    let first = open
+        .iter()
+        .copied()
+        .min_by_key(|&place| (case.waiting_since(place), place))?;
+    if culprits.is_empty() {
+        return None;
+    }
+    // Everybody waits for everybody's message: nobody can be blamed alone.
+    let symmetric = culprits.len() == ranks.len();
+    let mut draft = draft(case, first, &culprits, false);
+    draft.cycle = case.ranks(&super::cross_group_deadlock::walk(case, ranks, places));
+    if symmetric {
+        draft.sentence = format!(
+            "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
+            name_ranks(&draft.cycle),
+            case.group_name(group)
+        );
+        draft.alternatives = culprits
+            .iter()
+            .take(16)
+            .map(|&node| vec![case.rank(node)])
+            .collect();
+        draft.culprits.clear();
+        draft.confidence = 0.5;
+    }
+    draft.targets = ranks.to_vec();
+    Some(draft)
+}
+
+fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft {
+    let spot = case.spot_of_place(place);
+    let culprits = case.ranks(nodes);
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = case.graph.places[place]
+    else {
+        return Draft::new(Code::E120, String::new());
+    };
+    let waiting = case.aligned.records[record].rank;
+    let position = case.first_of_batch(record, pending);
+    let op = case.aligned.op(record, position);
+    let half = if op.kind == rcomm_recorder::model::OpType::Send {
+        "receive"
+    } else {
+        "send"
+    };
+    let waited = case.waited_ms(place).map_or("waits".to_owned(), |ms| {
+        format!("has waited {}", name_time(ms))
+    });
+    let mut sentence = format!(
+        "{} never posted the {half} that rank {waiting} {waited} for in {}",
+        name_ranks(&culprits),
+        case.describe_op(record, op)
+    );
+    if let [one] = culprits[..]
+        && let Some(there) = case.aligned.record_of(one)
+    {
+        sentence.push_str(&format!("; {}", case.last_seen(there)));
+    }
+    let mut draft = Draft::new(Code::E120, sentence);
+    draft.confidence = if possible { 0.5 } else { 0.9 };
+    draft.evidence = case.evidence_of_place(place, 1);
+    for &rank in culprits.iter().take(4) {
+        if let Some(there) = case.aligned.record_of(rank) {
+            draft.evidence.extend(case.evidence_of_newest(there, group));
+            if let Some(op) = case.last_op(there) {
+                draft.frames.extend(case.frames_of(there, op, "last_seen"));
+            }
+        }
+    }
+    draft
+        .ruled_out
+        .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
+    draft.next = format!(
+        "look why {} posted no {half} for rank {waiting}",
+        name_ranks(&culprits)
+    );
+    draft.targets = nodes.to_vec();
+    if possible {
+        draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    } else {
+        draft.culprits = culprits;
+    }
+    draft.at = Some(spot);
+    draft
+}

@@ -1,0 +1,166 @@
+//! W220: a rank, or a whole host, arrives late again and again.
+//!
+//! Asked only where nothing is stuck. One late arrival is chance and a little lateness is noise: what
+//! counts are arrivals so late that they stand out from the usual spread, at least [`TIMES`] of them,
+//! whose net cost is a share of the job's time worth a warning.
+
+use super::Check;
+use crate::case::{Case, Draft, name_ranks, name_time};
+use crate::finding::{Code, Severity};
+use crate::lateness::{Lateness, RankLateness};
+use rcomm_recorder::model::Rank;
+
+pub(super) struct Straggler;
+
+/// So many late arrivals are no chance.
+const TIMES: usize = 3;
+/// So many times the usual spread is late.
+const STANDS_OUT: f64 = 10.0;
+/// Less than this is never late, ms.
+const LEAST_MS: f64 = 1.0;
+
+impl Check for Straggler {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W220]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        if so_far
+            .iter()
+            .any(|draft| draft.code.severity() == Severity::Error)
+        {
+            return Vec::new();
+        }
+        let lateness = case.lateness;
+        if lateness.span_ms <= 0.0 {
+            return Vec::new();
+        }
+        let hosts = late_hosts(case, lateness);
+        if !hosts.is_empty() {
+            return hosts;
+        }
+        let ranks = lateness.ranks.iter().enumerate();
+        ranks
+            .filter_map(|(record, rank)| late_rank(case, lateness, record, rank))
+            .collect()
+    }
+}
+
+fn late_rank(
+    case: &Case<'_>,
+    lateness: &Lateness,
+    record: usize,
+    rank: &RankLateness,
+) -> Option<Draft> {
+    let late = (lateness.usual_ms * STANDS_OUT).max(LEAST_MS);
+    let mut outstanding: Vec<f32> = rank
+        .lost
+        .iter()
+        .copied()
+        .filter(|&lost| f64::from(lost) > late)
+        .collect();
+    let share = rank.net_ms() / lateness.span_ms;
+    if outstanding.len() < TIMES || share < case.policy.straggler_share {
+        return None;
+    }
+    let nth = outstanding.len() / 2;
+    let (_, typical, _) = outstanding.select_nth_unstable_by(nth, f32::total_cmp);
+    let typical = f64::from(*typical);
+    let whole = &case.aligned.records[record];
+    let host = if whole.identity.host.is_empty() {
+        String::new()
+    } else {
+        format!(" on host {}", whole.identity.host)
+    };
+    let sentence = format!(
+        "rank {}{host} comes late again and again: {} of {} collectives waited for it, typically {}; that is {} of \
+         the job's time",
+        whole.rank,
+        outstanding.len(),
+        rank.instances,
+        name_time(typical),
+        percent(share),
+    );
+    let mut draft = Draft::new(Code::W220, sentence);
+    draft.confidence = (0.6 + 0.05 * outstanding.len() as f64).min(0.95);
+    draft.culprits = vec![whole.rank];
+    draft.ruled_out.push(format!(
+        "noise: the other ranks of the same collectives come within {:.2} ms of each other",
+        lateness.usual_ms
+    ));
+    if let Some(op) = latest(case, record) {
+        draft.frames = case.frames_of(record, op, "last_seen");
+        let site = case
+            .call_site(op)
+            .map(|frame| format!(" ({})", Case::name_site(frame)));
+        draft.next = format!(
+            "profile what rank {} does before {}{}",
+            whole.rank,
+            case.describe_op(record, op),
+            site.unwrap_or_default()
+        );
+        let position = whole.ops.iter().position(|other| std::ptr::eq(other, op));
+        let lane = &case.aligned.lanes[record][usize::from(op.group)];
+        if let Some(position) = position {
+            let mut evidence = case.evidence(record, position as u32, lane.group);
+            evidence.group = Some(case.group_ref(lane.group));
+            draft.evidence.push(evidence);
+        }
+    }
+    Some(draft)
+}
+
+/// The newest collective in which the rank waited least of all it took part in, as an example.
+fn latest<'a>(case: &'a Case<'_>, record: usize) -> Option<&'a crate::record::Op> {
+    let ops = &case.aligned.records[record].ops;
+    // Where it spent the longest time before the call, it was late for the call.
+    let pairs = ops
+        .windows(2)
+        .filter(|pair| pair[1].completed() && !pair[1].kind.is_p2p());
+    let gap = |pair: &&[crate::record::Op]| {
+        let end = pair[0].completed_ns().unwrap_or(pair[0].created_ns);
+        pair[1].created_ns.saturating_sub(end)
+    };
+    pairs.max_by_key(gap).map(|pair| &pair[1])
+}
+
+fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
+    let mut drafts = Vec::new();
+    for (host, &(net_ms, times)) in &lateness.hosts {
+        let share = net_ms / lateness.span_ms;
+        let ranks: Vec<Rank> = case
+            .aligned
+            .records
+            .iter()
+            .filter(|record| record.identity.host == *host)
+            .map(|record| record.rank)
+            .collect();
+        if times < TIMES
+            || ranks.len() < 2
+            || share < case.policy.straggler_share
+            || net_ms / times as f64 <= (lateness.usual_ms * STANDS_OUT).max(LEAST_MS)
+        {
+            continue;
+        }
+        let sentence = format!(
+            "all of host {host} comes late again and again ({}): {times} collectives waited for it; that is {} of the \
+             job's time",
+            name_ranks(&ranks),
+            percent(share),
+        );
+        let mut draft = Draft::new(Code::W220, sentence);
+        draft.confidence = 0.85;
+        draft.ruled_out.push(format!(
+            "one rank alone: all {} ranks of the host are late",
+            ranks.len()
+        ));
+        draft.next = format!("look at host {host}: load, clocks, temperature, its network");
+        draft.culprits = ranks;
+        drafts.push(draft);
+    }
+    drafts
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", (share * 100.0).min(100.0))
+}

@@ -1,0 +1,284 @@
+//! In which order the program does things, as the ranks' own records show it.
+//!
+//! Ranks of one job mostly run one program: what rank 3 does on its `tp` group, rank 5 does on its own.
+//! So an operation is compared between ranks by the part that its group plays (its family) and its
+//! sequence number, and a question such as "does `tp` #95 come before `world` #3?" is put to all ranks
+//! that have issued one of them. This is what tells the odd rank in a wait cycle, and which of several
+//! things a silent rank would have done next.
+
+use crate::align::{Aligned, GroupIx, Presence, RecordIx};
+use rcomm_recorder::model::OpType;
+
+/// Something that ranks of one program do at the same point of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// The collective `seq` on the n-th group of a family.
+    Collective {
+        family: u32,
+        nth: u32,
+        seq: u32,
+        call: u32,
+    },
+    /// The first send or receive of this member with this peer after `after`, the number of an earlier
+    /// message.
+    Message {
+        family: u32,
+        nth: u32,
+        member: u32,
+        sends: bool,
+        peer: u32,
+        after: u32,
+    },
+}
+
+/// When a rank did it, as its record tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// Before its window.
+    Lost,
+    /// Position in its operations.
+    At(u32),
+    /// Not yet.
+    Never,
+}
+
+/// How many ranks put one of two events first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Votes {
+    pub(crate) first: usize,
+    pub(crate) second: usize,
+}
+
+/// The event of a collective, from the point of view of a member.
+pub(crate) fn collective(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    seq: u32,
+) -> Event {
+    Event::Collective {
+        family: aligned.groups[group].family,
+        nth: nth_of_family(aligned, record, group),
+        seq,
+        call: usual_call(aligned, group, seq).unwrap_or(u32::MAX),
+    }
+}
+
+/// The event of a member's next message with a peer, after what it has recorded.
+pub(crate) fn next_message(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    member: u32,
+    sends: bool,
+    peer: u32,
+) -> Event {
+    let lane = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group);
+    let newest = lane.and_then(|lane| lane.messages.last());
+    Event::Message {
+        family: aligned.groups[group].family,
+        nth: nth_of_family(aligned, record, group),
+        member,
+        sends,
+        peer,
+        after: newest.map_or(0, |&at| aligned.op(record, at).p2p_seq),
+    }
+}
+
+/// The event of a message that a member has recorded.
+pub(crate) fn message(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    position: u32,
+) -> Event {
+    let op = aligned.op(record, position);
+    let lane = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group);
+    Event::Message {
+        family: aligned.groups[group].family,
+        nth: nth_of_family(aligned, record, group),
+        member: lane.map_or(u32::MAX, |lane| lane.member),
+        sends: op.kind == OpType::Send,
+        peer: op.peer,
+        after: op.p2p_seq.saturating_sub(1),
+    }
+}
+
+/// What most members of a group issued under a number.
+pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<u32> {
+    let mut counts: Vec<(u32, usize)> = Vec::new();
+    for member in 0..aligned.groups[group].ranks.len() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let Ok(at) = aligned.find(record, lane, seq) else {
+            continue;
+        };
+        let call = aligned.op(record, lane.collectives[at]).call;
+        match counts.iter_mut().find(|(known, _)| *known == call) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((call, 1)),
+        }
+    }
+    // Among equals the lesser number would depend on the order of files: the text decides.
+    let text = |call: u32| aligned.shared.calls.get(call).describe();
+    counts
+        .into_iter()
+        .max_by(|a, b| (a.1, text(b.0)).cmp(&(b.1, text(a.0))))
+        .map(|(call, _)| call)
+}
+
+/// Asks all ranks that are at the same point of the program as `like` which of two events they put
+/// first.
+///
+/// A rank is not at the same point if it had issued another number of the first's family when it
+/// issued the collective before the second (stages of a pipeline may have layers of their own).
+pub(crate) fn ask(aligned: &Aligned<'_>, like: RecordIx, first: Event, second: Event) -> Votes {
+    let mut votes = Votes::default();
+    let point = point_before(aligned, like, first, second);
+    for record in 0..aligned.records.len() {
+        if let (Some(point), Some(other)) = (point, point_before(aligned, record, first, second))
+            && point != other
+        {
+            continue;
+        }
+        let (Some(a), Some(b)) = (when(aligned, record, first), when(aligned, record, second))
+        else {
+            continue;
+        };
+        match (a, b) {
+            (When::At(a), When::At(b)) if a < b => votes.first += 1,
+            (When::At(a), When::At(b)) if a > b => votes.second += 1,
+            (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => {
+                votes.first += 1
+            }
+            (When::At(_) | When::Never, When::Lost) | (When::Never, When::At(_)) => {
+                votes.second += 1
+            }
+            _ => {}
+        }
+    }
+    votes
+}
+
+/// How far the first event's lane was when the collective before the second event was issued.
+fn point_before(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<u32> {
+    let (
+        Event::Collective {
+            family: a,
+            nth: nth_a,
+            ..
+        },
+        Event::Collective {
+            family: b,
+            nth: nth_b,
+            seq,
+            ..
+        },
+    ) = (first, second)
+    else {
+        return None;
+    };
+    let counted = &aligned.lanes[record][lane_of_family(aligned, record, a, nth_a)?];
+    let lane = &aligned.lanes[record][lane_of_family(aligned, record, b, nth_b)?];
+    let at = aligned.find(record, lane, seq.checked_sub(1)?).ok()?;
+    let position = lane.collectives[at];
+    let before = counted.collectives.partition_point(|&at| at < position);
+    let newest = counted.collectives.get(before.checked_sub(1)?)?;
+    Some(aligned.seq(record, *newest))
+}
+
+fn when(aligned: &Aligned<'_>, record: RecordIx, event: Event) -> Option<When> {
+    match event {
+        Event::Collective {
+            family,
+            nth,
+            seq,
+            call,
+        } => {
+            let lane_at = lane_of_family(aligned, record, family, nth)?;
+            let lane = &aligned.lanes[record][lane_at];
+            match aligned.presence(lane.group, lane.member as usize, seq) {
+                Presence::Issued(at) => {
+                    let position = lane.collectives[at];
+                    // Another operation under that number: this rank is at another point.
+                    let same = call == u32::MAX
+                        || aligned
+                            .shared
+                            .calls
+                            .key(aligned.op(record, position).call)
+                            .class
+                            == aligned.shared.calls.key(call).class;
+                    same.then_some(When::At(position))
+                }
+                Presence::Lost => Some(When::Lost),
+                Presence::Absent => Some(When::Never),
+                Presence::Unknown(_) => None,
+            }
+        }
+        Event::Message {
+            family,
+            nth,
+            member,
+            sends,
+            peer,
+            after,
+        } => {
+            let lane_at = lane_of_family(aligned, record, family, nth)?;
+            let lane = &aligned.lanes[record][lane_at];
+            if lane.member != member {
+                return None;
+            }
+            let matching = lane.messages.iter().copied().find(|&at| {
+                let op = aligned.op(record, at);
+                op.p2p_seq > after
+                    && op.peer == peer
+                    && (op.kind == OpType::Send) == sends
+                    && op.kind.is_p2p()
+            });
+            match matching {
+                Some(at) => {
+                    let oldest = lane
+                        .messages
+                        .first()
+                        .map_or(0, |&at| aligned.op(record, at).p2p_seq);
+                    Some(if oldest > after + 1 && aligned.records[record].wrapped() {
+                        When::Lost
+                    } else {
+                        When::At(at)
+                    })
+                }
+                None if aligned.records[record].cut => None,
+                None => Some(When::Never),
+            }
+        }
+    }
+}
+
+fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32 {
+    let family = aligned.groups[group].family;
+    let lanes = aligned.lanes[record].iter();
+    lanes
+        .take_while(|lane| lane.group != group)
+        .filter(|lane| aligned.groups[lane.group].family == family)
+        .count() as u32
+}
+
+fn lane_of_family(aligned: &Aligned<'_>, record: RecordIx, family: u32, nth: u32) -> Option<usize> {
+    let lanes = aligned.lanes[record].iter().enumerate();
+    lanes
+        .filter(|(_, lane)| {
+            aligned.groups[lane.group].family == family && lane.member != crate::record::NONE
+        })
+        .nth(nth as usize)
+        .map(|(at, _)| at)
+}

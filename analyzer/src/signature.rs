@@ -1,0 +1,351 @@
+//! What members of a group may and may not disagree on, worked out once per distinct signature.
+//!
+//! Two ranks' records of one collective are compared by their [`MatchKey`]s. A field that is `None` is
+//! one that the operation allows to differ, or that the record does not hold.
+
+use rcomm_recorder::model::{OpType, ReduceOp, Signature};
+use std::collections::HashMap;
+
+/// Operations that are the same on the wire, whatever variant of the call was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum OpClass {
+    /// One of ours: all variants of gather-to-all share one class, and so on.
+    Known(OpType),
+    /// An operation that we have no word for, by the hash of its name.
+    Named(u64),
+}
+
+/// What has to be equal on all members.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MatchKey {
+    pub(crate) class: OpClass,
+    /// Element type, as a hash of its names.
+    pub(crate) dtype: Option<u64>,
+    /// Elements that every member must agree on; bytes where the type may differ.
+    pub(crate) size: Option<u64>,
+    /// Elements of each tensor, where several travel as one operation.
+    pub(crate) tensors: Option<u64>,
+    /// Root and reduction, where recorded.
+    pub(crate) root: Option<u32>,
+    pub(crate) reduce_op: Option<ReduceOp>,
+}
+
+/// How two members' records of one collective differ, gravest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Difference {
+    Op,
+    Dtype,
+    Size,
+    Argument,
+}
+
+impl MatchKey {
+    /// The gravest difference between two members, if there is one.
+    pub(crate) fn difference(&self, other: &Self) -> Option<Difference> {
+        fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
+            matches!((a, b), (Some(a), Some(b)) if a != b)
+        }
+        if self.class != other.class {
+            Some(Difference::Op)
+        } else if differ(&self.dtype, &other.dtype) {
+            Some(Difference::Dtype)
+        } else if differ(&self.size, &other.size) || differ(&self.tensors, &other.tensors) {
+            Some(Difference::Size)
+        } else if differ(&self.root, &other.root) || differ(&self.reduce_op, &other.reduce_op) {
+            Some(Difference::Argument)
+        } else {
+            None
+        }
+    }
+}
+
+/// A signature together with the arguments of one call, as all ranks share it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    pub(crate) op: OpType,
+    pub(crate) signature: Signature,
+    pub(crate) root: Option<u32>,
+    pub(crate) reduce_op: Option<ReduceOp>,
+    pub(crate) timeout_ms: u64,
+}
+
+impl Call {
+    /// The operation as findings spell it: our name, or the recorder's where we have none.
+    pub(crate) fn op_name(&self) -> &str {
+        if self.signature.op_name.is_empty() || self.op != OpType::Other {
+            self.op.name()
+        } else {
+            &self.signature.op_name
+        }
+    }
+
+    /// The operation with what matters of its arguments: `all_reduce [64] Float`.
+    pub(crate) fn describe(&self) -> String {
+        let (sizes, dtypes) = if self.signature.input_sizes.is_empty() {
+            (&self.signature.output_sizes, &self.signature.output_dtypes)
+        } else {
+            (&self.signature.input_sizes, &self.signature.input_dtypes)
+        };
+        let mut text = self.op_name().to_owned();
+        for shape in sizes.iter().take(3) {
+            text.push_str(&format!(" {shape:?}"));
+        }
+        if sizes.len() > 3 {
+            text.push_str(&format!(" and {} more", sizes.len() - 3));
+        }
+        if let Some(dtype) = dtypes.first() {
+            text.push(' ');
+            text.push_str(dtype);
+        }
+        if let Some(root) = self.root {
+            text.push_str(&format!(" root {root}"));
+        }
+        if let Some(reduce_op) = self.reduce_op {
+            text.push_str(&format!(" {reduce_op}"));
+        }
+        text
+    }
+
+    /// Bytes that the call names: the larger side.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.signature
+            .input_bytes()
+            .max(self.signature.output_bytes())
+    }
+
+    fn match_key(&self) -> MatchKey {
+        use OpType::*;
+        let s = &self.signature;
+        let inputs = || (!s.input_sizes.is_empty()).then(|| s.input_elements());
+        let outputs = || (!s.output_sizes.is_empty()).then(|| s.output_elements());
+        let either = || inputs().or_else(outputs);
+        let in_dtype = || dtypes(&s.input_dtypes).or_else(|| dtypes(&s.output_dtypes));
+        let out_dtype = || dtypes(&s.output_dtypes).or_else(|| dtypes(&s.input_dtypes));
+        let (class, dtype, size, tensors) = match self.op {
+            AllReduce | Reduce => (self.op, in_dtype(), either(), None),
+            AllReduceCoalesced => (self.op, in_dtype(), either(), per_tensor(&s.input_sizes)),
+            AllReduceSparse => (self.op, in_dtype(), None, None),
+            // A broadcast moves bytes: types of one size may be mixed.
+            Broadcast => {
+                let bytes = if s.input_sizes.is_empty() {
+                    s.output_bytes()
+                } else {
+                    s.input_bytes()
+                };
+                (self.op, None, either().map(|_| bytes), None)
+            }
+            AllGather | AllGatherSingle | AllGatherV => (AllGather, in_dtype(), outputs(), None),
+            AllGatherCoalesced => (self.op, in_dtype(), outputs(), None),
+            ReduceScatter | ReduceScatterSingle | ReduceScatterV => {
+                (ReduceScatter, in_dtype(), inputs(), None)
+            }
+            ReduceScatterCoalesced => (self.op, in_dtype(), inputs(), None),
+            AllToAll | AllToAllSingle | AllToAllVSingle => (AllToAll, in_dtype(), None, None),
+            Gather => (Gather, in_dtype(), inputs(), None),
+            GatherV => (Gather, in_dtype(), None, None),
+            Scatter => (Scatter, out_dtype(), outputs(), None),
+            ScatterV => (Scatter, out_dtype(), None, None),
+            Barrier | MonitoredBarrier => (Barrier, None, None, None),
+            Send | Recv => (self.op, in_dtype(), either(), None),
+            Coalesced | Split | NewWindow | Put | Get | Signal | WaitSignal => {
+                (self.op, None, None, None)
+            }
+            Other => {
+                return MatchKey {
+                    class: OpClass::Named(hash_of(&s.op_name)),
+                    dtype: None,
+                    size: None,
+                    tensors: None,
+                    root: None,
+                    reduce_op: None,
+                };
+            }
+        };
+        MatchKey {
+            class: OpClass::Known(class),
+            dtype,
+            size,
+            tensors,
+            root: self.root,
+            reduce_op: self.reduce_op,
+        }
+    }
+}
+
+fn dtypes(names: &[String]) -> Option<u64> {
+    let first = names.first()?;
+    if names.iter().all(|name| name == first) {
+        return Some(hash_of(first));
+    }
+    Some(hash_of(&names))
+}
+
+fn per_tensor(sizes: &[Vec<u64>]) -> Option<u64> {
+    let elements: Vec<u64> = sizes
+        .iter()
+        .map(|shape| shape.iter().fold(1, |all: u64, &n| all.saturating_mul(n)))
+        .collect();
+    Some(hash_of(&elements))
+}
+
+/// A hash that is the same in every run: verdicts must not depend on a seed.
+fn hash_of<T: std::hash::Hash + ?Sized>(value: &T) -> u64 {
+    use std::hash::Hasher;
+    let mut hasher = std::hash::DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The calls of all ranks, each once, numbered from 0.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    ids: HashMap<Call, u32>,
+    calls: Vec<Call>,
+    keys: Vec<MatchKey>,
+}
+
+impl Calls {
+    /// The number of this call, given out at first sight.
+    pub(crate) fn intern(&mut self, call: Call) -> u32 {
+        if let Some(&id) = self.ids.get(&call) {
+            return id;
+        }
+        let id =
+            u32::try_from(self.calls.len()).expect("fewer than 2^32 distinct calls fit in memory");
+        self.keys.push(call.match_key());
+        self.calls.push(call.clone());
+        self.ids.insert(call, id);
+        id
+    }
+
+    pub(crate) fn get(&self, id: u32) -> &Call {
+        &self.calls[id as usize]
+    }
+
+    pub(crate) fn key(&self, id: u32) -> &MatchKey {
+        &self.keys[id as usize]
+    }
+
+    /// The gravest difference between two calls; `None` if members may issue the one and the other.
+    pub(crate) fn difference(&self, a: u32, b: u32) -> Option<Difference> {
+        if a == b {
+            return None;
+        }
+        let difference = self.key(a).difference(self.key(b));
+        // A broadcast is compared by bytes: as many elements in other bytes is another type.
+        let elements = |id| self.get(id).signature.input_elements();
+        if difference == Some(Difference::Size)
+            && self.get(a).op == OpType::Broadcast
+            && elements(a) == elements(b)
+        {
+            return Some(Difference::Dtype);
+        }
+        difference
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(op: OpType, input: &[u64], output: &[u64], dtype: &str) -> Call {
+        let tensors = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![shape.to_vec()]
+            }
+        };
+        let types = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![dtype.to_owned()]
+            }
+        };
+        Call {
+            op,
+            signature: Signature {
+                input_sizes: tensors(input),
+                output_sizes: tensors(output),
+                input_dtypes: types(input),
+                output_dtypes: types(output),
+                ..Signature::default()
+            },
+            root: None,
+            reduce_op: None,
+            timeout_ms: 0,
+        }
+    }
+
+    fn difference(a: Call, b: Call) -> Option<Difference> {
+        let mut calls = Calls::default();
+        let (a, b) = (calls.intern(a), calls.intern(b));
+        calls.difference(a, b)
+    }
+
+    #[test]
+    fn shapes_of_equal_size_agree() {
+        let a = call(OpType::AllReduce, &[8, 8], &[8, 8], "Float");
+        let b = call(OpType::AllReduce, &[64], &[64], "Float");
+        assert_eq!(difference(a, b), None);
+    }
+
+    #[test]
+    fn all_reduce_wants_one_size_and_one_type() {
+        let a = call(OpType::AllReduce, &[64], &[64], "Float");
+        assert_eq!(
+            difference(a.clone(), call(OpType::AllReduce, &[96], &[96], "Float")),
+            Some(Difference::Size)
+        );
+        assert_eq!(
+            difference(a, call(OpType::AllReduce, &[64], &[64], "BFloat16")),
+            Some(Difference::Dtype)
+        );
+    }
+
+    #[test]
+    fn gather_and_scatter_may_differ_on_the_side_that_only_the_root_has() {
+        let root = call(OpType::Gather, &[4], &[4, 4], "Float");
+        assert_eq!(
+            difference(root, call(OpType::Gather, &[4], &[], "Float")),
+            None
+        );
+        let root = call(OpType::Scatter, &[4, 4], &[4], "Float");
+        assert_eq!(
+            difference(root, call(OpType::Scatter, &[], &[4], "Float")),
+            None
+        );
+    }
+
+    #[test]
+    fn uneven_parts_are_legal_where_the_operation_says_so() {
+        let a = call(OpType::AllToAllSingle, &[10], &[20], "Float");
+        assert_eq!(
+            difference(a, call(OpType::AllToAllSingle, &[20], &[10], "Float")),
+            None
+        );
+        let a = call(OpType::AllGather, &[3], &[8], "Float");
+        assert_eq!(
+            difference(a, call(OpType::AllGather, &[5], &[8], "Float")),
+            None
+        );
+    }
+
+    #[test]
+    fn a_broadcast_compares_bytes() {
+        let a = call(OpType::Broadcast, &[8], &[8], "Byte");
+        assert_eq!(
+            difference(a.clone(), call(OpType::Broadcast, &[8], &[8], "Char")),
+            None
+        );
+        assert_eq!(
+            difference(a.clone(), call(OpType::Broadcast, &[8], &[8], "Float")),
+            Some(Difference::Dtype)
+        );
+        assert_eq!(
+            difference(a, call(OpType::Broadcast, &[9], &[9], "Byte")),
+            Some(Difference::Size)
+        );
+    }
+}

@@ -1,0 +1,339 @@
+//! Every group, rank, unfinished operation and wait, beside the findings.
+
+use crate::align::{GroupIx, Presence, RecordIx};
+use crate::case::Case;
+use crate::finding::SeqKind;
+use crate::report::{GroupReport, InstanceReport, InstanceState, RankReport, StackNode, Wait};
+use crate::wait_graph::{Missing, Place, What, now_ns};
+use rcomm_recorder::model::{OpType, Rank};
+use std::collections::BTreeMap;
+
+/// Whether anything has not completed, whatever its age.
+pub(crate) fn anything_pending(case: &Case<'_>) -> bool {
+    case.aligned
+        .lanes
+        .iter()
+        .enumerate()
+        .any(|(record, lanes)| {
+            lanes.iter().any(|lane| {
+                lane.collectives[lane.pending_from..]
+                    .iter()
+                    .any(|&at| !case.aligned.op(record, at).completed())
+            })
+        })
+}
+
+/// Every group that somebody used, the largest first, then by name.
+pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
+    let aligned = case.aligned;
+    let now = now_ns(aligned, case.policy);
+    let mut reports: Vec<GroupReport> = (0..aligned.groups.len())
+        .map(|group| {
+            let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
+            let newest = |&&(record, lane): &&(RecordIx, usize)| {
+                aligned.lanes[record][lane]
+                    .collectives
+                    .last()
+                    .map(|&at| aligned.seq(record, at))
+            };
+            let newest_op = lanes.iter().find_map(|&&(record, lane)| {
+                let lane = &aligned.lanes[record][lane];
+                lane.collectives
+                    .last()
+                    .or(lane.messages.last())
+                    .map(|&at| aligned.op(record, at))
+            });
+            let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
+            let mut in_flight: Vec<u32> = Vec::new();
+            let mut oldest: Option<i64> = None;
+            for &&(record, _) in &lanes {
+                for one in &case.graph.pending[record] {
+                    if one.group == group
+                        && let What::Collective { seq } = one.what
+                    {
+                        in_flight.push(seq);
+                        let created = aligned.created_ns(record, aligned.op(record, one.position));
+                        oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
+                    }
+                }
+            }
+            in_flight.sort_unstable();
+            in_flight.dedup();
+            let numbers = || lanes.iter().filter_map(newest);
+            GroupReport {
+                group: case.group_ref(group),
+                backend: call
+                    .map(|call| call.signature.backend.clone())
+                    .unwrap_or_default(),
+                last_seq: numbers().max().map(u64::from),
+                min_seq: numbers().min().map(u64::from),
+                ranks_read: lanes.len(),
+                in_flight: in_flight.len(),
+                oldest_ms: oldest
+                    .zip(now)
+                    .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
+                lag_p50_ms: case.lateness.group_lag_ms(group, 0.5),
+                lag_p99_ms: case.lateness.group_lag_ms(group, 0.99),
+                busbw_gbs: None,
+                timeout_ms: call.map_or(0, |call| call.timeout_ms),
+            }
+        })
+        .filter(|report| report.ranks_read > 0)
+        .collect();
+    reports.sort_by(|a, b| (b.group.ranks.len(), &a.group).cmp(&(a.group.ranks.len(), &b.group)));
+    reports
+}
+
+/// Every rank that is expected, ascending.
+pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
+    let aligned = case.aligned;
+    aligned
+        .expected
+        .iter()
+        .map(|&rank| {
+            let record = aligned.record_of(rank);
+            let whole = record.map(|record| &aligned.records[record]);
+            let status = whole.and_then(|whole| whole.status.as_ref());
+            RankReport {
+                rank,
+                host: whole
+                    .map(|whole| whole.identity.host.clone())
+                    .unwrap_or_default(),
+                pid: whole.map_or(0, |whole| whole.identity.pid),
+                read: record.is_some(),
+                phase: status
+                    .filter(|status| !status.phase.is_empty())
+                    .map(|status| status.phase.clone()),
+                step: status
+                    .filter(|status| status.step >= 0)
+                    .map(|status| status.step),
+                pending: record.map_or(0, |record| case.graph.pending[record].len()),
+                lost: whole.map_or(0, |whole| {
+                    whole.first_id + status.map_or(0, |status| status.dropped)
+                }),
+                last_call: record
+                    .and_then(|record| Some(case.describe_op(record, case.last_op(record)?))),
+                lag_p50_ms: record.and_then(|record| case.lateness.ranks[record].lag_p50_ms()),
+                lag_share: record
+                    .filter(|_| case.lateness.span_ms > 0.0)
+                    .map(|record| {
+                        let share = case.lateness.ranks[record].net_ms() / case.lateness.span_ms;
+                        share.clamp(0.0, 1.0)
+                    }),
+            }
+        })
+        .collect()
+}
+
+/// What somebody has issued and not everybody has completed, oldest first.
+pub(crate) fn in_flight(case: &Case<'_>) -> Vec<InstanceReport> {
+    let aligned = case.aligned;
+    let now = now_ns(aligned, case.policy);
+    let mut instances: BTreeMap<(GroupIx, u32), i64> = BTreeMap::new();
+    for (record, pending) in case.graph.pending.iter().enumerate() {
+        for one in pending {
+            if let What::Collective { seq } = one.what {
+                let created = aligned.created_ns(record, aligned.op(record, one.position));
+                let since = instances.entry((one.group, seq)).or_insert(created);
+                *since = (*since).min(created);
+            }
+        }
+    }
+    let mut reports: Vec<(i64, InstanceReport)> = instances
+        .into_iter()
+        .map(|((group, seq), since)| {
+            let mut report = instance(case, group, seq);
+            report.age_ms = now.map(|now| (now - since).max(0) as f64 / 1e6);
+            (since, report)
+        })
+        .collect();
+    for place in 0..case.graph.places.len() {
+        let Place::Batch {
+            group,
+            record,
+            pending,
+        } = case.graph.places[place]
+        else {
+            continue;
+        };
+        let position = case.first_of_batch(record, pending);
+        let spot = case.spot_of_message(record, group, position);
+        let op = aligned.op(record, position);
+        let since = aligned.created_ns(record, op);
+        let missing = &case.graph.missing[place];
+        reports.push((
+            since,
+            InstanceReport {
+                group: case.group_ref(group),
+                seq: spot.seq,
+                seq_kind: spot.kind,
+                op: spot.op,
+                bytes: aligned.shared.calls.get(op.call).bytes(),
+                joined: vec![aligned.records[record].rank],
+                missing: case.ranks(&nodes(missing, false)),
+                unknown: case.ranks(&nodes(missing, true)),
+                state: if missing.is_empty() {
+                    InstanceState::Running
+                } else {
+                    InstanceState::HalfOpen
+                },
+                age_ms: now.map(|now| (now - since).max(0) as f64 / 1e6),
+            },
+        ));
+    }
+    reports.sort_by(|a, b| {
+        let key =
+            |report: &InstanceReport| (report.group.clone(), report.seq, report.joined.clone());
+        a.0.cmp(&b.0).then_with(|| key(&a.1).cmp(&key(&b.1)))
+    });
+    reports.into_iter().map(|(_, report)| report).collect()
+}
+
+fn nodes(missing: &[(usize, Missing)], unknown: bool) -> Vec<usize> {
+    missing
+        .iter()
+        .filter(|(_, why)| matches!(why, Missing::Unknown(_)) == unknown)
+        .map(|&(node, _)| node)
+        .collect()
+}
+
+fn instance(case: &Case<'_>, group: GroupIx, seq: u32) -> InstanceReport {
+    let aligned = case.aligned;
+    let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bytes = 0;
+    for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
+        match aligned.presence(group, member, seq) {
+            Presence::Issued(at) => {
+                if let Some((record, lane)) = aligned.lane(group, member) {
+                    let op = aligned.op(record, lane.collectives[at]);
+                    bytes = bytes.max(aligned.shared.calls.get(op.call).signature.input_bytes());
+                }
+                joined.push(rank);
+            }
+            Presence::Lost => joined.push(rank),
+            Presence::Absent => missing.push(rank),
+            Presence::Unknown(_) => unknown.push(rank),
+        }
+    }
+    let differs = case
+        .disagreements
+        .iter()
+        .any(|one| one.group == group && one.seq == seq);
+    let state = if differs {
+        InstanceState::Mismatch
+    } else if missing.is_empty() && unknown.is_empty() {
+        InstanceState::Running
+    } else {
+        InstanceState::Waiting
+    };
+    let spot = case.spot(group, seq);
+    for ranks in [&mut joined, &mut missing, &mut unknown] {
+        ranks.sort_unstable();
+    }
+    InstanceReport {
+        group: case.group_ref(group),
+        seq: spot.seq,
+        seq_kind: SeqKind::CollectiveSeqId,
+        op: spot.op,
+        bytes,
+        joined,
+        missing,
+        unknown,
+        state,
+        age_ms: None,
+    }
+}
+
+/// So many ranks are listed in all waits together: in the largest jobs everybody waits for everybody.
+const LISTED: usize = 1 << 22;
+
+/// The wait-for graph, rank by rank, as far as it can be listed.
+pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
+    let mut waits = Vec::new();
+    let mut listed = 0;
+    for (node, places) in case.graph.waits_in.iter().enumerate() {
+        for &place in places {
+            let mut on = case.ranks(
+                &case.graph.missing[place]
+                    .iter()
+                    .map(|&(node, _)| node)
+                    .collect::<Vec<_>>(),
+            );
+            on.sort_unstable();
+            if on.is_empty() {
+                continue;
+            }
+            let spot = case.spot_of_place(place);
+            listed += on.len() + case.aligned.groups[spot.group].ranks.len();
+            if listed > LISTED {
+                return waits;
+            }
+            waits.push(Wait {
+                rank: case.rank(node),
+                on,
+                group: case.group_ref(spot.group),
+                op: spot.op,
+                seq: spot.seq,
+                seq_kind: spot.kind,
+            });
+        }
+    }
+    waits
+}
+
+/// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
+pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
+    let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
+    for (at, record) in case.aligned.records.iter().enumerate() {
+        let newest = record
+            .ops
+            .iter()
+            .rev()
+            .find(|op| op.kind != OpType::Coalesced || op.stack != crate::record::NONE);
+        if let Some(op) = newest
+            && (op.stack as usize) < case.aligned.shared.stacks.len()
+        {
+            by_stack
+                .entry(op.stack)
+                .or_default()
+                .push(case.aligned.records[at].rank);
+        }
+    }
+    let mut roots: Vec<StackNode> = Vec::new();
+    for (stack, ranks) in by_stack {
+        let mut level = &mut roots;
+        for &frame in case.aligned.shared.stacks[stack as usize].iter().rev() {
+            let frame = &case.aligned.shared.frames[frame as usize];
+            let known = level.iter().position(|node| {
+                node.name == frame.name
+                    && node.filename == frame.filename
+                    && node.line == frame.line
+            });
+            let at = known.unwrap_or_else(|| {
+                level.push(StackNode {
+                    name: frame.name.clone(),
+                    filename: frame.filename.clone(),
+                    line: frame.line,
+                    ranks: Vec::new(),
+                    children: Vec::new(),
+                });
+                level.len() - 1
+            });
+            level[at].ranks.extend(&ranks);
+            level = &mut level[at].children;
+        }
+    }
+    sort_stacks(&mut roots);
+    roots
+}
+
+fn sort_stacks(nodes: &mut [StackNode]) {
+    for node in nodes.iter_mut() {
+        node.ranks.sort_unstable();
+        // Stacks are bounded by what the recorders write: a few hundred frames at most.
+        sort_stacks(&mut node.children);
+    }
+    nodes.sort_by(|a, b| {
+        (&a.filename, a.line, &a.name, &a.ranks).cmp(&(&b.filename, b.line, &b.name, &b.ranks))
+    });
+}

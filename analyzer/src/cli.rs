@@ -2,7 +2,7 @@
 //! all made from here.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,12 +49,161 @@ impl From<Color> for anstream::ColorChoice {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Analyze(AnalyzeArgs),
+    Watch(WatchArgs),
+    Diff(DiffArgs),
     Collect(CollectArgs),
     Rings(RingsArgs),
     Dump(DumpArgs),
     Explain(ExplainArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
+}
+
+/// Read records and say which rank is at fault, since when, and who waits for it.
+///
+/// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst) or a ring; `-` is
+/// standard input. What a file is, its content tells: PyTorch's dumps and ours, pickle or JSON. Files
+/// that are missing, cut short or from another run cost a note each, never the verdict.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct AnalyzeArgs {
+    /// Files, folders, patterns, archives, rings, or `-`.
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) show: ShowReportArgs,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
+}
+
+/// How a report is shown.
+#[derive(Debug, Args)]
+pub(crate) struct ShowReportArgs {
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
+    pub(crate) format: Format,
+    /// Write to this file instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Show the evidence, every group and rank, and the merged stacks (text only).
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For reading on a terminal.
+    Text,
+    /// For programs: rcomm.report/1.
+    Json,
+    /// One page that stands alone: graph, matrix, timeline, stacks.
+    Html,
+    /// A timeline for ui.perfetto.dev.
+    Perfetto,
+}
+
+/// How records are read and judged.
+#[derive(Debug, Args)]
+pub(crate) struct JudgeArgs {
+    /// The records are a look at a running job: what is merely pending is no finding.
+    #[arg(long)]
+    pub(crate) snapshot: bool,
+    /// With --snapshot: from which age on a pending operation counts as stuck.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub(crate) overdue: Duration,
+    /// How many ranks the job has, where the records do not tell.
+    #[arg(long, value_name = "N")]
+    pub(crate) world_size: Option<NonZeroU32>,
+    /// Files read at a time [default: one for each core].
+    #[arg(long, value_name = "N")]
+    pub(crate) jobs: Option<NonZeroUsize>,
+    /// Give up, with exit code 2, before more memory than this is used (`512MiB`, `4GiB`).
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_limit: Option<ByteSize>,
+}
+
+/// An amount of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+impl std::str::FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let shift = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kib" => 10,
+            "m" | "mib" => 20,
+            "g" | "gib" => 30,
+            "t" | "tib" => 40,
+            _ => return Err(format!("{unit:?} is no unit; use KiB, MiB, GiB or TiB")),
+        };
+        let number: u64 = number
+            .parse()
+            .map_err(|_| "it has to begin with a whole number".to_owned())?;
+        let bytes = number.checked_mul(1 << shift).ok_or("it is too large")?;
+        Ok(Self(bytes))
+    }
+}
+
+/// Analyze a folder while dumps arrive in it, and report when the last rank's is there.
+///
+/// Each change of the verdict is a line on standard error; the report follows at the end, as with
+/// `analyze`. It ends when every expected rank has left a record and nothing has changed for a
+/// moment, or at --timeout.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct WatchArgs {
+    /// The folder; it may not exist yet.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Report what is there after this time, complete or not.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// How long nothing may have changed before the report counts as the last one.
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = humantime::parse_duration)]
+    pub(crate) settle: Duration,
+    #[command(flatten)]
+    pub(crate) show: ShowReportArgs,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
+}
+
+/// Compare two runs, or two moments of one: which findings are new, which groups went on.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 the second has no error or warning that the first lacks; 1 it has; 2 could not tell.")]
+pub(crate) struct DiffArgs {
+    /// Records (as for `analyze`), or a report that was saved as JSON.
+    #[arg(value_name = "A")]
+    pub(crate) before: PathBuf,
+    /// The same, of the later moment or the other run.
+    #[arg(value_name = "B")]
+    pub(crate) after: PathBuf,
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = DiffFormat::Text, value_name = "FORMAT")]
+    pub(crate) format: DiffFormat,
+    /// Write to this file instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Show every group.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DiffFormat {
+    /// For reading on a terminal.
+    Text,
+    /// For programs: rcomm.diff/1.
+    Json,
 }
 
 /// Gather the records of this node, or of a list of hosts, into one archive.

@@ -1,9 +1,10 @@
 //! What can keep a command from answering, how it is said, and the exit code that goes with it.
 
-use rcomm_analyzer::print::words::printable;
+use rcomm_analyzer::print::words::{bytes, duration_ms, printable};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Why a command could not answer.
 ///
@@ -19,6 +20,15 @@ pub(crate) enum Failure {
     /// A file that the arguments name could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// A path that names nothing.
+    #[error(transparent)]
+    Find(#[from] rcomm_analyzer::load::FindError),
+    /// What was asked for does not fit into the memory that was allowed.
+    #[error("the records need more than {} of memory; {read} of them were read", bytes(*limit))]
+    MemoryLimit { limit: u64, read: usize },
+    /// A watched folder stayed empty.
+    #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]
+    NothingArrived { dir: PathBuf, after: Duration },
     /// The recorder could not read or remove a ring.
     #[error(transparent)]
     Ring(#[from] rcomm_recorder::Error),
@@ -43,8 +53,13 @@ impl Failure {
             Self::UnknownCode { .. } => Some("`rcomm-fr explain` lists all codes"),
             Self::NoRing { .. } => Some("`rcomm-fr rings list` shows what is there"),
             Self::SeveralRings { .. } => Some("narrow it with --job, or name the file"),
+            Self::MemoryLimit { .. } => {
+                Some("raise --memory-limit, or leave out --format html and perfetto")
+            }
             Self::Usage { .. }
             | Self::Read { .. }
+            | Self::Find(_)
+            | Self::NothingArrived { .. }
             | Self::Ring(_)
             | Self::DumpFile(_)
             | Self::Write { .. } => None,
@@ -57,6 +72,9 @@ impl Failure {
             Self::UnknownCode { .. }
             | Self::Usage { .. }
             | Self::Read { .. }
+            | Self::Find(_)
+            | Self::MemoryLimit { .. }
+            | Self::NothingArrived { .. }
             | Self::Ring(_)
             | Self::NoRing { .. }
             | Self::SeveralRings { .. }

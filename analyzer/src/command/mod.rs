@@ -1,11 +1,15 @@
 //! One file a sub-command; each takes its arguments and answers with an exit code.
 
+mod analyze;
 mod collect;
 mod completions;
+mod diff;
 mod dump;
 mod explain;
+mod judge;
 mod man;
 mod rings;
+mod watch;
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -15,6 +19,9 @@ use std::process::ExitCode;
 pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     match cli.command {
+        Command::Analyze(args) => analyze::run(&args, color),
+        Command::Watch(args) => watch::run(&args, color),
+        Command::Diff(args) => diff::run(&args, color),
         Command::Collect(args) => collect::run(&args, color),
         Command::Rings(args) => rings::run(&args, color),
         Command::Dump(args) => dump::run(&args, color),

@@ -117,7 +117,7 @@ pub fn say_frame(frame: &FrameRef) -> String {
 }
 
 /// `load (data.py:88)`, with what is unknown left out.
-fn say_place(frame: &FrameRef) -> String {
+pub fn say_place(frame: &FrameRef) -> String {
     let place = match (frame.filename.as_str(), frame.line) {
         ("", _) => String::new(),
         (file, 0) => file.to_owned(),

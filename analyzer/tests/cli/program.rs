@@ -1,7 +1,8 @@
 //! Runs the program.
 
-use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long any run may take; far above what it needs.
@@ -74,5 +75,47 @@ pub(crate) fn wait(child: &mut Child) -> Option<i32> {
             panic!("rcomm-fr did not end within {DEADLINE:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder of a scenario of the checked-in dumps.
+pub(crate) fn fixture(scenario: &str, form: &str) -> String {
+    let dumps = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/dumps");
+    format!("{dumps}/{scenario}/{form}")
+}
+
+/// The lines of a program that runs, waited for with a deadline.
+pub(crate) struct Reader {
+    lines: Receiver<String>,
+    heard: Vec<String>,
+}
+
+impl Reader {
+    pub(crate) fn of(stderr: ChildStderr) -> Self {
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            lines,
+            heard: Vec::new(),
+        }
+    }
+
+    /// The next line that holds this text.
+    pub(crate) fn wait_for(&mut self, text: &str) -> String {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(line) => self.heard.push(line),
+                Err(_) => panic!("{text:?} was not heard among {:?}", self.heard),
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::Text;
 use crate::finding::{Finding, Severity};
 use crate::label::group_label;
-use crate::print::words::{Ranks, counter, say_frame};
+use crate::print::words::{Ranks, counter, say_frame, say_place};
 use crate::report::Report;
 use std::io::{self, Write};
 
@@ -99,8 +99,14 @@ fn write_card(
     if let (Some(seq), Some(kind)) = (finding.seq, finding.seq_kind) {
         item("Sequence", &format!("{} {seq}", counter(kind)))?;
     }
+    let mut stack: Option<(u32, &str)> = None;
     for frame in &finding.frames {
-        item("Where", &say_frame(frame))?;
+        let same = stack.replace((frame.rank, &frame.when)) == Some((frame.rank, &frame.when));
+        if same {
+            item("", &format!("called from {}", say_place(frame)))?;
+        } else {
+            item("Where", &say_frame(frame))?;
+        }
     }
     for reason in &finding.ruled_out {
         item("Ruled out", reason)?;

@@ -2,9 +2,9 @@
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
-use crate::finding::{Evidence, Finding};
+use crate::finding::{Evidence, Finding, FrameRef};
 use crate::label::group_label;
-use crate::print::words::{Ranks, counter, operation, say_frame};
+use crate::print::words::{Ranks, counter, operation, say_frame, say_place};
 use crate::report::Report;
 use rcomm_recorder::model::EntryState;
 use std::io;
@@ -29,8 +29,10 @@ pub(super) fn write_details(
         "who waits",
         brief(waiters::say(finding, report), page.detail(), "operation"),
     )?;
-    let frames = finding.frames.iter().map(say_frame).collect();
-    page.items("where", brief(frames, page.detail(), "frame"))?;
+    page.items(
+        "where",
+        brief(say_stacks(&finding.frames), page.detail(), "frame"),
+    )?;
     page.items("programs", &finding.diff)?;
     write_consequences(report, finding, 0, page)?;
     page.items("ruled out", &finding.ruled_out)?;
@@ -73,6 +75,21 @@ fn say_doubt(finding: &Finding) -> String {
     } else {
         format!("the records allow as well: {list}")
     }
+}
+
+/// The frames of one rank are one stack: after the innermost only the callers' places are said.
+fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
+    let mut before: Option<(u32, &str)> = None;
+    let mut lines = Vec::with_capacity(frames.len());
+    for frame in frames {
+        let stack = (frame.rank, frame.when.as_str());
+        lines.push(if before.replace(stack) == Some(stack) {
+            format!("called from {}", say_place(frame))
+        } else {
+            say_frame(frame)
+        });
+    }
+    lines
 }
 
 fn say_evidence(evidence: &Evidence) -> String {

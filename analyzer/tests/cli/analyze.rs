@@ -1,0 +1,240 @@
+//! `rcomm-fr analyze` on real dumps: the verdict, its forms and its exit codes.
+
+use crate::program::{finish, fixture, rcomm_fr, run, run_with_reader_that_stops};
+use rcomm_analyzer::Report;
+use rcomm_analyzer::print::json;
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+
+/// The report of a scenario's pickles, as JSON.
+fn report(scenario: &str) -> Report {
+    let analyzed = run(&["analyze", "--format", "json", &fixture(scenario, "pickle")]);
+    serde_json::from_str(&analyzed.stdout).unwrap()
+}
+
+#[test]
+fn each_kind_of_fault_has_a_page_to_act_on() {
+    for scenario in [
+        "never-join-w4",
+        "nccl-stuck-2x2x2",
+        "pg-deadlock-2x2",
+        "crashed-w4",
+        "size-mismatch-w4",
+        "p2p-send-no-recv-w2",
+        "straggler-w4",
+        "truncated-dump-w4",
+        "pg-cycle-2x2",
+    ] {
+        let analyzed = run(&["analyze", &fixture(scenario, "pickle")]);
+        assert_eq!(analyzed.code, Some(1), "{scenario}: {}", analyzed.stderr);
+        assert_eq!(analyzed.stderr, "", "{scenario}");
+        let page = analyzed
+            .stdout
+            .replace(&fixture(scenario, "pickle"), "dumps");
+        insta::assert_snapshot!(format!("page_of_{scenario}"), page);
+    }
+}
+
+#[test]
+fn healthy_job_is_exit_code_zero() {
+    for scenario in [
+        "healthy-w4",
+        "batch-ring-w4",
+        "coalesced-w4",
+        "healthy-native-w2",
+    ] {
+        let analyzed = run(&["analyze", &fixture(scenario, "pickle")]);
+        assert_eq!(analyzed.code, Some(0), "{scenario}: {}", analyzed.stdout);
+        assert!(
+            analyzed.stdout.starts_with("HEALTHY  "),
+            "{}",
+            analyzed.stdout
+        );
+    }
+}
+
+#[test]
+fn every_scenario_keeps_to_the_schema_in_json() {
+    let schema: Value = serde_json::from_str(json::SCHEMA).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let folder = fixture("", "");
+    let mut scenarios = 0;
+    for scenario in fs::read_dir(folder).unwrap() {
+        let scenario = scenario.unwrap();
+        if !scenario.file_type().unwrap().is_dir() {
+            continue;
+        }
+        let name = scenario.file_name().into_string().unwrap();
+        let analyzed = run(&["analyze", "--format", "json", &fixture(&name, "pickle")]);
+        let value: Value = serde_json::from_str(&analyzed.stdout).unwrap();
+        let errors: Vec<String> = validator
+            .iter_errors(&value)
+            .map(|error| format!("{} at {}", error, error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{name}: {errors:#?}");
+        scenarios += 1;
+    }
+    assert!(scenarios >= 32, "only {scenarios} scenarios");
+}
+
+#[test]
+fn pickle_and_json_of_one_moment_have_one_verdict() {
+    for scenario in ["never-join-w4", "pg-deadlock-2x2", "size-mismatch-w4"] {
+        let pickle = report(scenario);
+        let text = run(&["analyze", "--format", "json", &fixture(scenario, "json")]).stdout;
+        let json: Report = serde_json::from_str(&text).unwrap();
+        assert_eq!(pickle.verdict, json.verdict);
+        assert_eq!(pickle.findings[0].code, json.findings[0].code);
+        assert_eq!(
+            pickle.findings[0].culprit_ranks,
+            json.findings[0].culprit_ranks
+        );
+        assert_eq!(pickle.findings[0].seq, json.findings[0].seq);
+    }
+}
+
+#[test]
+fn path_that_names_nothing_is_one_clear_line_and_exit_code_two() {
+    let analyzed = run(&["analyze", "/nowhere/dumps"]);
+    assert_eq!(analyzed.code, Some(2));
+    assert_eq!(analyzed.stdout, "");
+    assert_eq!(
+        analyzed.stderr,
+        "error: /nowhere/dumps: No such file or directory (os error 2)\n"
+    );
+}
+
+#[test]
+fn folder_without_a_record_cannot_tell() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("train.log"), "step 1\n").unwrap();
+    let analyzed = run(&["analyze", dir.path().to_str().unwrap()]);
+    assert_eq!(analyzed.code, Some(2));
+    assert!(
+        analyzed.stdout.starts_with("INCONCLUSIVE  "),
+        "{}",
+        analyzed.stdout
+    );
+    assert!(analyzed.stdout.contains("train.log"), "{}", analyzed.stdout);
+}
+
+#[test]
+fn report_goes_to_a_file_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.json");
+    let dumps = fixture("never-join-w4", "pickle");
+    let analyzed = run(&[
+        "analyze",
+        &dumps,
+        "--format",
+        "json",
+        "-o",
+        file.to_str().unwrap(),
+    ]);
+    assert_eq!(analyzed.code, Some(1));
+    assert_eq!(analyzed.stdout, "");
+    let report: Report = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(report.findings[0].culprit_ranks, vec![1]);
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        1,
+        "something was left behind"
+    );
+
+    let failed = run(&["analyze", &dumps, "-o", "/nowhere/report.txt"]);
+    assert_eq!(failed.code, Some(2));
+    assert!(
+        failed
+            .stderr
+            .starts_with("error: cannot write /nowhere/report.txt")
+    );
+}
+
+#[test]
+fn records_come_from_standard_input_and_from_an_archive() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let dumps = fixture("never-join-w4", "pickle");
+    let collected = run(&["collect", "-o", archive.to_str().unwrap(), &dumps]);
+    assert_eq!(collected.code, Some(0), "{}", collected.stderr);
+    let of_archive = run(&["analyze", archive.to_str().unwrap()]);
+    let mut piped = rcomm_fr(&["analyze", "-"]);
+    piped.stdin(Stdio::from(fs::File::open(&archive).unwrap()));
+    for analyzed in [of_archive, finish(piped)] {
+        assert_eq!(analyzed.code, Some(1), "{}", analyzed.stderr);
+        assert!(
+            analyzed.stdout.starts_with("STUCK  rank 1 never issued"),
+            "{}",
+            analyzed.stdout
+        );
+        // The manifest is no dump, and nobody has to be told.
+        assert!(!analyzed.stdout.contains("manifest"), "{}", analyzed.stdout);
+    }
+}
+
+#[test]
+fn html_and_perfetto_are_made_from_the_records() {
+    let dumps = fixture("never-join-w4", "pickle");
+    let html = run(&["analyze", &dumps, "--format", "html"]);
+    assert_eq!(html.code, Some(1));
+    for section in ["<h2>Collectives by rank", "<h2>Timeline", "<h2>Who waits"] {
+        assert!(html.stdout.contains(section), "{section} is missing");
+    }
+    let trace = run(&["analyze", &dumps, "--format", "perfetto"]);
+    assert_eq!(trace.code, Some(1));
+    let trace: Value = serde_json::from_str(&trace.stdout).unwrap();
+    let slices = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(slices.iter().filter(|event| event["ph"] == "X").count(), 39);
+}
+
+#[test]
+fn look_at_a_running_job_accuses_nobody() {
+    let dumps = fixture("never-join-w4", "pickle");
+    let analyzed = run(&["analyze", &dumps, "--snapshot", "--overdue", "1h"]);
+    assert_eq!(analyzed.code, Some(0), "{}", analyzed.stdout);
+    assert!(
+        analyzed.stdout.starts_with("RUNNING  "),
+        "{}",
+        analyzed.stdout
+    );
+}
+
+#[test]
+fn world_size_that_the_user_knows_makes_absent_ranks_known() {
+    let dumps = fixture("healthy-w4", "pickle");
+    let analyzed = run(&["analyze", &dumps, "--world-size", "6"]);
+    assert!(
+        analyzed.stdout.contains("read 4 of 6 ranks"),
+        "{}",
+        analyzed.stdout
+    );
+}
+
+#[test]
+fn memory_limit_is_kept_with_a_clear_line() {
+    let dumps = fixture("nccl-slow-2x4", "pickle");
+    let analyzed = run(&["analyze", &dumps, "--memory-limit", "1MiB"]);
+    assert_eq!(analyzed.code, Some(2));
+    assert!(
+        analyzed
+            .stderr
+            .starts_with("error: the records need more than 1 MiB of memory"),
+        "{}",
+        analyzed.stderr
+    );
+    let enough = run(&["analyze", &dumps, "--memory-limit", "4GiB"]);
+    assert_eq!(enough.code, Some(1), "{}", enough.stderr);
+    let wrong = run(&["analyze", &dumps, "--memory-limit", "4parsecs"]);
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.contains("is no unit"), "{}", wrong.stderr);
+}
+
+#[test]
+fn reader_that_stops_early_changes_nothing() {
+    let dumps = fixture("never-join-w4", "pickle");
+    assert_eq!(
+        run_with_reader_that_stops(&["analyze", &dumps, "--verbose"]),
+        Some(1)
+    );
+}

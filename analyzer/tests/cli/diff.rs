@@ -1,0 +1,58 @@
+//! `rcomm-fr diff`.
+
+use crate::program::{fixture, run};
+use serde_json::Value;
+
+#[test]
+fn run_that_began_to_hang_differs_and_the_reverse_does_not() {
+    let healthy = fixture("healthy-w4", "pickle");
+    let stuck = fixture("never-join-w4", "pickle");
+    let worse = run(&["diff", &healthy, &stuck]);
+    assert_eq!(worse.code, Some(1), "{}", worse.stderr);
+    assert!(
+        worse
+            .stdout
+            .starts_with("STUCK  was HEALTHY before; 1 new finding"),
+        "{}",
+        worse.stdout
+    );
+    assert!(
+        worse.stdout.contains("rank 1 never issued"),
+        "{}",
+        worse.stdout
+    );
+    let better = run(&["diff", &stuck, &healthy]);
+    assert_eq!(better.code, Some(0), "{}", better.stderr);
+    assert!(
+        better
+            .stdout
+            .starts_with("HEALTHY  was STUCK before; 1 finding gone"),
+        "{}",
+        better.stdout
+    );
+}
+
+#[test]
+fn saved_report_stands_for_the_records_it_was_made_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("before.json");
+    let saved = saved.to_str().unwrap();
+    let stuck = fixture("never-join-w4", "pickle");
+    run(&["analyze", &stuck, "--format", "json", "-o", saved]);
+    let same = run(&["diff", saved, &stuck, "--format", "json"]);
+    assert_eq!(same.code, Some(0), "{}", same.stderr);
+    let same: Value = serde_json::from_str(&same.stdout).unwrap();
+    assert_eq!(same["schema"], "rcomm.diff/1");
+    assert_eq!(same["new"], Value::Array(vec![]));
+    assert_eq!(same["gone"], Value::Array(vec![]));
+    assert_eq!(same["remaining"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn side_without_a_record_cannot_be_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let healthy = fixture("healthy-w4", "pickle");
+    let empty = run(&["diff", dir.path().to_str().unwrap(), &healthy]);
+    assert_eq!(empty.code, Some(2), "{}", empty.stdout);
+    assert_eq!(run(&["diff", "/nowhere", &healthy]).code, Some(2));
+}

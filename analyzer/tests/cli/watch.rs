@@ -1,0 +1,69 @@
+//! `rcomm-fr watch`: dumps arrive one by one, the last one brings the report.
+
+use crate::program::{Reader, fixture, rcomm_fr, run, wait};
+use rcomm_analyzer::Report;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+#[test]
+fn verdict_follows_the_last_dump() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dumps, out) = (dir.path().join("dumps"), dir.path().join("report.json"));
+    // The folder does not exist yet when the watch begins.
+    let mut command = rcomm_fr(&["watch", dumps.to_str().unwrap(), "--format", "json"]);
+    command.args(["--timeout", "50s", "-o", out.to_str().unwrap()]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = Reader::of(child.stderr.take().unwrap());
+
+    fs::create_dir(&dumps).unwrap();
+    let source = fixture("never-join-w4", "pickle");
+    for (rank, heard) in [
+        (0, "1 of 4 ranks"),
+        (2, "2 of 4 ranks"),
+        (3, "3 of 4 ranks"),
+    ] {
+        let name = format!("rank_{rank}");
+        fs::copy(Path::new(&source).join(&name), dumps.join(&name)).unwrap();
+        lines.wait_for(heard);
+        assert!(!out.exists(), "the report came before the last dump");
+    }
+    fs::copy(Path::new(&source).join("rank_1"), dumps.join("rank_1")).unwrap();
+    let line = lines.wait_for("4 of 4 ranks");
+    assert!(line.contains("STUCK  rank 1 never issued"), "{line}");
+    assert_eq!(wait(&mut child), Some(1));
+    let report: Report = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(report.input.ranks_read, 4);
+    assert_eq!(report.findings[0].culprit_ranks, vec![1]);
+}
+
+#[test]
+fn what_is_there_at_the_deadline_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = fixture("crashed-w4", "pickle");
+    for rank in 0..3 {
+        let name = format!("rank_{rank}");
+        fs::copy(Path::new(&source).join(&name), dir.path().join(&name)).unwrap();
+    }
+    let watched = run(&["watch", dir.path().to_str().unwrap(), "--timeout", "300ms"]);
+    assert_eq!(watched.code, Some(1), "{}", watched.stderr);
+    assert!(
+        watched
+            .stdout
+            .starts_with("STUCK  rank 3 left no readable record"),
+        "{}",
+        watched.stdout
+    );
+}
+
+#[test]
+fn folder_in_which_nothing_arrives_is_one_clear_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let watched = run(&["watch", dir.path().to_str().unwrap(), "--timeout", "10ms"]);
+    assert_eq!(watched.code, Some(2));
+    assert!(
+        watched.stderr.starts_with("error: nothing arrived in "),
+        "{}",
+        watched.stderr
+    );
+}

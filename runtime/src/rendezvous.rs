@@ -276,35 +276,43 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// Opens the job's store and checks in: rank 0 serves it unless the launcher's agent does, and
-    /// every rank connects to it. Rank 0 returns when all ranks have come, if it serves.
+    /// Opens the job's store, checks in and counts the ranks. Rank 0 returns when all have come, if it
+    /// serves the store.
+    ///
+    /// `timeout` is for all of this together, and for every later call that does not wait for ranks.
+    ///
+    /// # Errors
+    /// As [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
+    /// [`TcpStore::wait_for_workers`].
+    pub fn open_store(&self, timeout: Duration) -> Result<TcpStore> {
+        let started = Instant::now();
+        let store = self.connect_store(timeout)?;
+        self.check_in(&store)?;
+        store.wait_for_workers(self.world_size, timeout.saturating_sub(started.elapsed()))?;
+        Ok(store)
+    }
+
+    /// Connects to the job's store, which rank 0 serves unless the launcher's agent does.
     ///
     /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
     /// which this host takes for its loopback (as `/etc/hosts` often has it) and other hosts may be in
     /// the job, it listens on all addresses and says so in the log.
     ///
-    /// `timeout` is for all of this together, and for every later call that does not wait for ranks.
-    ///
     /// # Errors
-    /// As [`TcpStore::host`], [`TcpStore::connect`], [`check_in`](Self::check_in) and
-    /// [`TcpStore::wait_for_workers`].
-    pub fn open_store(&self, timeout: Duration) -> Result<TcpStore> {
-        let started = Instant::now();
+    /// As [`TcpStore::host`] and [`TcpStore::connect`].
+    pub fn connect_store(&self, timeout: Duration) -> Result<TcpStore> {
         let (addr, port) = (self.master_addr.as_str(), self.master_port);
-        let store = if self.uses_agent_store || self.rank != 0 {
-            TcpStore::connect(addr, port, timeout)?
-        } else if self.hides_behind_loopback()? {
+        if self.uses_agent_store || self.rank != 0 {
+            return TcpStore::connect(addr, port, timeout);
+        }
+        if self.hides_behind_loopback()? {
             tracing::warn!(
                 "{addr} is this host's loopback address, where other hosts cannot reach the store: it \
                  listens on all addresses. Give MASTER_ADDR as an address to avoid that"
             );
-            TcpStore::attach(TcpStoreServer::bind_any(port)?, timeout)?
-        } else {
-            TcpStore::host(addr, port, timeout)?
-        };
-        self.check_in(&store)?;
-        store.wait_for_workers(self.world_size, timeout.saturating_sub(started.elapsed()))?;
-        Ok(store)
+            return TcpStore::attach(TcpStoreServer::bind_any(port)?, timeout);
+        }
+        TcpStore::host(addr, port, timeout)
     }
 
     fn hides_behind_loopback(&self) -> Result<bool> {

@@ -1,1 +1,5 @@
-//! What `rcomm-run` and `rcomm-bench` share.
+//! What `rcomm-run` and `rcomm-bench` are made of.
+
+#![forbid(unsafe_code)]
+
+pub mod launch;

@@ -1,0 +1,10 @@
+//! `rcomm-run -n N PROGRAM ARGS…`: starts the ranks of a job on this host and looks after them.
+
+#![forbid(unsafe_code)]
+
+use rcomm_tools::launch::{Options, run};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    run(&Options::from_command_line())
+}

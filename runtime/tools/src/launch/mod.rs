@@ -1,0 +1,72 @@
+//! Starting the ranks of a job, and looking after them until the last has ended.
+//!
+//! The launcher serves the job's store, so that it outlives every rank; over it the launchers of
+//! several nodes agree, and tell each other of a failure. Each rank is a process group of its own.
+//! One thread watches the ranks, their output and signals; two others only write out, so that a
+//! terminal that stands still never keeps the launcher from ending a job.
+//!
+//! A launcher that is itself killed by SIGKILL cannot end its ranks: they find the store gone when they
+//! next ask it.
+
+mod nodes;
+mod options;
+mod output;
+mod ranks;
+
+pub use options::Options;
+
+use anyhow::{Context, Result};
+use nodes::Nodes;
+use output::Sinks;
+use ranks::{Ranks, StartError};
+use rcomm::Secret;
+use std::process::ExitCode;
+
+/// The launcher itself failed.
+const LAUNCHER_FAILED: u8 = 125;
+
+/// Why a job ended other than well, and the exit code that says so.
+#[derive(Clone, Debug)]
+struct Failure {
+    sentence: String,
+    code: u8,
+}
+
+/// Runs the job; returns the exit code that [`Options`] lists.
+pub fn run(options: &Options) -> ExitCode {
+    let mut sinks = Sinks::start();
+    let code = match try_run(options, &mut sinks) {
+        Ok(None) => 0,
+        Ok(Some(failure)) => failure.code,
+        Err(error) => {
+            sinks.say(&format!("{error:#}"));
+            error
+                .downcast_ref::<StartError>()
+                .map_or(LAUNCHER_FAILED, StartError::code)
+        }
+    };
+    sinks.finish();
+    ExitCode::from(code)
+}
+
+fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
+    let signals = ranks::Signals::catch().context("cannot catch signals")?;
+    let secret = match &options.job_secret {
+        Some(secret) => secret.clone(),
+        None => new_secret()?,
+    };
+    let mut nodes = Nodes::join(options)?;
+    let ranks = Ranks::start(options, &nodes.job, &secret)?;
+    let failure = ranks.supervise(options, &signals, &nodes, sinks)?;
+    nodes.leave(failure)
+}
+
+/// 32 random bytes in hexadecimal.
+fn new_secret() -> Result<String> {
+    let secret = Secret::generate()?;
+    Ok(secret
+        .as_bytes()
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect())
+}

@@ -1,0 +1,254 @@
+//! The launchers of a job's hosts: how they agree before it, and hear of each other during it.
+//!
+//! All through the job's store, under keys of their own. Node 0 serves it, tells the job's name, and
+//! notices a launcher that is gone, since every one counts a pulse.
+
+use super::options::Options;
+use super::{Failure, LAUNCHER_FAILED};
+use anyhow::{Context, Result};
+use rcomm::store::{PrefixStore, Store, TcpStore};
+use rcomm::{ErrorKind, Rendezvous};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Before every key of the launchers.
+const KEYS: &str = "rcomm-run";
+const PULSE: Duration = Duration::from_millis(500);
+/// A launcher whose pulse stands still for so long is gone.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long node 0 waits for the others to have heard how the job ended.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What a rank must know of the whole job.
+pub(super) struct Job {
+    pub(super) id: String,
+    pub(super) world_size: u32,
+    /// The rank of this host's first.
+    pub(super) first_rank: u32,
+    pub(super) master_port: u16,
+}
+
+/// What another launcher said, or that it says nothing.
+#[derive(Default)]
+struct News {
+    failure: Mutex<Option<Failure>>,
+    stop: AtomicBool,
+}
+
+pub(super) struct Nodes {
+    pub(super) job: Job,
+    /// Readable once there is a failure elsewhere.
+    pub(super) wake: Arc<OwnedFd>,
+    node_rank: u32,
+    nnodes: u32,
+    keys: Arc<PrefixStore<TcpStore>>,
+    news: Arc<News>,
+    listener: Option<JoinHandle<()>>,
+}
+
+impl Nodes {
+    /// Opens the job's store and learns what the other launchers start.
+    pub(super) fn join(options: &Options) -> Result<Self> {
+        let &Options {
+            nnodes, node_rank, ..
+        } = options;
+        let started = Instant::now();
+        let addr = options.master_addr.as_str();
+        if nnodes == 1 {
+            let store = TcpStore::host(addr, options.master_port, options.timeout)?;
+            return Self::agree(options, PrefixStore::new(KEYS, Arc::new(store)), started);
+        }
+        let mut place = Rendezvous::explicit(node_rank, nnodes, addr, options.master_port)?;
+        if let Some(id) = &options.job_id {
+            place.job.clone_from(id);
+        }
+        let store = place.connect_store(options.timeout)?;
+        let keys = PrefixStore::new(KEYS, Arc::new(store));
+        place
+            .check_in(&keys)
+            .context("the launchers do not agree (what follows calls a node a rank)")?;
+        Self::agree(options, keys, started)
+    }
+
+    fn agree(options: &Options, keys: PrefixStore<TcpStore>, started: Instant) -> Result<Self> {
+        let &Options {
+            nnodes, node_rank, ..
+        } = options;
+        let left = || options.timeout.saturating_sub(started.elapsed());
+        if node_rank == 0 {
+            let id = match &options.job_id {
+                Some(id) => id.clone(),
+                None => format!("rcomm-{}", &super::new_secret()?[..12]),
+            };
+            keys.set("job", id.as_bytes())?;
+        }
+        keys.set(
+            &format!("nproc/{node_rank}"),
+            options.nproc.to_string().as_bytes(),
+        )?;
+        let names: Vec<String> = (0..nnodes).map(|node| format!("nproc/{node}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let sizes = keys
+            .multi_get(&names, left())
+            .context("not every node's rcomm-run came")?;
+        let sizes = sizes
+            .iter()
+            .map(|size| {
+                std::str::from_utf8(size)?
+                    .parse::<u32>()
+                    .map_err(Into::into)
+            })
+            .collect::<Result<Vec<u32>>>()
+            .context("another launcher told a number of ranks that is none")?;
+        let id = String::from_utf8_lossy(&keys.get("job", left())?).into_owned();
+        let world_size = sizes
+            .iter()
+            .try_fold(0_u32, |sum, size| sum.checked_add(*size));
+        let job = Job {
+            id,
+            world_size: world_size.context("the nodes' ranks are too many together")?,
+            first_rank: sizes[..node_rank as usize].iter().sum(),
+            master_port: keys.inner().port(),
+        };
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let mut nodes = Self {
+            job,
+            wake,
+            node_rank,
+            nnodes,
+            keys: Arc::new(keys),
+            news: Arc::default(),
+            listener: None,
+        };
+        if nnodes > 1 {
+            nodes.listener = Some(nodes.listen()?);
+        }
+        Ok(nodes)
+    }
+
+    fn listen(&self) -> Result<JoinHandle<()>> {
+        let (keys, news, wake) = (self.keys.clone(), self.news.clone(), self.wake.clone());
+        let (node_rank, nnodes) = (self.node_rank, self.nnodes);
+        let listen = move || {
+            let mut pulses = Pulses::of(if node_rank == 0 { nnodes } else { 0 });
+            while !news.stop.load(Ordering::Relaxed) {
+                let heard = keys
+                    .add(&format!("pulse/{node_rank}"), 1)
+                    .and_then(|_| pulses.missing(&*keys))
+                    .and_then(|gone| match gone {
+                        Some(node) => {
+                            let failure = Failure {
+                                sentence: format!("the launcher of node {node} is gone"),
+                                code: LAUNCHER_FAILED,
+                            };
+                            tell(&*keys, &failure).map(|()| Some(failure))
+                        }
+                        None => match keys.get("failure", PULSE) {
+                            Ok(text) => Ok(Some(read_failure(&text))),
+                            Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+                            Err(error) => Err(error),
+                        },
+                    });
+                let failure = match heard {
+                    // A node's own failure comes back to it, to no effect.
+                    Ok(None) => continue,
+                    Ok(Some(failure)) => failure,
+                    Err(error) => Failure {
+                        sentence: format!("the launcher of node 0 is gone: {error}"),
+                        code: LAUNCHER_FAILED,
+                    },
+                };
+                *news.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                // An eventfd refuses a write only when it is full, and then it is readable.
+                let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
+                return;
+            }
+        };
+        let thread = std::thread::Builder::new().name("rcomm-run/nodes".to_owned());
+        Ok(thread.spawn(listen)?)
+    }
+
+    /// What failed elsewhere, if anything did.
+    pub(super) fn failure_elsewhere(&self) -> Option<Failure> {
+        let failure = self.news.failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells the other launchers of a failure here. The first to be told is the job's.
+    pub(super) fn tell(&self, failure: &Failure) -> rcomm::Result<()> {
+        match self.nnodes {
+            1 => Ok(()),
+            _ => tell(&*self.keys, failure),
+        }
+    }
+
+    /// Ends the job here: waits until it has ended everywhere, and returns how.
+    pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
+        if self.nnodes == 1 {
+            return Ok(failure);
+        }
+        let mut outcome = failure;
+        if outcome.is_none() {
+            self.keys.add("finished", 1)?;
+            while outcome.is_none() && self.keys.add("finished", 0)? < i64::from(self.nnodes) {
+                std::thread::sleep(PULSE / 10);
+                outcome = self.failure_elsewhere();
+            }
+        }
+        self.news.stop.store(true, Ordering::Relaxed);
+        if let Some(listener) = self.listener.take() {
+            // It does not panic, and what it heard is read above.
+            let _ = listener.join();
+        }
+        let left = self.keys.add("left", 1);
+        if self.node_rank == 0 {
+            let deadline = Instant::now() + FAREWELL;
+            while Instant::now() < deadline && self.keys.add("left", 0)? < i64::from(self.nnodes) {
+                std::thread::sleep(PULSE / 10);
+            }
+        } else if outcome.is_none() {
+            left?;
+        }
+        Ok(outcome)
+    }
+}
+
+/// The other launchers' pulses, as node 0 sees them.
+struct Pulses(Vec<(u32, i64, Instant)>);
+
+impl Pulses {
+    fn of(nnodes: u32) -> Self {
+        Self((1..nnodes).map(|node| (node, 0, Instant::now())).collect())
+    }
+
+    /// A node whose pulse stands still.
+    fn missing(&mut self, keys: &impl Store) -> rcomm::Result<Option<u32>> {
+        for (node, count, since) in &mut self.0 {
+            let now = keys.add(&format!("pulse/{node}"), 0)?;
+            if now != *count {
+                (*count, *since) = (now, Instant::now());
+            } else if since.elapsed() > SILENCE {
+                return Ok(Some(*node));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn tell(keys: &impl Store, failure: &Failure) -> rcomm::Result<()> {
+    let text = format!("{}\n{}", failure.code, failure.sentence);
+    keys.compare_set("failure", b"", text.as_bytes()).map(drop)
+}
+
+fn read_failure(text: &[u8]) -> Failure {
+    let text = String::from_utf8_lossy(text);
+    let (code, sentence) = text.split_once('\n').unwrap_or(("", &text));
+    Failure {
+        sentence: sentence.to_owned(),
+        code: code.parse().unwrap_or(LAUNCHER_FAILED),
+    }
+}

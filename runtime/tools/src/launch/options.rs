@@ -1,0 +1,124 @@
+//! The command line of `rcomm-run`.
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
+MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...) and RCOMM_JOB_SECRET. The launcher of node 0 serves
+the store at MASTER_ADDR and MASTER_PORT. Every line of output begins with \"[rank N] \".
+
+When a rank fails, the others get SIGTERM, and SIGKILL if they are still there after --grace.
+SIGINT, SIGTERM and SIGHUP are passed on in the same way; a second one kills at once. SIGUSR1 and
+SIGUSR2 are passed on and nothing more.
+
+Exit codes:
+  0      every rank exited with 0
+  N      the first rank that failed exited with N
+  128+S  the first rank that failed was killed by signal S, or the launcher was told to stop by it
+  2      the command line is wrong
+  125    the launcher failed: no port, no agreement with the other nodes, a node that is gone
+  126    PROGRAM cannot be executed
+  127    PROGRAM was not found";
+
+/// Starts the ranks of a job on this host and looks after them.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rcomm-run", version, after_help = EXIT_CODES)]
+pub struct Options {
+    /// How many ranks to start on this host.
+    #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub nproc: u32,
+
+    /// How many hosts the job has; one rcomm-run is started on each.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub nnodes: u32,
+
+    /// Which of the hosts this is, counted from 0.
+    #[arg(long, default_value_t = 0)]
+    pub node_rank: u32,
+
+    /// Name or address of node 0, as the other hosts reach it.
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    pub master_addr: String,
+
+    /// Port of the store on node 0; 0 is a free one, for one host only.
+    #[arg(long, default_value_t = 0, value_name = "PORT")]
+    pub master_port: u16,
+
+    /// The job's name, equal on all hosts [default: a random one].
+    #[arg(long, value_name = "NAME")]
+    pub job_id: Option<String>,
+
+    /// The job's secret, equal on all hosts [default: a random one]. Others on this host can see a
+    /// command line: the variable is the better place.
+    #[arg(
+        long,
+        env = "RCOMM_JOB_SECRET",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub job_secret: Option<String>,
+
+    /// How long ranks may take to end after SIGTERM, in seconds.
+    #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
+    pub grace: Duration,
+
+    /// How long the other ranks may go on after one has failed, in seconds: to notice it themselves
+    /// and write their dumps.
+    #[arg(long, default_value = "0", value_parser = seconds, value_name = "SECONDS")]
+    pub linger: Duration,
+
+    /// How long the launchers of several hosts wait for each other, in seconds.
+    #[arg(long, default_value = "120", value_parser = seconds, value_name = "SECONDS")]
+    pub timeout: Duration,
+
+    /// What to run, and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub program: Vec<String>,
+}
+
+impl Options {
+    /// What the command line says.
+    ///
+    /// Ends the process where it is wrong or asks for help, as [`Parser::parse`] does.
+    pub fn from_command_line() -> Self {
+        let options = Self::parse();
+        if let Err(wrong) = options.check() {
+            Self::command()
+                .error(ErrorKind::ValueValidation, wrong)
+                .exit();
+        }
+        options
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.node_rank >= self.nnodes {
+            return Err(format!(
+                "--node-rank is {} but --nnodes is {}: nodes count from 0",
+                self.node_rank, self.nnodes
+            ));
+        }
+        if self.nnodes > 1 && (self.master_port == 0 || self.job_secret.is_none()) {
+            return Err(
+                "a job on several hosts needs --master-addr, --master-port and --job-secret (or \
+                 RCOMM_JOB_SECRET), the same on every host"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}

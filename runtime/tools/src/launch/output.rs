@@ -1,0 +1,215 @@
+//! The ranks' output, line by line with the rank before each, to our own two streams.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+/// A line longer than this is broken into several.
+const LONGEST_LINE: usize = 64 << 10;
+/// How many pieces may wait for a stream that stands still before no more are read from the ranks.
+const WAITING: usize = 64;
+
+/// Which of the two streams of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// Cuts what a rank writes into lines, and puts the rank before each.
+pub(super) struct Lines {
+    prefix: String,
+    /// The beginning of a line whose end has not come.
+    partial: Vec<u8>,
+}
+
+impl Lines {
+    pub(super) fn of_rank(rank: u32) -> Self {
+        Self {
+            prefix: format!("[rank {rank}] "),
+            partial: Vec::new(),
+        }
+    }
+
+    /// The lines that `bytes` completes.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes.len() + self.prefix.len());
+        for part in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let mut rest = part;
+            while self.partial.len() + rest.len() > LONGEST_LINE {
+                let (fits, after) = rest.split_at(LONGEST_LINE - self.partial.len());
+                self.partial.extend_from_slice(fits);
+                self.end_line(&mut out);
+                rest = after;
+            }
+            self.partial.extend_from_slice(rest);
+            if self.partial.ends_with(b"\n") {
+                self.end_line(&mut out);
+            }
+        }
+        out
+    }
+
+    /// What is left when the rank has closed the stream, as a line.
+    pub(super) fn finish(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if !self.partial.is_empty() {
+            self.end_line(&mut out);
+        }
+        out
+    }
+
+    fn end_line(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.prefix.as_bytes());
+        out.append(&mut self.partial);
+        if !out.ends_with(b"\n") {
+            out.push(b'\n');
+        }
+    }
+}
+
+/// One of our streams, written by a thread of its own.
+struct Sink {
+    pieces: Option<SyncSender<Vec<u8>>>,
+    waiting: VecDeque<Vec<u8>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sink {
+    fn start(name: &str, mut stream: impl Write + Send + 'static) -> Self {
+        let (pieces, queue) = sync_channel::<Vec<u8>>(WAITING);
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                let mut open = true;
+                for piece in queue {
+                    // A reader that went away (`| head`) must not stop the ranks: what they write
+                    // from here on is taken and dropped.
+                    open = open
+                        && stream
+                            .write_all(&piece)
+                            .and_then(|()| stream.flush())
+                            .is_ok();
+                }
+            })
+            .ok();
+        Self {
+            // Without the thread there is nobody to read the queue.
+            pieces: thread.is_some().then_some(pieces),
+            waiting: VecDeque::new(),
+            thread,
+        }
+    }
+
+    fn push(&mut self, piece: Vec<u8>) {
+        if !piece.is_empty() {
+            self.waiting.push_back(piece);
+            self.forward();
+        }
+    }
+
+    fn forward(&mut self) {
+        while let (Some(pieces), Some(piece)) = (&self.pieces, self.waiting.pop_front()) {
+            if let Err(TrySendError::Full(piece)) = pieces.try_send(piece) {
+                self.waiting.push_front(piece);
+                return;
+            }
+        }
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.forward();
+        if self.waiting.is_empty() {
+            self.pieces = None;
+        }
+        self.pieces.is_none() && self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+/// Our standard output and standard error.
+pub(super) struct Sinks {
+    stdout: Sink,
+    stderr: Sink,
+}
+
+impl Sinks {
+    pub(super) fn start() -> Self {
+        Self {
+            stdout: Sink::start("rcomm-run/out", io::stdout()),
+            stderr: Sink::start("rcomm-run/err", io::stderr()),
+        }
+    }
+
+    fn sink(&mut self, stream: Stream) -> &mut Sink {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Takes `piece`, to be written in order.
+    pub(super) fn push(&mut self, stream: Stream, piece: Vec<u8>) {
+        self.sink(stream).push(piece);
+    }
+
+    /// Says something of the launcher's own, on standard error.
+    pub(super) fn say(&mut self, sentence: &str) {
+        self.stderr
+            .push(format!("rcomm-run: {sentence}\n").into_bytes());
+    }
+
+    /// Whether the stream keeps up with what it is given.
+    pub(super) fn has_room(&mut self, stream: Stream) -> bool {
+        let sink = self.sink(stream);
+        sink.forward();
+        sink.waiting.is_empty()
+    }
+
+    /// Whether all has been written and the threads have ended; asked until it is so.
+    pub(super) fn is_done(&mut self) -> bool {
+        let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
+        stdout && stderr
+    }
+
+    /// Writes what is left.
+    pub(super) fn finish(mut self) {
+        while !self.is_done() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        for sink in [&mut self.stdout, &mut self.stderr] {
+            if let Some(thread) = sink.thread.take() {
+                // It ends with the queue and does not panic: there is nothing to learn here.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_in_pieces_come_out_whole() {
+        let mut lines = Lines::of_rank(3);
+        assert_eq!(lines.take(b"one\ntw"), b"[rank 3] one\n");
+        assert_eq!(lines.take(b""), b"");
+        assert_eq!(lines.take(b"o\n\nthree"), b"[rank 3] two\n[rank 3] \n");
+        assert_eq!(lines.finish(), b"[rank 3] three\n");
+        assert_eq!(lines.finish(), b"");
+    }
+
+    #[test]
+    fn endless_line_is_broken_and_nothing_is_lost() {
+        let mut lines = Lines::of_rank(0);
+        let mut out = Vec::new();
+        for _ in 0..7 {
+            out.extend(lines.take(&vec![b'x'; 30_000]));
+        }
+        out.extend(lines.finish());
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().all(|line| line.len() <= LONGEST_LINE + 9));
+        assert_eq!(text.matches('x').count(), 210_000);
+    }
+}

@@ -1,0 +1,513 @@
+//! The ranks of this host: started, listened to, and ended together.
+
+use super::nodes::{Job, Nodes};
+use super::options::Options;
+use super::output::{Lines, Sinks, Stream};
+use super::{Failure, LAUNCHER_FAILED};
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long output may still come after the last rank has ended: from a process that it left behind.
+const DRAIN: Duration = Duration::from_secs(1);
+/// How often to look whether a stream of ours that stood still moves again.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The program could not be started.
+#[derive(Debug)]
+pub(super) struct StartError {
+    program: String,
+    error: io::Error,
+}
+
+impl StartError {
+    /// The exit code that shells use for it.
+    pub(super) fn code(&self) -> u8 {
+        match self.error.kind() {
+            io::ErrorKind::NotFound => 127,
+            io::ErrorKind::PermissionDenied => 126,
+            _ if self.error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => 126,
+            _ => LAUNCHER_FAILED,
+        }
+    }
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot start {:?}: {}", self.program, self.error)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// The signals that are passed on, as bytes in a pipe.
+pub(super) struct Signals(Vec<(i32, UnixStream)>);
+
+impl Signals {
+    pub(super) fn catch() -> io::Result<Self> {
+        let catch = |signal| {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            signal_hook::low_level::pipe::register(signal, write)?;
+            Ok((signal, read))
+        };
+        let signals = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+        signals
+            .into_iter()
+            .map(catch)
+            .collect::<io::Result<_>>()
+            .map(Self)
+    }
+
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|(_, read)| read.as_fd())
+    }
+
+    /// Each signal that came since the last call.
+    fn take(&self) -> Vec<Signal> {
+        let came = self
+            .0
+            .iter()
+            .filter(|(_, read)| rustix::io::read(read, &mut [0; 64]).is_ok_and(|count| count > 0));
+        came.filter_map(|(signal, _)| Signal::from_named_raw(*signal))
+            .collect()
+    }
+}
+
+/// One stream of a rank.
+struct Output {
+    pipe: OwnedFd,
+    stream: Stream,
+    lines: Lines,
+}
+
+impl Output {
+    fn new(pipe: OwnedFd, stream: Stream, rank: u32) -> io::Result<Self> {
+        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
+        let lines = Lines::of_rank(rank);
+        Ok(Self {
+            pipe,
+            stream,
+            lines,
+        })
+    }
+
+    /// Hands on what has come; says whether more can come.
+    fn forward(&mut self, buffer: &mut [u8], sinks: &mut Sinks) -> bool {
+        match rustix::io::read(&self.pipe, &mut *buffer) {
+            Ok(count) if count > 0 => {
+                sinks.push(self.stream, self.lines.take(&buffer[..count]));
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => true,
+            Ok(_) | Err(_) => {
+                sinks.push(self.stream, self.lines.finish());
+                false
+            }
+        }
+    }
+}
+
+struct Rank {
+    rank: u32,
+    child: Child,
+    /// Its process group, and its process.
+    pid: Pid,
+    /// Readable when the process has ended.
+    pidfd: OwnedFd,
+    ended: bool,
+    outputs: [Option<Output>; 2],
+}
+
+impl Rank {
+    fn start(mut command: Command, rank: u32) -> Result<Self> {
+        let mut child = command.spawn().map_err(|error| StartError {
+            program: command.get_program().to_string_lossy().into_owned(),
+            error,
+        })?;
+        let stdout = child.stdout.take().context("standard output is piped")?;
+        let stderr = child.stderr.take().context("standard error is piped")?;
+        let pid = Pid::from_child(&child);
+        Ok(Self {
+            rank,
+            pid,
+            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
+            child,
+            ended: false,
+            outputs: [
+                Some(Output::new(stdout.into(), Stream::Stdout, rank)?),
+                Some(Output::new(stderr.into(), Stream::Stderr, rank)?),
+            ],
+        })
+    }
+
+    fn signal(&self, signal: Signal) {
+        if !self.ended {
+            // It may have ended this moment; that is found out soon enough.
+            let _ = kill_process_group(self.pid, signal);
+        }
+    }
+}
+
+/// What there is to be looked at.
+#[derive(Clone, Copy)]
+enum Source {
+    Signals,
+    News,
+    End(usize),
+    Output(usize, usize),
+}
+
+/// How far ending the ranks has come.
+struct Ending {
+    /// When SIGTERM is due, unless it has been sent.
+    terminate: Option<Instant>,
+    /// When SIGKILL is due, unless it has been sent.
+    kill: Option<Instant>,
+}
+
+/// The ranks of this host. If they are dropped before they have ended, they are killed.
+pub(super) struct Ranks {
+    ranks: Vec<Rank>,
+    started: Instant,
+    ending: Option<Ending>,
+    failure: Option<Failure>,
+}
+
+impl Ranks {
+    /// Starts them all, or none.
+    pub(super) fn start(options: &Options, job: &Job, secret: &str) -> Result<Self> {
+        let mut all = Self {
+            ranks: Vec::new(),
+            started: Instant::now(),
+            ending: None,
+            failure: None,
+        };
+        for local_rank in 0..options.nproc {
+            let command = command_of(options, job, secret, local_rank);
+            let rank = Rank::start(command, job.first_rank + local_rank)?;
+            all.ranks.push(rank);
+        }
+        Ok(all)
+    }
+
+    /// Looks after the ranks until the last has ended; returns what failed first.
+    pub(super) fn supervise(
+        mut self,
+        options: &Options,
+        signals: &Signals,
+        nodes: &Nodes,
+        sinks: &mut Sinks,
+    ) -> Result<Option<Failure>> {
+        let mut buffer = vec![0; 64 << 10];
+        let mut drained_by = None;
+        loop {
+            for source in self.wait(signals, nodes, sinks, drained_by)? {
+                match source {
+                    Source::Signals => {
+                        for signal in signals.take() {
+                            self.pass_on(signal, options, nodes, sinks);
+                        }
+                    }
+                    Source::News => {
+                        if let Some(mut failure) = nodes.failure_elsewhere() {
+                            failure.sentence.insert_str(0, "on another node, ");
+                            self.fail(failure, options.linger, options, sinks);
+                        }
+                    }
+                    Source::End(rank) => self.reap(rank, options, nodes, sinks)?,
+                    Source::Output(rank, stream) => {
+                        let output = &mut self.ranks[rank].outputs[stream];
+                        if let Some(open) = output
+                            && !open.forward(&mut buffer, sinks)
+                        {
+                            *output = None;
+                        }
+                    }
+                }
+            }
+            self.end_what_is_due(options, sinks);
+            if self.ranks.iter().all(|rank| rank.ended) {
+                let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
+                let silent = self.outputs().next().is_none();
+                // While our own streams stand still, what the ranks wrote cannot be read.
+                let kept_up = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
+                if silent || (kept_up && Instant::now() >= deadline) {
+                    let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
+                    for output in outputs.flatten() {
+                        sinks.push(output.stream, output.lines.finish());
+                    }
+                    return Ok(self.failure.take());
+                }
+            }
+        }
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = (Source, &Output)> {
+        self.ranks.iter().enumerate().flat_map(|(i, rank)| {
+            let open = rank.outputs.iter().enumerate();
+            open.filter_map(move |(j, output)| Some((Source::Output(i, j), output.as_ref()?)))
+        })
+    }
+
+    /// Waits for something to look at, or for the next deadline.
+    fn wait(
+        &self,
+        signals: &Signals,
+        nodes: &Nodes,
+        sinks: &mut Sinks,
+        drained_by: Option<Instant>,
+    ) -> Result<Vec<Source>> {
+        let mut sources = Vec::new();
+        let mut fds = Vec::new();
+        let mut add = |source, fd| {
+            sources.push(source);
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        };
+        for fd in signals.fds() {
+            add(Source::Signals, fd);
+        }
+        if nodes.failure_elsewhere().is_none() {
+            add(Source::News, nodes.wake.as_fd());
+        } else if self.failure.is_none() {
+            return Ok(vec![Source::News]);
+        }
+        for (i, rank) in self
+            .ranks
+            .iter()
+            .enumerate()
+            .filter(|(_, rank)| !rank.ended)
+        {
+            add(Source::End(i), rank.pidfd.as_fd());
+        }
+        let rooms = [Stream::Stdout, Stream::Stderr].map(|stream| (stream, sinks.has_room(stream)));
+        for (source, output) in self.outputs() {
+            if rooms.contains(&(output.stream, true)) {
+                add(source, output.pipe.as_fd());
+            }
+        }
+        let retry = rooms
+            .iter()
+            .any(|(_, room)| !room)
+            .then(|| Instant::now() + RETRY);
+        let ending = self.ending.as_ref();
+        let deadline = [
+            retry,
+            drained_by,
+            ending.and_then(|ending| ending.terminate),
+            ending.and_then(|ending| ending.kill),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .map(|at| at.saturating_duration_since(Instant::now()));
+        let limit = deadline.map(Timespec::try_from).transpose()?;
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the ranks"),
+        }
+        let ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        Ok(sources
+            .into_iter()
+            .zip(ready)
+            .filter_map(|(source, ready)| ready.then_some(source))
+            .collect())
+    }
+
+    fn reap(
+        &mut self,
+        i: usize,
+        options: &Options,
+        nodes: &Nodes,
+        sinks: &mut Sinks,
+    ) -> Result<()> {
+        let rank = &mut self.ranks[i];
+        let Some(status) = rank.child.try_wait()? else {
+            return Ok(());
+        };
+        rank.ended = true;
+        if status.success() || self.failure.is_some() {
+            return Ok(());
+        }
+        let failure = Failure {
+            sentence: format!(
+                "rank {} (process {}) {} after {:.1} s",
+                rank.rank,
+                rank.child.id(),
+                how(status),
+                self.started.elapsed().as_secs_f64()
+            ),
+            code: code_of(status),
+        };
+        if let Err(error) = nodes.tell(&failure) {
+            sinks.say(&format!("the other nodes could not be told: {error}"));
+        }
+        self.fail(failure, options.linger, options, sinks);
+        Ok(())
+    }
+
+    /// The job has failed: says so, and ends the ranks that are left.
+    fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
+        if self.failure.is_some() {
+            return;
+        }
+        let left = self.ranks.iter().filter(|rank| !rank.ended).count();
+        let rest = match (left, linger.is_zero()) {
+            (0, _) => String::new(),
+            (left, true) => format!("; ending the other {left} here"),
+            (left, false) => format!("; the other {left} here are ended in {linger:?}"),
+        };
+        sinks.say(&format!("{}{rest}", failure.sentence));
+        self.failure = Some(failure);
+        let terminate = Instant::now() + linger;
+        self.ending = Some(Ending {
+            terminate: Some(terminate),
+            kill: Some(terminate + options.grace),
+        });
+    }
+
+    /// Passes a signal on; one that asks to stop also ends the job.
+    fn pass_on(&mut self, signal: Signal, options: &Options, nodes: &Nodes, sinks: &mut Sinks) {
+        for rank in &self.ranks {
+            rank.signal(signal);
+        }
+        if signal == Signal::USR1 || signal == Signal::USR2 {
+            return;
+        }
+        let now = Instant::now();
+        match &mut self.ending {
+            // Asked twice: no more patience.
+            Some(ending) => {
+                *ending = Ending {
+                    terminate: None,
+                    kill: ending.kill.map(|_| now),
+                }
+            }
+            None => {
+                let name = name_of(signal);
+                let failure = Failure {
+                    sentence: format!("stopped by {name}"),
+                    code: (128 + signal.as_raw()) as u8,
+                };
+                sinks.say(&format!("{name}: passed on to the ranks"));
+                if let Err(error) = nodes.tell(&failure) {
+                    sinks.say(&format!("the other nodes could not be told: {error}"));
+                }
+                self.failure = Some(failure);
+                self.ending = Some(Ending {
+                    terminate: None,
+                    kill: Some(now + options.grace),
+                });
+            }
+        }
+    }
+
+    fn end_what_is_due(&mut self, options: &Options, sinks: &mut Sinks) {
+        let Some(ending) = &mut self.ending else {
+            return;
+        };
+        let now = Instant::now();
+        if ending.terminate.is_some_and(|at| at <= now) {
+            ending.terminate = None;
+            self.ranks.iter().for_each(|rank| rank.signal(Signal::TERM));
+        }
+        if ending.kill.is_some_and(|at| at <= now) {
+            ending.kill = None;
+            let left: Vec<String> = self
+                .ranks
+                .iter()
+                .filter(|rank| !rank.ended)
+                .map(|rank| rank.rank.to_string())
+                .collect();
+            if !left.is_empty() {
+                sinks.say(&format!(
+                    "killing what is left after {:?}: rank {}",
+                    options.grace,
+                    left.join(", ")
+                ));
+            }
+            self.ranks.iter().for_each(|rank| rank.signal(Signal::KILL));
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            if !rank.ended {
+                rank.signal(Signal::KILL);
+                // Killed: the wait is short.
+                let _ = rank.child.wait();
+            }
+        }
+    }
+}
+
+fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
+    let rank = (job.first_rank + local_rank).to_string();
+    let world_size = job.world_size.to_string();
+    let nproc = options.nproc.to_string();
+    let mut command = Command::new(&options.program[0]);
+    command
+        .args(&options.program[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .env("RANK", &rank)
+        .env("WORLD_SIZE", &world_size)
+        .env("LOCAL_RANK", local_rank.to_string())
+        .env("LOCAL_WORLD_SIZE", nproc)
+        .env("GROUP_RANK", options.node_rank.to_string())
+        .env("GROUP_WORLD_SIZE", options.nnodes.to_string())
+        .env("ROLE_NAME", "default")
+        .env("ROLE_RANK", &rank)
+        .env("ROLE_WORLD_SIZE", &world_size)
+        .env("MASTER_ADDR", &options.master_addr)
+        .env("MASTER_PORT", job.master_port.to_string())
+        .env("TORCHELASTIC_RUN_ID", &job.id)
+        .env("TORCHELASTIC_RESTART_COUNT", "0")
+        .env("TORCHELASTIC_MAX_RESTARTS", "0")
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        .env("RCOMM_JOB_SECRET", secret);
+    command
+}
+
+fn name_of(signal: Signal) -> String {
+    // `Signal(9, "SIGKILL")` would do for a log, not for a sentence.
+    let name = signal_hook::low_level::signal_name(signal.as_raw());
+    name.map_or_else(|| format!("signal {}", signal.as_raw()), str::to_owned)
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with {code}"),
+        (None, Some(signal)) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            let core = if status.core_dumped() {
+                ", core dumped"
+            } else {
+                ""
+            };
+            format!("was killed by {name} ({signal}{core})")
+        }
+        (None, None) => format!("ended ({status})"),
+    }
+}
+
+fn code_of(status: ExitStatus) -> u8 {
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(LAUNCHER_FAILED)
+}

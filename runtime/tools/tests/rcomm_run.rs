@@ -1,0 +1,488 @@
+//! `rcomm-run` with real processes.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use rcomm::store::{Store, TcpStore};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn rcomm_run(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-run"));
+    command.args(arguments).env_remove("RCOMM_JOB_SECRET");
+    command
+}
+
+/// Runs `script` in a shell on each of `n` ranks.
+fn shell(n: u32, options: &[&str], script: &str) -> Command {
+    let n = n.to_string();
+    let mut command = rcomm_run(&["-n", &n]);
+    command.args(options).args(["sh", "-c", script]);
+    command
+}
+
+fn run(mut command: Command) -> Output {
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The lines of each rank, in order.
+fn by_rank(bytes: &[u8]) -> HashMap<u32, Vec<&str>> {
+    let mut lines: HashMap<u32, Vec<&str>> = HashMap::new();
+    for line in text(bytes).lines() {
+        let (rank, rest) = line
+            .strip_prefix("[rank ")
+            .and_then(|line| line.split_once("] "))
+            .unwrap_or_else(|| panic!("no rank before {line:?}"));
+        lines.entry(rank.parse().unwrap()).or_default().push(rest);
+    }
+    lines
+}
+
+fn is_gone(pid: &str) -> bool {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    let deadline = Instant::now() + LONG;
+    while test_kill_process(pid).is_ok() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// A launcher that runs beside the test.
+struct Running {
+    process: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut process = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        Self { process, stdout }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// What is left of its output, what it said itself, and its exit code.
+    fn finish(mut self) -> (String, String, i32) {
+        let (mut out, mut err) = (String::new(), String::new());
+        self.stdout.read_to_string(&mut out).unwrap();
+        let mut stderr = self.process.stderr.take().unwrap();
+        stderr.read_to_string(&mut err).unwrap();
+        let status = self.process.wait().unwrap();
+        (out, err, status.code().expect("it exits"))
+    }
+}
+
+#[test]
+fn ranks_get_torchruns_environment_and_a_secret() {
+    let output = run(shell(3, &[], "env"));
+    assert!(output.status.success());
+    let ranks = by_rank(&output.stdout);
+    let mut secrets = Vec::new();
+    for rank in 0..3 {
+        let env: HashMap<&str, &str> = ranks[&rank]
+            .iter()
+            .filter_map(|line| line.split_once('='))
+            .collect();
+        let text = rank.to_string();
+        for name in ["RANK", "LOCAL_RANK", "ROLE_RANK"] {
+            assert_eq!(env[name], text, "{name}");
+        }
+        for name in ["WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
+            assert_eq!(env[name], "3", "{name}");
+        }
+        assert_eq!(env["TORCHELASTIC_USE_AGENT_STORE"], "True");
+        let place = rcomm::Rendezvous::from_environment(|name| {
+            env.get(name).map(|value| (*value).to_owned())
+        })
+        .unwrap();
+        assert_eq!((place.rank, place.world_size), (rank, 3));
+        assert_ne!(place.master_port, 0);
+        assert!(place.is_single_host() && place.uses_agent_store);
+        secrets.push((env["RCOMM_JOB_SECRET"].to_owned(), place.job));
+    }
+    assert_eq!(secrets[0].0.len(), 64);
+    assert!(secrets.iter().all(|secret| *secret == secrets[0]));
+    let again = run(shell(1, &[], "echo $RCOMM_JOB_SECRET"));
+    let again = by_rank(&again.stdout);
+    assert_ne!(again[&0][0], secrets[0].0, "each job has its own");
+}
+
+#[test]
+fn no_line_is_lost_or_torn() {
+    let script = "seq 20000; seq 20000 >&2; printf 'no newline'";
+    let output = run(shell(4, &[], script));
+    assert!(output.status.success());
+    let numbers: Vec<String> = (1..=20_000).map(|n| n.to_string()).collect();
+    let (out, err) = (by_rank(&output.stdout), by_rank(&output.stderr));
+    for rank in 0..4 {
+        assert_eq!(out[&rank][..20_000], numbers);
+        assert_eq!(out[&rank][20_000..], ["no newline"]);
+        assert_eq!(err[&rank], numbers);
+    }
+}
+
+/// A folder in which ranks leave files for each other, as `$DIR`.
+fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = shell(n, options, script);
+    command.env("DIR", folder.path());
+    (command, folder)
+}
+
+#[test]
+fn failure_is_reported_while_our_output_stands_still() {
+    // Rank 0 writes more than all pipes and queues hold; nobody reads it until rank 1's failure shows.
+    let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 9; fi
+        trap '' TERM; touch $DIR/up; seq 3000000";
+    let (mut command, _folder) = shell_with_folder(2, &["--grace", "60"], script);
+    let mut process = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(process.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(
+        line.contains("rank 1") && line.contains("exited with 9"),
+        "{line}"
+    );
+    let mut out = Vec::new();
+    process
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut out)
+        .unwrap();
+    let ranks = by_rank(&out);
+    let count = ranks[&0].len();
+    assert_eq!(
+        ranks[&0][count - 1],
+        count.to_string(),
+        "nothing is left out"
+    );
+    assert_eq!(count, 3_000_000);
+    assert_eq!(process.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn first_failure_ends_the_others_and_names_itself() {
+    let script = "echo $$; touch $DIR/$RANK
+        if [ $RANK != 2 ]; then sleep 1000; fi
+        until [ -e $DIR/0 -a -e $DIR/1 -a -e $DIR/3 ]; do sleep 0.01; done; exit 7";
+    let (command, _folder) = shell_with_folder(4, &[], script);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(7));
+    let said = text(&output.stderr);
+    assert!(said.contains("rank 2"), "{said}");
+    assert!(said.contains("exited with 7 after "), "{said}");
+    assert!(said.contains("ending the other 3"), "{said}");
+    let ranks = by_rank(&output.stdout);
+    assert_eq!(ranks.len(), 4);
+    for (rank, lines) in ranks {
+        assert!(is_gone(lines[0]), "rank {rank}");
+    }
+}
+
+#[test]
+fn rank_killed_by_a_signal_is_told_by_its_name() {
+    let output = run(shell(
+        2,
+        &[],
+        "if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 1000",
+    ));
+    assert_eq!(output.status.code(), Some(128 + 9));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("rank 0") && said.contains("was killed by SIGKILL"),
+        "{said}"
+    );
+}
+
+#[test]
+fn rank_that_ignores_sigterm_is_killed_with_its_children() {
+    let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 3; fi
+        trap '' TERM; sh -c 'echo $$; touch $DIR/up; sleep 1000'; sleep 1000";
+    let (command, _folder) = shell_with_folder(2, &["--grace", "0.2"], script);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(3));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("killing what is left") && said.contains("rank 0"),
+        "{said}"
+    );
+    assert!(is_gone(by_rank(&output.stdout)[&0][0]));
+}
+
+#[test]
+fn others_may_go_on_for_as_long_as_they_are_told() {
+    let script = "if [ $RANK = 1 ]; then exit 4; fi; sleep 0.3; echo dumped";
+    let output = run(shell(2, &["--linger", "60"], script));
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(by_rank(&output.stdout)[&0], ["dumped"]);
+}
+
+#[test]
+fn signals_are_passed_on() {
+    for (signal, name, code) in [
+        (Signal::TERM, "TERM", 143),
+        (Signal::INT, "INT", 130),
+        (Signal::HUP, "HUP", 129),
+    ] {
+        let script = format!(
+            "trap 'echo got {name}; exit 0' {name}; echo ready; while :; do sleep 0.05; done"
+        );
+        let mut running = Running::start(shell(2, &[], &script));
+        assert!(running.line().ends_with("ready\n"));
+        assert!(running.line().ends_with("ready\n"));
+        running.signal(signal);
+        let (out, err, exit) = running.finish();
+        assert_eq!(
+            out.matches(&format!("got {name}")).count(),
+            2,
+            "{out} {err}"
+        );
+        assert_eq!(exit, code);
+        assert!(err.contains(&format!("SIG{name}")), "{err}");
+    }
+}
+
+#[test]
+fn second_signal_kills() {
+    let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut running = Running::start(shell(1, &["--grace", "1000"], script));
+    running.line();
+    running.signal(Signal::TERM);
+    let mut line = String::new();
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("SIGTERM"), "{line}");
+    running.signal(Signal::TERM);
+    assert_eq!(running.process.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn user_signals_are_passed_on_and_end_nothing() {
+    let script =
+        "trap 'echo dump' USR1; trap 'exit 0' USR2; echo ready; while :; do sleep 0.05; done";
+    let mut running = Running::start(shell(1, &[], script));
+    assert_eq!(running.line(), "[rank 0] ready\n");
+    running.signal(Signal::USR1);
+    assert_eq!(running.line(), "[rank 0] dump\n");
+    running.signal(Signal::USR2);
+    let (_, _, code) = running.finish();
+    assert_eq!(code, 0);
+}
+
+#[test]
+fn store_is_served_as_long_as_the_job_runs() {
+    let script = "trap 'exit 0' USR1; echo $MASTER_PORT; while :; do sleep 0.05; done";
+    let mut running = Running::start(shell(1, &[], script));
+    let line = running.line();
+    let port = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    store.set("k", b"v").unwrap();
+    assert_eq!(store.get("k", LONG).unwrap(), b"v");
+    running.signal(Signal::USR1);
+    let (_, _, code) = running.finish();
+    assert_eq!(code, 0);
+    assert!(store.set("k", b"v").is_err(), "the store went with the job");
+}
+
+#[test]
+fn process_left_behind_does_not_hold_the_launcher() {
+    let output = run(shell(1, &[], "sleep 1000 & echo $!"));
+    assert!(output.status.success());
+    let ranks = by_rank(&output.stdout);
+    let left = Pid::from_raw(ranks[&0][0].parse().unwrap()).unwrap();
+    kill_process(left, Signal::KILL).unwrap();
+}
+
+#[test]
+fn reader_that_goes_away_does_not_stop_the_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let done = folder.path().join("done");
+    let script = format!("seq 300000; touch {}", done.display());
+    let mut running = Running::start(shell(1, &[], &script));
+    assert_eq!(running.line(), "[rank 0] 1\n");
+    let Running {
+        mut process,
+        stdout,
+    } = running;
+    drop(stdout);
+    assert!(process.wait().unwrap().success());
+    assert!(done.exists());
+}
+
+#[test]
+fn program_that_cannot_be_started_has_the_shells_exit_codes() {
+    let output = run(rcomm_run(&["-n", "2", "/no/such/program"]));
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("/no/such/program"));
+    let output = run(rcomm_run(&["-n", "2", "/etc/passwd"]));
+    assert_eq!(output.status.code(), Some(126));
+}
+
+#[test]
+fn wrong_command_lines_are_explained() {
+    for (arguments, said) in [
+        (&["-n", "0", "true"][..], "0 is not in"),
+        (&["-n", "2"], "PROGRAM"),
+        (
+            &["-n", "2", "--nnodes", "2", "--node-rank", "2", "true"],
+            "--node-rank is 2",
+        ),
+        (
+            &["-n", "2", "--nnodes", "3", "--master-port", "1", "true"],
+            "RCOMM_JOB_SECRET",
+        ),
+        (
+            &["-n", "2", "--grace", "soon", "true"],
+            "not a number of seconds",
+        ),
+    ] {
+        let output = run(rcomm_run(arguments));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(
+            text(&output.stderr).contains(said),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+    let help = run(rcomm_run(&["--help"]));
+    for code in ["128+S", "125", "126", "127"] {
+        assert!(text(&help.stdout).contains(code));
+    }
+}
+
+fn free_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port().to_string()
+}
+
+fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
+    let several = [
+        "--nnodes",
+        "2",
+        "--node-rank",
+        node_rank,
+        "--master-port",
+        port,
+    ];
+    let mut command = shell(n, &several, script);
+    command.env("RCOMM_JOB_SECRET", "of all nodes");
+    Running::start(command)
+}
+
+#[test]
+fn two_nodes_make_one_job() {
+    let port = free_port();
+    let script = "echo $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $GROUP_RANK $TORCHELASTIC_RUN_ID";
+    let second = node(1, "1", &port, script);
+    let first = node(2, "0", &port, script);
+    let (out, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    let (more, err, code) = second.finish();
+    assert_eq!(code, 0, "{err}");
+    let all = out + &more;
+    let ranks = by_rank(all.as_bytes());
+    let job = ranks[&0][0].rsplit(' ').next().unwrap();
+    assert!(job.starts_with("rcomm-"), "{job}");
+    assert_eq!(ranks[&0], [format!("3 2 0 0 {job}")]);
+    assert_eq!(ranks[&1], [format!("3 2 1 0 {job}")]);
+    assert_eq!(ranks[&2], [format!("3 1 0 1 {job}")]);
+}
+
+#[test]
+fn failure_on_one_node_ends_the_other() {
+    let port = free_port();
+    let first = node(1, "0", &port, "sleep 1000");
+    let second = node(1, "1", &port, "exit 6");
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 6, "{err}");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 6, "{err}");
+    assert!(err.contains("on another node, rank 1"), "{err}");
+}
+
+#[test]
+fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
+    let port = free_port();
+    let mut first = node(1, "0", &port, "echo $$; sleep 1000");
+    let mut second = node(1, "1", &port, "echo up; sleep 1000");
+    let line = first.line();
+    second.line();
+    first.process.kill().unwrap();
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 125, "{err}");
+    assert!(err.contains("the launcher of node 0 is gone"), "{err}");
+    let orphan = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    kill_process(Pid::from_raw(orphan).unwrap(), Signal::KILL).unwrap();
+    first.process.wait().unwrap();
+}
+
+#[test]
+fn node_rank_given_twice_is_refused() {
+    let port = free_port();
+    let mut first = node(1, "0", &port, "echo up; sleep 1000");
+    let mut second = node(1, "1", &port, "echo up; sleep 1000");
+    first.line();
+    second.line();
+    let third = node(1, "1", &port, "true");
+    let (_, err, code) = third.finish();
+    assert_eq!(code, 125);
+    assert!(err.contains("started 2 times"), "{err}");
+    first.signal(Signal::TERM);
+    let (_, _, code) = second.finish();
+    assert_eq!(code, 143);
+    let (_, _, code) = first.finish();
+    assert_eq!(code, 143);
+}
+
+#[test]
+fn pytorch_runs_under_it() {
+    const PROGRAM: &str = "
+import torch, torch.distributed as dist
+dist.init_process_group('gloo')
+ones = torch.ones(4)
+dist.all_reduce(ones)
+print('sum', ones.tolist(), dist.get_rank())
+dist.destroy_process_group()
+";
+    let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
+        eprintln!("skipped: RCOMM_TEST_PYTHON names no Python with torch");
+        return;
+    };
+    let output = run(rcomm_run(&["-n", "2", &python, "-c", PROGRAM]));
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let ranks = by_rank(&output.stdout);
+    for rank in 0..2 {
+        let line = format!("sum [2.0, 2.0, 2.0, 2.0] {rank}");
+        assert!(ranks[&rank].contains(&line.as_str()), "{ranks:?} {said}");
+    }
+}

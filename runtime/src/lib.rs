@@ -26,6 +26,8 @@ mod watchdog;
 mod work;
 mod world;
 
+pub use backend::cpu::CpuBackend;
+pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
 pub use backend::{Backend, BackendFactory, Done, Pending, Progress};
 pub use buffer::{Access, Buffer, Device, DeviceKind};
 pub use collectives::Vecs;

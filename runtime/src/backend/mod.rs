@@ -7,6 +7,7 @@
 //! wait ends, by completion, deadline or abort.
 
 pub mod cpu;
+pub mod fake;
 
 use crate::buffer::{Buffer, DeviceKind};
 use crate::config::Config;

@@ -24,7 +24,7 @@ mod mesh;
 mod notice;
 mod p2p;
 #[allow(unsafe_code)]
-mod reduce;
+pub(super) mod reduce;
 #[cfg(test)]
 mod tests;
 mod transport;

@@ -481,8 +481,8 @@ impl Roll {
             (_, last) => format!("last collective here is #{last}"),
         };
         if !report.phase.is_empty() {
-            let seconds = Duration::from_millis(report.phase_ms).as_secs_f64();
-            let _ = write!(place, ", in phase {:?} for {seconds:.1} s", report.phase);
+            let lasted = Duration::from_millis(report.phase_ms);
+            let _ = write!(place, ", in phase {:?} for {lasted:.1?}", report.phase);
         }
         if report.step >= 0 {
             let _ = write!(place, ", in step {}", report.step);
@@ -586,7 +586,7 @@ mod tests {
         assert_eq!(
             roll.in_words(false),
             "arrived: ranks 0, 1; not arrived: rank 2 (last collective here is #40, in phase \
-             \"load data\" for 6.1 s); no answer: rank 3"
+             \"load data\" for 6.1s); no answer: rank 3"
         );
     }
 

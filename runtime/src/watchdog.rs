@@ -303,7 +303,7 @@ impl Rounds {
         let voyage = &fault.voyage;
         let mut error = group.explain(voyage, fault.error);
         if let Some(age) = self.alarm.age_of(voyage.record_id) {
-            error = error.with_more(&format!("{:.1} s after its issue", age.as_secs_f64()));
+            error = error.with_more(&format!("{age:.1?} after its issue"));
         }
         tracing::error!(
             group = group.label(),

@@ -1,0 +1,175 @@
+//! Starts the ranks, shows what they say, and gathers what they leave behind.
+
+use crate::Fault;
+use anyhow::{Context, Result, bail};
+use rcomm_recorder::publish::{Dump, RingReader, remove_stale_rings};
+use rcomm_recorder::record::default_directory;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The rank that something happens to.
+pub(crate) const CULPRIT: u32 = 2;
+const RANKS: u32 = 4;
+/// How long an operation may take.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// When the job must have come to its end, however slow the machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is left of the job.
+pub(crate) struct Outcome {
+    /// One record for each rank.
+    pub(crate) dumps: Vec<Dump>,
+    /// Where the files are.
+    pub(crate) directory: PathBuf,
+}
+
+/// Four processes.
+pub(crate) struct Job {
+    fault: Fault,
+    name: String,
+    directory: PathBuf,
+    ranks: Vec<Rank>,
+}
+
+struct Rank {
+    number: u32,
+    process: Child,
+    voices: Vec<JoinHandle<()>>,
+}
+
+impl Job {
+    /// Starts this program once for each rank, with the environment of torchrun.
+    pub(crate) fn start(fault: Fault) -> Result<Self> {
+        let name = format!("hang-{}", std::process::id());
+        let directory = std::env::temp_dir().join(format!("rcomm-{name}"));
+        // Free now, and most likely still when rank 0 takes it.
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        say(&format!(
+            "== {RANKS} ranks, time-out {TIMEOUT:?}, {fault:?} rank {CULPRIT} in step 5\n"
+        ));
+        let mut job = Self {
+            fault,
+            name,
+            directory,
+            ranks: Vec::new(),
+        };
+        for number in 0..RANKS {
+            let rank = job.start_rank(number, port);
+            job.ranks
+                .push(rank.with_context(|| format!("start rank {number}"))?);
+        }
+        Ok(job)
+    }
+
+    fn start_rank(&self, number: u32, port: u16) -> Result<Rank> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg(self.fault.argument())
+            .env("RANK", number.to_string())
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("LOCAL_RANK", number.to_string())
+            .env("LOCAL_WORLD_SIZE", RANKS.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_RUN_ID", &self.name)
+            .env("RCOMM_TIMEOUT_MS", TIMEOUT.as_millis().to_string())
+            .env("RCOMM_DUMP_DIR", &self.directory)
+            .env_remove("RCOMM_RING_DIR")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut voices = Vec::new();
+        if let Some(out) = process.stdout.take() {
+            voices.push(repeat(number, out));
+        }
+        if let Some(err) = process.stderr.take() {
+            voices.push(repeat(number, err));
+        }
+        Ok(Rank {
+            number,
+            process,
+            voices,
+        })
+    }
+
+    /// Waits until every other rank has given up, then ends the stopped one, as a scheduler would.
+    pub(crate) fn finish(mut self) -> Result<Outcome> {
+        let deadline = Instant::now() + PATIENCE;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
+            while rank.process.try_wait()?.is_none() {
+                if Instant::now() > deadline {
+                    bail!("rank {} has not given up after {PATIENCE:?}", rank.number);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        // The ring is read while its owner is still there, or is not any more: it makes no difference.
+        let ring = default_directory()
+            .join(&self.name)
+            .join(format!("{CULPRIT}.0.ring"));
+        let ring = (self.fault == Fault::Kill).then(|| RingReader::attach(&ring));
+        self.end();
+        let mut dumps = read_dumps(&self.directory)?;
+        if let Some(ring) = ring {
+            let ring = ring.context("read the ring of the killed rank")?;
+            say(&format!(
+                "\n== the ring of rank {CULPRIT}: {}",
+                ring.path().display()
+            ));
+            dumps.push(ring.snapshot());
+        }
+        remove_stale_rings(&default_directory(), Some(&self.name))?;
+        Ok(Outcome {
+            dumps,
+            directory: self.directory.clone(),
+        })
+    }
+
+    fn end(&mut self) {
+        for rank in &mut self.ranks {
+            // One that has ended already is fine too.
+            let _ = rank.process.kill();
+            let _ = rank.process.wait();
+            for voice in rank.voices.drain(..) {
+                let _ = voice.join();
+            }
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Prints a line. A reader who has gone away is no reason to stop.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Repeats a rank's lines under its number.
+fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            say(&format!("[rank {rank}] {line}"));
+        }
+    })
+}
+
+/// Every dump below this directory.
+fn read_dumps(directory: &Path) -> Result<Vec<Dump>> {
+    let mut dumps = Vec::new();
+    for run in std::fs::read_dir(directory).context("no rank has left a dump")? {
+        for file in std::fs::read_dir(run?.path())? {
+            let path = file?.path();
+            let (dump, _) = Dump::read(&std::fs::read(&path)?)
+                .with_context(|| format!("read {}", path.display()))?;
+            dumps.push(dump);
+        }
+    }
+    Ok(dumps)
+}

@@ -1,0 +1,86 @@
+//! A job hangs, and says why.
+//!
+//! Four ranks, each a process of its own, train in two groups each: tensor parallel pairs and data
+//! parallel pairs. In step 5 rank 2 does not come back from loading its data. The watchdogs of the
+//! others fire after 3 s, every rank leaves a dump, and the analysis names the rank, the group, the
+//! operation, and what the rank was doing.
+//!
+//! ```text
+//! cargo run --release --example hang              # rank 2 stops joining
+//! cargo run --release --example hang -- --kill    # rank 2 is killed, and its ring is read instead
+//! ```
+#![allow(clippy::print_stderr)]
+
+mod job;
+mod training;
+
+use anyhow::{Result, bail};
+use rcomm_analyzer::print::human;
+use rcomm_analyzer::{Policy, analyze};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// What happens to rank 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It never comes back from loading data.
+    Stop,
+    /// It is killed while it loads data.
+    Kill,
+}
+
+impl Fault {
+    /// As an argument of this program.
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Stop => "--stop",
+            Self::Kill => "--kill",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let fault = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] | ["--stop"] => Fault::Stop,
+        ["--kill"] => Fault::Kill,
+        _ => {
+            eprintln!("usage: hang [--stop | --kill]");
+            return ExitCode::from(2);
+        }
+    };
+    // Whoever has a rank is one of the four; whoever has none starts them.
+    let result = match std::env::var_os("RANK") {
+        Some(_) => training::run(fault),
+        None => show(fault),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Starts the job, waits for its end, and prints what the analysis makes of the records.
+fn show(fault: Fault) -> Result<()> {
+    let job = job::Job::start(fault)?;
+    let outcome = job.finish()?;
+    let report = analyze(&outcome.dumps, &Policy::default());
+    // Colours only where a terminal shows them.
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "\n== what the records say\n")?;
+    human::write(&report, &human::Layout::default(), &mut out)?;
+    let directory = outcome.directory.display();
+    writeln!(
+        out,
+        "\nThe dumps stay in {directory}: rcomm-fr analyze {directory}"
+    )?;
+    let culprit = report.findings.first();
+    let culprit = culprit.map(|finding| finding.culprit_ranks.as_slice());
+    if culprit != Some(&[job::CULPRIT]) {
+        bail!("the analysis blames {culprit:?}, not rank {}", job::CULPRIT);
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! What each rank does.
+
+use crate::Fault;
+use crate::job::CULPRIT;
+use anyhow::Result;
+use rcomm::{Config, GroupOptions, ReduceOp, World};
+use std::time::Duration;
+
+const STEPS: i64 = 10;
+const STEP_OF_FAULT: i64 = 5;
+
+/// Trains until something goes wrong.
+pub(crate) fn run(fault: Fault) -> Result<()> {
+    let world = World::init(Config::from_environment()?)?;
+    let rank = world.rank();
+    // Ranks 0 and 1 share a model, and so do 2 and 3; 0 and 2 share a half of it, and so do 1 and 3.
+    let (row, column) = (rank / 2 * 2, rank % 2);
+    let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
+    let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+
+    let mut weights = vec![0.0f32; 4096];
+    for step in 0..STEPS {
+        world.step(step);
+        world.phase("load data");
+        let mut batch = load_batch(rank, step, fault);
+
+        world.phase("forward");
+        tp.all_reduce(&mut batch, ReduceOp::Sum)?;
+
+        world.phase("backward");
+        let mut gradients: Vec<f32> = batch.iter().map(|x| x * 0.5).collect();
+        dp.all_reduce(&mut gradients, ReduceOp::Avg)?;
+
+        world.phase("optimizer");
+        for (weight, gradient) in weights.iter_mut().zip(&gradients) {
+            *weight -= 0.01 * gradient;
+        }
+    }
+    world.shutdown()?;
+    Ok(())
+}
+
+/// Reads the next batch; on one rank, in one step, the file never comes.
+fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
+    if rank == CULPRIT && step == STEP_OF_FAULT {
+        match fault {
+            Fault::Stop => loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            Fault::Kill => {
+                let this = rustix::process::getpid();
+                // It cannot fail on oneself, and nothing returns from it.
+                let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
+            }
+        }
+    }
+    vec![rank as f32 + step as f32; 4096]
+}

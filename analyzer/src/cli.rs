@@ -123,6 +123,18 @@ pub(crate) struct JudgeArgs {
     pub(crate) memory_limit: Option<ByteSize>,
 }
 
+impl Default for JudgeArgs {
+    fn default() -> Self {
+        Self {
+            snapshot: false,
+            overdue: rcomm_analyzer::Policy::default().overdue,
+            world_size: None,
+            jobs: None,
+            memory_limit: None,
+        }
+    }
+}
+
 /// An amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
@@ -221,11 +233,19 @@ Example, over ssh:
     --command 'ssh {host} rcomm-fr collect -o - /tmp/dumps'")]
 pub(crate) struct CollectArgs {
     /// Files and folders on this node.
-    #[arg(value_name = "PATH", required_unless_present_any = ["host", "hosts_from"])]
+    #[arg(value_name = "PATH", required_unless_present_any = ["host", "hosts_from", "rings"])]
     pub(crate) paths: Vec<PathBuf>,
     /// Where the archive goes; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+    /// Take the rings of this node as well, each as a dump.
+    #[arg(long)]
+    pub(crate) rings: bool,
+    #[command(flatten)]
+    pub(crate) place: RingPlace,
+    /// How many ranks the job has, where the records do not tell: those without a record are named.
+    #[arg(long, value_name = "N")]
+    pub(crate) world_size: Option<NonZeroU32>,
     /// Ask this host too; may be given again, or hold several with commas.
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "command")]
     pub(crate) host: Vec<String>,

@@ -8,4 +8,5 @@ mod explain;
 mod help;
 mod program;
 mod rings;
+mod transcripts;
 mod watch;

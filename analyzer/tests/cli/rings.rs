@@ -226,3 +226,41 @@ fn nothing_to_dump_is_exit_code_two() {
         dumped.stderr
     );
 }
+
+#[test]
+fn ring_of_a_dead_process_can_be_gathered_and_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let ring_dir = dir.path().join("rings");
+    std::fs::create_dir(&ring_dir).unwrap();
+    die_with_a_ring(&ring_dir);
+    let archive = dir.path().join("job.rcap");
+    let archive = archive.to_str().unwrap();
+    let collected = run(&[
+        "collect",
+        "--rings",
+        "-o",
+        archive,
+        "--dir",
+        ring_dir.to_str().unwrap(),
+    ]);
+    // Rank 1 of the job's two has no ring here.
+    assert_eq!(collected.code, Some(1), "{}", collected.stderr);
+    assert!(
+        collected.stderr.contains("absent: rank 1: "),
+        "{}",
+        collected.stderr
+    );
+    let analyzed = run(&["analyze", archive]);
+    assert!(
+        analyzed.stdout.contains("read 1 of 2 ranks, 2 operations"),
+        "{}",
+        analyzed.stdout
+    );
+    // The ring itself says the same.
+    let direct = run(&["analyze", ring_dir.to_str().unwrap()]);
+    assert!(
+        direct.stdout.contains("read 1 of 2 ranks, 2 operations"),
+        "{}",
+        direct.stdout
+    );
+}

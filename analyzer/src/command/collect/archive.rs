@@ -46,21 +46,39 @@ pub(super) struct Kept {
 /// One thing that is not there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Absence {
-    /// On which host it was looked for.
+    /// On which host it was looked for; empty if that is not known.
     pub(super) host: String,
-    /// The file or folder; empty if it is the host itself.
+    /// The file or folder; empty if it is the host itself, or a rank.
     #[serde(default)]
     pub(super) path: String,
+    /// The rank of which there is no record, if that is what is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rank: Option<u32>,
     /// Why it is not there.
     pub(super) reason: String,
 }
 
 impl Absence {
     pub(super) fn say(&self) -> String {
-        if self.path.is_empty() {
-            format!("host {}: {}", self.host, self.reason)
-        } else {
-            format!("{} on {}: {}", self.path, self.host, self.reason)
+        match (self.rank, self.path.as_str()) {
+            (Some(rank), _) => format!("rank {rank}: {}", self.reason),
+            (None, "") => format!("host {}: {}", self.host, self.reason),
+            (None, path) => format!("{path} on {}: {}", self.host, self.reason),
+        }
+    }
+
+    /// A host that did not answer.
+    pub(super) fn host(host: &str, reason: String) -> Self {
+        Self::path(host, "", reason)
+    }
+
+    /// A file or folder that could not be had.
+    pub(super) fn path(host: &str, path: &str, reason: String) -> Self {
+        Self {
+            host: host.to_owned(),
+            path: path.to_owned(),
+            rank: None,
+            reason,
         }
     }
 }
@@ -98,35 +116,50 @@ impl Manifest {
 }
 
 /// An archive under the pen: written beside its final name, which it gets in [`Archive::finish`].
+///
+/// What goes to standard output is written to a file first as well: it is looked at before its
+/// manifest is written.
 pub(super) struct Archive {
-    tar: tar::Builder<Box<dyn Write>>,
+    tar: tar::Builder<BufWriter<File>>,
     target: PathBuf,
-    partial: Option<tempfile::TempPath>,
+    partial: tempfile::TempPath,
     names: HashSet<String>,
     manifest: Manifest,
 }
 
 impl Archive {
     pub(super) fn create(target: &Path) -> Result<Self, Failure> {
-        let fail = |source| Failure::Write {
-            target: target.to_owned(),
-            source,
-        };
-        let (out, partial): (Box<dyn Write>, _) = if is_stdout(target) {
-            (Box::new(io::stdout()), None)
+        // Readable by its owner alone: records hold paths and names.
+        let partial = if is_stdout(target) {
+            tempfile::NamedTempFile::new()
         } else {
-            // Readable by its owner alone: records hold paths and names.
-            let partial = output::partial_file(target).map_err(fail)?;
-            let (file, path): (File, _) = partial.into_parts();
-            (Box::new(file), Some(path))
+            output::partial_file(target)
         };
+        let (file, partial) = partial
+            .map_err(|source| Failure::Write {
+                target: target.to_owned(),
+                source,
+            })?
+            .into_parts();
         Ok(Self {
-            tar: tar::Builder::new(Box::new(BufWriter::new(out))),
+            tar: tar::Builder::new(BufWriter::new(file)),
             target: target.to_owned(),
             partial,
             names: HashSet::new(),
             manifest: Manifest::new(),
         })
+    }
+
+    /// What was gathered so far, as a file that can be read.
+    pub(super) fn so_far(&mut self) -> Result<&Path, Failure> {
+        match self.tar.get_mut().flush() {
+            Ok(()) => Ok(&self.partial),
+            Err(source) => Err(self.failed(source)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.manifest.files.is_empty()
     }
 
     /// Adds a record. Two of one name get different names.
@@ -178,10 +211,12 @@ impl Archive {
         } = self;
         let done = (|| {
             tar.into_inner()?.flush()?;
-            match partial {
-                Some(partial) => partial.persist(&target).map_err(|failed| failed.error),
-                None => Ok(()),
+            if is_stdout(&target) {
+                let mut file = File::open(&partial)?;
+                io::copy(&mut file, &mut io::stdout().lock())?;
+                return Ok(());
             }
+            partial.persist(&target).map_err(|failed| failed.error)
         })();
         done.map_err(|source| Failure::Write { target, source })?;
         Ok(manifest)

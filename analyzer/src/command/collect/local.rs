@@ -1,10 +1,11 @@
-//! Records on this node: files and folders.
+//! Records on this node: files, folders, and the rings of jobs.
 
+use super::super::rings;
 use super::archive::{Absence, Archive};
 use super::this_host;
 use crate::cli::CollectArgs;
 use crate::failure::Failure;
-use rcomm_recorder::publish::DumpReader;
+use rcomm_recorder::publish::{DumpReader, RingReader};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -27,11 +28,8 @@ enum Origin {
 
 pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
     let host = this_host();
-    let absent = |path: &Path, reason: String| Absence {
-        host: host.clone(),
-        path: path.display().to_string(),
-        reason,
-    };
+    let absent =
+        |path: &Path, reason: String| Absence::path(&host, &path.display().to_string(), reason);
     let mut files: Vec<(PathBuf, Origin)> = Vec::new();
     for path in &args.paths {
         match fs::metadata(path) {
@@ -64,6 +62,32 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
                     continue;
                 }
                 archive.add(&host, &path, modified, &content)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rings as dumps: what is copied while it is written would be torn.
+pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    let host = this_host();
+    let listings = rings::find(&args.place)?;
+    if listings.is_empty() {
+        let directory = rings::directory(&args.place).display().to_string();
+        let reason = "there are no rings".to_owned();
+        archive.absent(Absence::path(&host, &directory, reason));
+    }
+    for listing in listings {
+        match RingReader::attach(&listing.path) {
+            Err(error) => {
+                let path = listing.path.display().to_string();
+                archive.absent(Absence::path(&host, &path, error.to_string()));
+            }
+            Ok(ring) => {
+                let dump = ring.snapshot();
+                let taken = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
+                let content = dump.to_pickle();
+                archive.add(&host, &listing.path, taken / 1_000_000_000, &content)?;
             }
         }
     }

@@ -9,9 +9,10 @@ mod archive;
 mod local;
 mod remote;
 
-use crate::cli::CollectArgs;
+use super::judge::{Keep, judge};
+use crate::cli::{CollectArgs, JudgeArgs};
 use crate::failure::Failure;
-use archive::Archive;
+use archive::{Absence, Archive};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -23,6 +24,10 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     if let Some(command) = command {
         remote::collect(&hosts, &command, args, &mut archive)?;
     }
+    if args.rings {
+        local::collect_rings(args, &mut archive)?;
+    }
+    note_absent_ranks(args, &mut archive)?;
     let manifest = archive.finish()?;
 
     // Standard output may be the archive: what is said about it goes to standard error.
@@ -41,6 +46,29 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     } else {
         ExitCode::from(1)
     })
+}
+
+/// Reads what was gathered and names the ranks of which there is no record, as far as the groups of
+/// the others (or the user) tell.
+fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    if archive.is_empty() {
+        return Ok(());
+    }
+    let judge_args = JudgeArgs {
+        world_size: args.world_size,
+        ..JudgeArgs::default()
+    };
+    let gathered = archive.so_far()?.to_owned();
+    let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
+    for rank in report.ranks.iter().filter(|rank| !rank.read) {
+        archive.absent(Absence {
+            host: String::new(),
+            path: String::new(),
+            rank: Some(rank.rank),
+            reason: "no readable record of it was gathered".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 /// This host's name; `localhost` where it has none.

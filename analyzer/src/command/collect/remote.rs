@@ -153,11 +153,7 @@ pub(super) fn collect(
             None => Err("it was never asked".to_owned()),
         };
         if let Err(reason) = merged {
-            archive.absent(Absence {
-                host: host.clone(),
-                path: String::new(),
-                reason,
-            });
+            archive.absent(Absence::host(host, reason));
         }
     }
     Ok(())
@@ -274,11 +270,8 @@ fn merge(
             manifest = serde_json::from_slice::<Manifest>(&content).ok();
         } else if kind.is_file() {
             if content.len() as u64 > MAX_MEMBER {
-                archive.absent(Absence {
-                    host: host.to_owned(),
-                    path: path.display().to_string(),
-                    reason: "it is larger than 1 GiB".to_owned(),
-                });
+                let reason = "it is larger than 1 GiB".to_owned();
+                archive.absent(Absence::path(host, &path.display().to_string(), reason));
                 continue;
             }
             archive.add(host, &without_host(&path), modified, &content)?;
@@ -289,7 +282,9 @@ fn merge(
             "its archive has no manifest: it may be incomplete".to_owned()
         ));
     };
-    for absence in manifest.absent {
+    // Which ranks are absent is judged over all hosts, not over one.
+    let absent = manifest.absent.into_iter();
+    for absence in absent.filter(|absence| absence.rank.is_none()) {
         archive.absent(Absence {
             host: host.to_owned(),
             ..absence

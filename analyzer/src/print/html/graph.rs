@@ -13,12 +13,12 @@ use rcomm_recorder::model::Rank;
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-const BOX_WIDTH: usize = 230;
+const BOX_WIDTH: usize = 214;
 const BOX_HEIGHT: usize = 50;
-const GAP_X: usize = 56;
+const GAP_X: usize = 44;
 const GAP_Y: usize = 16;
 /// Characters of a line in a box.
-const BOX_CHARS: usize = 32;
+const BOX_CHARS: usize = 33;
 /// Boxes in a column; what is cut is counted in a last box.
 const MAX_COLUMN: usize = 12;
 /// Root findings that get a graph.

@@ -39,7 +39,11 @@ impl Window {
             let timed = || dump.entries.iter().rev().filter(|e| e.time_created_ns > 0);
             let newest = timed().next()?.time_created_ns;
             last = last.max(newest);
-            starts.push(timed().take(DEPTH).last()?.time_created_ns);
+            // A program that runs ahead of its device has many pending operations: they all began
+            // after what completed last.
+            let ended = timed().filter(|entry| entry.state >= EntryState::Completed);
+            let oldest = ended.take(DEPTH).last().or_else(|| timed().next_back())?;
+            starts.push(oldest.time_created_ns);
         }
         starts.sort_unstable();
         let start = *starts.get(starts.len() / 2)?;

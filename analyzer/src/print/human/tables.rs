@@ -189,6 +189,15 @@ fn join(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
+/// The last two parts of a path: enough to know the file by, and short enough for the ranks beside it.
+fn tail_of(path: &str) -> &str {
+    let mut slashes = path.rmatch_indices('/');
+    match slashes.nth(1) {
+        Some((at, _)) if at > 0 => &path[at + 1..],
+        _ => path,
+    }
+}
+
 fn write_stack(
     node: &StackNode,
     depth: usize,
@@ -202,7 +211,7 @@ fn write_stack(
     let text = format!(
         "{margin}{} ({}:{})  [{}]",
         node.name,
-        node.filename,
+        tail_of(&node.filename),
         node.line,
         Spans(&node.ranks),
     );

@@ -1,0 +1,81 @@
+//! The transcripts in the documents are what the program prints.
+//!
+//! In a document a block that begins with ```` ```console ```` holds commands (`$ rcomm-fr ...`) and
+//! their output. Commands run in the folder of the checked-in dumps. With `RCOMM_UPDATE_DOCS=1` the
+//! documents are rewritten instead of compared.
+
+use crate::program::{finish, fixture, rcomm_fr};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The documents that hold transcripts.
+const DOCUMENTS: &[&str] = &["GALLERY.md"];
+
+fn document(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(name)
+}
+
+/// What the program prints for one line of a transcript.
+fn output_of(command: &str) -> String {
+    let words = shlex::split(command).unwrap();
+    assert_eq!(words[0], "rcomm-fr", "{command}");
+    let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+    let mut command = rcomm_fr(&args);
+    command.current_dir(fixture("", ""));
+    let run = finish(command);
+    format!("{}{}", run.stdout, run.stderr)
+}
+
+/// The document with every transcript made anew, and how many commands it holds.
+fn retell(text: &str) -> (String, usize) {
+    let mut retold = String::new();
+    let mut commands = 0;
+    let mut in_block = false;
+    for line in text.lines() {
+        if !in_block {
+            retold.push_str(line);
+            retold.push('\n');
+            in_block = line == "```console";
+            continue;
+        }
+        if line == "```" {
+            in_block = false;
+            retold.push_str("```\n");
+        } else if let Some(command) = line.strip_prefix("$ ") {
+            commands += 1;
+            retold.push_str(line);
+            retold.push('\n');
+            retold.push_str(&output_of(command));
+        }
+    }
+    assert!(!in_block, "a transcript does not end");
+    (retold, commands)
+}
+
+#[test]
+fn documents_show_what_the_program_prints() {
+    for name in DOCUMENTS {
+        let path = document(name);
+        let text = fs::read_to_string(&path).unwrap();
+        let (retold, commands) = retell(&text);
+        assert!(commands >= 5, "{name} holds only {commands} transcripts");
+        if std::env::var_os("RCOMM_UPDATE_DOCS").is_some() {
+            fs::write(&path, retold).unwrap();
+            continue;
+        }
+        for (number, (is, should)) in text.lines().zip(retold.lines()).enumerate() {
+            let at = number + 1;
+            assert_eq!(
+                is, should,
+                "{name}:{at} has drifted; RCOMM_UPDATE_DOCS=1 rewrites it"
+            );
+        }
+        assert_eq!(
+            text.lines().count(),
+            retold.lines().count(),
+            "{name} has drifted"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! The command line.
+
+use crate::operation::Operation;
+use clap::{Parser, ValueEnum};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  measured, and every checked result was right
+  1  a result was wrong
+  2  could not measure: wrong usage, a rank failed
+
+Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or srun.";
+
+/// Measures collectives: latency and bandwidth by size, in the manner of nccl-tests.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rcomm-bench", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub(crate) struct Args {
+    /// What to measure; several with commas.
+    #[arg(value_enum, value_delimiter = ',', required = true)]
+    pub(crate) operations: Vec<Operation>,
+    /// Starts this many ranks on this machine.
+    #[arg(short = 'n', long = "ranks", value_name = "N")]
+    pub(crate) ranks: Option<NonZeroU32>,
+    /// Smallest size, in bytes; K, M and G are powers of 1024.
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = parse_size)]
+    pub(crate) min_bytes: usize,
+    /// Largest size.
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub(crate) max_bytes: usize,
+    /// From one size to the next.
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) factor: u32,
+    /// Type of an element.
+    #[arg(short = 'd', long, value_enum, default_value_t = Dtype::F32)]
+    pub(crate) dtype: Dtype,
+    /// How values are combined.
+    #[arg(short = 'o', long, value_enum, default_value_t = Reduce::Sum)]
+    pub(crate) op: Reduce,
+    /// Root of rooted operations.
+    #[arg(short = 'r', long, default_value_t = 0)]
+    pub(crate) root: u32,
+    /// Compares every result with the right one.
+    #[arg(short = 'c', long)]
+    pub(crate) check: bool,
+    /// Time for each size; the number of iterations follows from it.
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
+    pub(crate) time: Duration,
+    /// Exactly so many iterations of each size.
+    #[arg(long, value_name = "N")]
+    pub(crate) iterations: Option<NonZeroU32>,
+    /// How operations are called.
+    #[arg(long, value_enum, default_value_t = Calls::Blocking)]
+    pub(crate) calls: Calls,
+    /// Where ranks run: each on a core of its own (where there are enough), or wherever.
+    #[arg(long, value_enum, default_value_t = Bind::Core)]
+    pub(crate) bind: Bind,
+    /// How the table is written.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub(crate) format: Format,
+}
+
+/// Type of an element.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Dtype {
+    /// 32-bit float.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// 16-bit float, IEEE 754.
+    F16,
+    /// 16-bit float, the upper half of an `f32`.
+    Bf16,
+    /// Signed 32-bit integer.
+    I32,
+    /// Signed 64-bit integer.
+    I64,
+    /// Unsigned 8-bit integer.
+    U8,
+}
+
+/// How values are combined.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Reduce {
+    /// Addition.
+    Sum,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+    /// Multiplication.
+    Product,
+}
+
+/// How operations are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Calls {
+    /// The call returns when the operation has ended.
+    Blocking,
+    /// The call returns at once and is waited for: adds a column for the time of the call alone.
+    Async,
+}
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bind {
+    /// Rank r on core r, if there are as many cores as ranks.
+    Core,
+    /// Wherever the system puts them.
+    None,
+}
+
+/// How the table is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns for people.
+    Table,
+    /// One JSON object.
+    Json,
+    /// Comma-separated values.
+    Csv,
+}
+
+/// `8`, `64K`, `1.5M`.
+fn parse_size(text: &str) -> Result<usize, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is not a size: give bytes, or a number with K, M or G"))?;
+    let unit = match unit
+        .trim()
+        .to_ascii_uppercase()
+        .trim_end_matches("IB")
+        .trim_end_matches('B')
+    {
+        "" => 1.0,
+        "K" => 1024.0,
+        "M" => 1024.0 * 1024.0,
+        "G" => 1024.0 * 1024.0 * 1024.0,
+        other => return Err(format!("{other:?} is not a unit: give K, M or G")),
+    };
+    Ok((number * unit) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(parse_size("8"), Ok(8));
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("1.5MiB"), Ok(1_572_864));
+        assert!(parse_size("many").is_err());
+        assert!(parse_size("3Q").is_err());
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+}

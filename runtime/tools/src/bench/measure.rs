@@ -1,0 +1,214 @@
+//! The measurement: every rank times every call, the slowest rank's percentiles are told.
+
+use crate::cli::{Args, Calls, Dtype};
+use crate::operation::{Case, Operation, Whole};
+use crate::print::{Printer, Row};
+use crate::ranks;
+use anyhow::{Context, ensure};
+use rcomm::{Config, ProcessGroup, ReduceOp, World};
+use std::time::Instant;
+
+/// Most iterations of one size.
+const MOST: usize = 100_000;
+/// Fewest.
+const FEWEST: usize = 8;
+
+/// Measures everything that was asked for; the number of wrong elements.
+pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
+    ranks::settle()?;
+    ensure!(
+        args.min_bytes <= args.max_bytes,
+        "the smallest size, {}, is above the largest, {}",
+        args.min_bytes,
+        args.max_bytes
+    );
+    ensure!(
+        args.calls == Calls::Blocking
+            || args
+                .operations
+                .iter()
+                .all(|&operation| operation == Operation::AllReduce),
+        "--calls async measures all_reduce"
+    );
+    let world = World::init(Config::from_environment()?).context("failed to start")?;
+    ensure!(
+        args.root < world.size(),
+        "root {} is not one of {} ranks",
+        args.root,
+        world.size()
+    );
+    let mut printer = Printer::new(args, world.size(), world.rank() == 0);
+    let errors = match args.dtype {
+        Dtype::F32 => sweep::<f32>(args, world.group(), &mut printer),
+        Dtype::F64 => sweep::<f64>(args, world.group(), &mut printer),
+        Dtype::F16 => sweep::<rcomm::f16>(args, world.group(), &mut printer),
+        Dtype::Bf16 => sweep::<rcomm::bf16>(args, world.group(), &mut printer),
+        Dtype::I32 => sweep::<i32>(args, world.group(), &mut printer),
+        Dtype::I64 => sweep::<i64>(args, world.group(), &mut printer),
+        Dtype::U8 => sweep::<u8>(args, world.group(), &mut printer),
+    }?;
+    printer.end()?;
+    world.shutdown()?;
+    Ok(errors)
+}
+
+fn sweep<T: Whole>(
+    args: &Args,
+    group: &ProcessGroup,
+    printer: &mut Printer,
+) -> anyhow::Result<u64> {
+    let mut all = 0;
+    for &operation in &args.operations {
+        ensure!(
+            operation != Operation::SendRecv || group.size() >= 2,
+            "send_recv needs two ranks"
+        );
+        let mut bytes = args.min_bytes.max(size_of::<T>());
+        loop {
+            let row = one_size::<T>(args, group, operation, bytes)?;
+            all += row.errors.unwrap_or(0);
+            printer.row(&row)?;
+            let next = bytes.saturating_mul(args.factor as usize);
+            if operation == Operation::Barrier || next > args.max_bytes {
+                break;
+            }
+            bytes = next;
+        }
+    }
+    Ok(all)
+}
+
+fn one_size<T: Whole>(
+    args: &Args,
+    group: &ProcessGroup,
+    operation: Operation,
+    bytes: usize,
+) -> anyhow::Result<Row> {
+    let op = ReduceOp::from(args.op);
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes);
+    let errors = if args.check {
+        case.run()?;
+        // Counted on every rank, told by one.
+        let mut wrong = [case.errors() as f64];
+        group.all_reduce(&mut wrong, ReduceOp::Sum)?;
+        case.refill();
+        Some(wrong[0] as u64)
+    } else {
+        None
+    };
+    // Sums that grow from call to call would slow down on denormals and infinities: zeros stay zeros.
+    let count = case.count();
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes);
+    case.clear();
+    let iterations = match args.iterations {
+        Some(iterations) => iterations.get() as usize,
+        None => iterations_within(args, group, &mut case)?,
+    };
+    let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
+    for _ in 0..iterations / 10 {
+        case.run()?;
+    }
+    group.barrier()?;
+    match args.calls {
+        Calls::Blocking => {
+            let mut then = Instant::now();
+            for _ in 0..iterations {
+                case.run()?;
+                let now = Instant::now();
+                calls.push((now - then).as_secs_f64() * 1e6);
+                then = now;
+            }
+        }
+        Calls::Async => {
+            let mut buffer = vec![T::whole(0); count];
+            for _ in 0..iterations {
+                let then = Instant::now();
+                let work = group.all_reduce_async(buffer, op)?;
+                issues.push(then.elapsed().as_secs_f64() * 1e6);
+                buffer = work.wait()?;
+                calls.push(then.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+    }
+    let halves = if operation == Operation::SendRecv {
+        2.0
+    } else {
+        1.0
+    };
+    let bystander = operation == Operation::SendRecv && group.rank() > 1;
+    let mut times = if bystander {
+        [0.0; 4]
+    } else {
+        [
+            percentile(&mut calls, 0.5) / halves,
+            percentile(&mut calls, 0.99) / halves,
+            calls[0] / halves,
+            percentile(&mut issues, 0.5),
+        ]
+    };
+    group.all_reduce(&mut times, ReduceOp::Max)?;
+    let [p50_us, p99_us, min_us, issue_us] = times;
+    let moved = if operation == Operation::Barrier {
+        0
+    } else {
+        count * size_of::<T>()
+    };
+    Ok(Row {
+        operation,
+        bytes: moved,
+        count: if operation == Operation::Barrier {
+            0
+        } else {
+            count
+        },
+        iterations,
+        p50_us,
+        p99_us,
+        min_us,
+        issue_us: (args.calls == Calls::Async).then_some(issue_us),
+        errors,
+    })
+}
+
+/// How many calls fit into the time for one size; the same on all ranks.
+fn iterations_within<T: Whole>(
+    args: &Args,
+    group: &ProcessGroup,
+    case: &mut Case<'_, T>,
+) -> anyhow::Result<usize> {
+    for _ in 0..3 {
+        case.run()?;
+    }
+    group.barrier()?;
+    let then = Instant::now();
+    for _ in 0..3 {
+        case.run()?;
+    }
+    let each = then.elapsed().as_secs_f64() / 3.0;
+    let mut fits = [(args.time.as_secs_f64() / each.max(1e-9)).min(MOST as f64)];
+    group.broadcast(&mut fits, 0)?;
+    Ok((fits[0] as usize).clamp(FEWEST, MOST))
+}
+
+/// Sorts, and takes the value below which this share of the values is; 0 of none.
+fn percentile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * share) as usize;
+    values
+        .get(at.min(values.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let mut values = vec![5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!(percentile(&mut values, 0.5), 3.0);
+        assert_eq!(percentile(&mut values, 0.99), 5.0);
+        assert_eq!(percentile(&mut [], 0.5), 0.0);
+    }
+}

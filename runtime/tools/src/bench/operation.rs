@@ -1,0 +1,252 @@
+//! One operation at one size: its buffers, how it is called, and what must come out.
+
+use crate::cli::Reduce;
+use clap::ValueEnum;
+use rcomm::{Element, ProcessGroup, ReduceOp, Result};
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Operation {
+    /// Everybody gets the reduction of all.
+    AllReduce,
+    /// Everybody gets everybody's part.
+    AllGather,
+    /// Everybody gets its part of the reduction.
+    ReduceScatter,
+    /// Everybody sends a part to everybody.
+    AllToAll,
+    /// Everybody gets the root's buffer.
+    Broadcast,
+    /// The root gets the reduction of all.
+    Reduce,
+    /// The root gets everybody's part.
+    Gather,
+    /// Everybody gets its part of the root's buffer.
+    Scatter,
+    /// Nobody leaves before everybody has come.
+    Barrier,
+    /// Rank 0 and rank 1 send a message to and fro; half of the round trip is told.
+    SendRecv,
+}
+
+impl Operation {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::Barrier => "barrier",
+            Self::SendRecv => "send_recv",
+        }
+    }
+
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// busbw over algbw.
+    pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
+        let n = f64::from(ranks);
+        match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::AllGather
+            | Self::ReduceScatter
+            | Self::AllToAll
+            | Self::Gather
+            | Self::Scatter => (n - 1.0) / n,
+            Self::Broadcast | Self::Reduce | Self::Barrier | Self::SendRecv => 1.0,
+        }
+    }
+}
+
+impl From<Reduce> for ReduceOp {
+    fn from(reduce: Reduce) -> Self {
+        match reduce {
+            Reduce::Sum => Self::Sum,
+            Reduce::Min => Self::Min,
+            Reduce::Max => Self::Max,
+            Reduce::Product => Self::Product,
+        }
+    }
+}
+
+/// An element that small whole numbers can be written into.
+pub(crate) trait Whole: Element + PartialEq {
+    fn whole(value: u8) -> Self;
+}
+
+macro_rules! whole {
+    ($($type:ty => $from:expr;)+) => { $(
+        impl Whole for $type {
+            fn whole(value: u8) -> Self {
+                $from(value)
+            }
+        }
+    )+ };
+}
+whole! {
+    f32 => f32::from;
+    f64 => f64::from;
+    rcomm::f16 => |value: u8| rcomm::f16::from_f32(f32::from(value));
+    rcomm::bf16 => |value: u8| rcomm::bf16::from_f32(f32::from(value));
+    i32 => i32::from;
+    i64 => i64::from;
+    u8 => |value: u8| value;
+}
+
+/// Buffers of one size, and the call.
+pub(crate) struct Case<'a, T> {
+    group: &'a ProcessGroup,
+    operation: Operation,
+    op: ReduceOp,
+    root: u32,
+    input: Vec<T>,
+    output: Vec<T>,
+    /// Elements of one rank's part.
+    part: usize,
+}
+
+/// What rank `rank` brings at element `at`: 1 or 2, so that every reduction of up to 32 ranks is exact
+/// in every type.
+fn brought(rank: u32, at: usize) -> u8 {
+    1 + ((rank as usize + at) % 2) as u8
+}
+
+impl<'a, T: Whole> Case<'a, T> {
+    pub(crate) fn new(
+        group: &'a ProcessGroup,
+        operation: Operation,
+        op: ReduceOp,
+        root: u32,
+        bytes: usize,
+    ) -> Self {
+        let ranks = group.size() as usize;
+        let elements = (bytes / size_of::<T>()).max(1);
+        let part = (elements / ranks).max(1);
+        let is_root = group.rank() == root;
+        let (input, output) = match operation {
+            Operation::AllReduce | Operation::Broadcast | Operation::Reduce => (0, elements),
+            Operation::SendRecv => (elements, elements),
+            Operation::AllGather => (part, part * ranks),
+            Operation::ReduceScatter => (part * ranks, part),
+            Operation::AllToAll => (part * ranks, part * ranks),
+            Operation::Gather => (part, if is_root { part * ranks } else { 0 }),
+            Operation::Scatter => (if is_root { part * ranks } else { 0 }, part),
+            Operation::Barrier => (0, 0),
+        };
+        let mut case = Self {
+            group,
+            operation,
+            op,
+            root,
+            input: vec![T::whole(0); input],
+            output: vec![T::whole(0); output],
+            part,
+        };
+        case.refill();
+        case
+    }
+
+    /// Elements that the size stands for.
+    pub(crate) fn count(&self) -> usize {
+        self.input.len().max(self.output.len())
+    }
+
+    /// Puts back what this rank brings.
+    pub(crate) fn refill(&mut self) {
+        let rank = self.group.rank();
+        let fill = |values: &mut [T]| {
+            for (at, value) in values.iter_mut().enumerate() {
+                *value = T::whole(brought(rank, at));
+            }
+        };
+        fill(&mut self.input);
+        if self.input.is_empty()
+            && self.operation != Operation::Gather
+            && self.operation != Operation::Scatter
+        {
+            fill(&mut self.output);
+        }
+    }
+
+    /// Zeros everywhere, for timing: a sum over thousands of calls stays a number.
+    pub(crate) fn clear(&mut self) {
+        self.input.fill(T::whole(0));
+        self.output.fill(T::whole(0));
+    }
+
+    /// Calls the operation once.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let (group, part) = (self.group, self.part);
+        match self.operation {
+            Operation::AllReduce => group.all_reduce(&mut self.output, self.op),
+            Operation::Reduce => group.reduce(&mut self.output, self.op, self.root),
+            Operation::Broadcast => group.broadcast(&mut self.output, self.root),
+            Operation::AllGather => group.all_gather_single(&self.input, &mut self.output),
+            Operation::ReduceScatter => {
+                group.reduce_scatter_single(&self.input, &mut self.output, self.op)
+            }
+            Operation::AllToAll => group.all_to_all_single(&self.input, &mut self.output),
+            Operation::Gather => {
+                let mut outputs: Vec<&mut [T]> = self.output.chunks_exact_mut(part).collect();
+                group.gather(&self.input, &mut outputs, self.root)
+            }
+            Operation::Scatter => {
+                let inputs: Vec<&[T]> = self.input.chunks_exact(part).collect();
+                group.scatter(&inputs, &mut self.output, self.root)
+            }
+            Operation::Barrier => group.barrier(),
+            Operation::SendRecv => match group.rank() {
+                0 => group
+                    .send(&self.input, 1, 0)
+                    .and_then(|()| group.recv(&mut self.output, 1, 0)),
+                1 => group
+                    .recv(&mut self.output, 0, 0)
+                    .and_then(|()| group.send(&self.input, 0, 0)),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Elements of the result that are wrong after one call on fresh buffers.
+    pub(crate) fn errors(&self) -> u64 {
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        let reduced = |at: usize| {
+            let all = (0..ranks).map(|rank| brought(rank, at));
+            let value: u32 = match self.op {
+                ReduceOp::Min => all.min().unwrap_or(0).into(),
+                ReduceOp::Max => all.max().unwrap_or(0).into(),
+                ReduceOp::Product => all.map(u32::from).product(),
+                _ => all.map(u32::from).sum(),
+            };
+            value as u8
+        };
+        let part = self.part;
+        let expected = |at: usize| match self.operation {
+            Operation::AllReduce => reduced(at),
+            Operation::Reduce if rank == self.root => reduced(at),
+            Operation::Reduce => brought(rank, at),
+            Operation::ReduceScatter => reduced(rank as usize * part + at),
+            Operation::Broadcast => brought(self.root, at),
+            Operation::AllGather | Operation::Gather => brought((at / part) as u32, at % part),
+            Operation::AllToAll => brought((at / part) as u32, rank as usize * part + at % part),
+            Operation::Scatter => brought(self.root, rank as usize * part + at),
+            Operation::Barrier | Operation::SendRecv => brought(1 - rank.min(1), at),
+        };
+        if self.operation == Operation::SendRecv && rank > 1 {
+            return 0;
+        }
+        let wrong = self
+            .output
+            .iter()
+            .enumerate()
+            .filter(|(at, value)| **value != T::whole(expected(*at)));
+        wrong.count() as u64
+    }
+}

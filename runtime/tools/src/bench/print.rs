@@ -1,0 +1,185 @@
+//! The table: for people, as JSON, as CSV. Only one rank writes.
+
+use crate::cli::{Args, Format};
+use crate::operation::Operation;
+use rcomm::ReduceOp;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// What was measured at one size; times are the slowest rank's.
+pub(crate) struct Row {
+    pub(crate) operation: Operation,
+    pub(crate) bytes: usize,
+    pub(crate) count: usize,
+    pub(crate) iterations: usize,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) min_us: f64,
+    /// The call alone, where it returns before the end.
+    pub(crate) issue_us: Option<f64>,
+    /// Wrong elements over all ranks, where results were checked.
+    pub(crate) errors: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    op: &'static str,
+    bytes: usize,
+    count: usize,
+    dtype: String,
+    reduction: Option<&'static str>,
+    ranks: u32,
+    iterations: usize,
+    p50_us: f64,
+    p99_us: f64,
+    min_us: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    issue_us: Option<f64>,
+    algbw_gbs: f64,
+    busbw_gbs: f64,
+    errors: Option<u64>,
+}
+
+pub(crate) struct Printer {
+    format: Format,
+    dtype: String,
+    reduction: ReduceOp,
+    ranks: u32,
+    writes: bool,
+    lines: Vec<Line>,
+}
+
+impl Printer {
+    pub(crate) fn new(args: &Args, ranks: u32, writes: bool) -> Self {
+        let dtype = format!("{:?}", args.dtype).to_lowercase();
+        Self {
+            format: args.format,
+            dtype,
+            reduction: args.op.into(),
+            ranks,
+            writes,
+            lines: Vec::new(),
+        }
+    }
+
+    fn line(&self, row: &Row) -> Line {
+        // Bytes in a microsecond are megabytes in a second.
+        let algbw = if row.p50_us > 0.0 {
+            row.bytes as f64 / row.p50_us / 1e3
+        } else {
+            0.0
+        };
+        Line {
+            op: row.operation.name(),
+            bytes: row.bytes,
+            count: row.count,
+            dtype: self.dtype.clone(),
+            reduction: row.operation.reduces().then(|| self.reduction.name()),
+            ranks: self.ranks,
+            iterations: row.iterations,
+            p50_us: row.p50_us,
+            p99_us: row.p99_us,
+            min_us: row.min_us,
+            issue_us: row.issue_us,
+            algbw_gbs: algbw,
+            busbw_gbs: algbw * row.operation.bus_factor(self.ranks),
+            errors: row.errors,
+        }
+    }
+
+    pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
+        let line = self.line(row);
+        let first = self.lines.is_empty();
+        let mut out = io::stdout().lock();
+        let reduction = line.reduction.unwrap_or("-");
+        let errors = line
+            .errors
+            .map_or("-".to_owned(), |errors| errors.to_string());
+        match self.format {
+            Format::Json => {}
+            Format::Table => {
+                let issue = line
+                    .issue_us
+                    .map_or(String::new(), |us| format!("{us:>10.2}"));
+                if first {
+                    let head = if line.issue_us.is_some() {
+                        "     issue"
+                    } else {
+                        ""
+                    };
+                    writeln!(
+                        out,
+                        "# {} ranks; times in us, slowest rank; bandwidth in GB/s (1e9 bytes)",
+                        self.ranks
+                    )?;
+                    writeln!(
+                        out,
+                        "{:<15}{:>12}{:>12} {:>5} {:>8}{:>11}{:>11}{head}{:>9}{:>9}{:>8}",
+                        "operation",
+                        "bytes",
+                        "count",
+                        "type",
+                        "op",
+                        "p50",
+                        "p99",
+                        "algbw",
+                        "busbw",
+                        "errors"
+                    )?;
+                }
+                writeln!(
+                    out,
+                    "{:<15}{:>12}{:>12} {:>5} {:>8}{:>11.2}{:>11.2}{issue}{:>9.2}{:>9.2}{:>8}",
+                    line.op,
+                    line.bytes,
+                    line.count,
+                    line.dtype,
+                    reduction,
+                    line.p50_us,
+                    line.p99_us,
+                    line.algbw_gbs,
+                    line.busbw_gbs,
+                    errors
+                )?;
+            }
+            Format::Csv => {
+                if first {
+                    writeln!(
+                        out,
+                        "op,bytes,count,dtype,reduction,ranks,iterations,p50_us,p99_us,min_us,issue_us,algbw_gbs,busbw_gbs,errors"
+                    )?;
+                }
+                let issue = line.issue_us.map_or(String::new(), |us| us.to_string());
+                writeln!(
+                    out,
+                    "{},{},{},{},{reduction},{},{},{},{},{},{issue},{},{},{errors}",
+                    line.op,
+                    line.bytes,
+                    line.count,
+                    line.dtype,
+                    line.ranks,
+                    line.iterations,
+                    line.p50_us,
+                    line.p99_us,
+                    line.min_us,
+                    line.algbw_gbs,
+                    line.busbw_gbs
+                )?;
+            }
+        }
+        self.lines.push(line);
+        out.flush()
+    }
+
+    pub(crate) fn end(self) -> io::Result<()> {
+        if !self.writes || self.format != Format::Json {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        serde_json::to_writer(&mut out, &serde_json::json!({ "rows": self.lines }))?;
+        writeln!(out)
+    }
+}

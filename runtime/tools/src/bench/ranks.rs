@@ -1,0 +1,92 @@
+//! Starting the ranks on this machine: the same program again, told by the environment who it is.
+
+use crate::cli::Bind;
+use anyhow::{Context, bail};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitCode};
+
+/// Set in the environment of every rank that was started here.
+const CHILD: &str = "RCOMM_BENCH_CHILD";
+
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Starts `count` ranks with this program's arguments and waits for them.
+pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe().context("failed to find this program's own file")?;
+    let port = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .context("failed to find a free port")?
+        .port();
+    let job = format!("bench-{}", std::process::id());
+    let secret: String = (0..4)
+        .map(|_| {
+            format!(
+                "{:016x}",
+                std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), port)
+            )
+        })
+        .collect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let pin = bind == Bind::Core && cores >= count as usize;
+    let mut ranks: Vec<Child> = Vec::new();
+    for rank in 0..count {
+        let child = Command::new(&program)
+            .args(std::env::args_os().skip(1))
+            .env(CHILD, if pin { rank.to_string() } else { "any".into() })
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", count.to_string())
+            .env("LOCAL_WORLD_SIZE", count.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_RUN_ID", &job)
+            .env("RCOMM_JOB_SECRET", &secret)
+            .spawn();
+        match child {
+            Ok(child) => ranks.push(child),
+            Err(error) => {
+                stop(&mut ranks);
+                return Err(error).with_context(|| format!("failed to start rank {rank}"));
+            }
+        }
+    }
+    let mut worst = 0;
+    for rank in 0..ranks.len() {
+        let status = ranks[rank]
+            .wait()
+            .with_context(|| format!("failed to wait for rank {rank}"))?;
+        match status.code() {
+            Some(0) => {}
+            Some(1) => worst = 1,
+            _ => {
+                stop(&mut ranks);
+                bail!("rank {rank} failed: {status}");
+            }
+        }
+    }
+    Ok(ExitCode::from(worst))
+}
+
+fn stop(ranks: &mut [Child]) {
+    for rank in ranks {
+        // One that has ended already cannot be killed, and need not.
+        let _ = rank.kill();
+        let _ = rank.wait();
+    }
+}
+
+/// Keeps this rank on its core, if it was told one.
+pub(crate) fn settle() -> anyhow::Result<()> {
+    let Some(core) = std::env::var(CHILD)
+        .ok()
+        .and_then(|core| core.parse::<usize>().ok())
+    else {
+        return Ok(());
+    };
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    rustix::thread::sched_setaffinity(None, &set)
+        .with_context(|| format!("failed to stay on core {core}"))
+}

@@ -1,0 +1,86 @@
+//! `rcomm-bench` as a user runs it: ranks as processes, results checked, columns that can be parsed.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
+        .args(args)
+        .args(["--time", "5ms", "--bind", "none"])
+        .output()
+        .expect("the program of this package starts")
+}
+
+fn rows(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}: {text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let json: Value = serde_json::from_str(&text).expect("one JSON object");
+    json["rows"].as_array().expect("a list of rows").clone()
+}
+
+#[test]
+fn every_operation_is_right_at_odd_sizes() {
+    let operations = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,send_recv";
+    let rows = rows(&bench(&[
+        operations, "-n", "3", "-b", "4", "-e", "40K", "-f", "97", "--check", "--format", "json",
+    ]));
+    // Three sizes of each, but one of the barrier, which has no size.
+    assert_eq!(rows.len(), 9 * 3 + 1);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        assert!(row["p50_us"].as_f64().expect("a time") > 0.0, "{row}");
+        assert!(row["p99_us"].as_f64() >= row["p50_us"].as_f64(), "{row}");
+    }
+}
+
+#[test]
+fn bus_bandwidth_is_what_nccl_tests_calls_so() {
+    let rows = rows(&bench(&[
+        "all_reduce",
+        "-n",
+        "4",
+        "-b",
+        "64K",
+        "-e",
+        "64K",
+        "--format",
+        "json",
+    ]));
+    let (alg, bus) = (rows[0]["algbw_gbs"].as_f64(), rows[0]["busbw_gbs"].as_f64());
+    let ratio = bus.expect("a number") / alg.expect("a number");
+    assert!(
+        (ratio - 1.5).abs() < 1e-9,
+        "2 (n - 1) / n of 4 ranks, not {ratio}"
+    );
+}
+
+#[test]
+fn asynchronous_calls_tell_the_time_of_the_call() {
+    let rows = rows(&bench(&[
+        "all_reduce",
+        "-n",
+        "2",
+        "-b",
+        "8",
+        "-e",
+        "8",
+        "--calls",
+        "async",
+        "--format",
+        "json",
+    ]));
+    assert!(rows[0]["issue_us"].as_f64().expect("a time") > 0.0);
+}
+
+#[test]
+fn a_root_that_does_not_exist_is_refused_with_the_facts() {
+    let output = bench(&["broadcast", "-n", "2", "--root", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("root 7 is not one of 2 ranks"), "{text}");
+}

@@ -58,6 +58,14 @@ pub enum Error {
         /// Ours.
         known: u32,
     },
+    /// An endpoint that cannot be served, or that does not answer as it should.
+    #[error("endpoint {address}: {why}")]
+    Endpoint {
+        /// Its address.
+        address: String,
+        /// What is wrong.
+        why: String,
+    },
 }
 
 impl Error {

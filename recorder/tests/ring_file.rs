@@ -398,6 +398,32 @@ fn last_two_attempts_are_kept() {
 }
 
 #[test]
+fn fingerprint_changes_with_whatever_a_snapshot_shows() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let reader = RingReader::attach(path_of(&recorder)).unwrap();
+    let mut before = reader.fingerprint();
+    let mut differs = |what: &str| {
+        let now = reader.fingerprint();
+        assert_ne!(before, now, "{what}");
+        assert_eq!(now, reader.fingerprint(), "{what}");
+        before = now;
+    };
+    let world = world(&recorder);
+    differs("a group was added");
+    let ticket = recorder.begin(&all_reduce(world, 1));
+    differs("an operation was issued");
+    recorder.started(ticket);
+    differs("it started");
+    recorder.completed(ticket);
+    differs("it completed");
+    recorder.phase("evaluate");
+    differs("a phase was named");
+    recorder.step(2);
+    differs("a step was named");
+}
+
+#[test]
 fn list_of_a_missing_directory_is_empty() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing");

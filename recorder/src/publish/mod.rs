@@ -1,12 +1,20 @@
 //! How a record leaves its process: as a dump, as a ring file seen from outside, over an endpoint.
 
+mod answer;
+mod client;
 mod dialect;
 mod dump;
 mod dump_file;
+#[cfg(feature = "endpoint")]
+mod endpoint;
 mod pickle;
 mod ring_reader;
 
+pub use answer::{EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer};
+pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
 pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion};
 pub use dump_file::{DumpFileError, write_dump_file};
+#[cfg(feature = "endpoint")]
+pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

@@ -132,6 +132,30 @@ impl RingReader {
         self.view.load(header::LAST_ID)
     }
 
+    /// A number that stays the same while no operation, group, phase or step does (the heartbeat apart):
+    /// a tenth of the cost of a snapshot that would show nothing new.
+    pub fn fingerprint(&self) -> u64 {
+        let slots = decode::slots(&self.layout);
+        let phases = decode::phases(&self.layout);
+        let groups = self.layout.groups;
+        let stamps = (0..slots.slots()).map(|index| slots.stamp(&self.view, index));
+        let named = (0..phases.slots()).map(|index| phases.stamp(&self.view, index));
+        let used = self.view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
+        let words = layout::group::LAST_ENQUEUED..=layout::group::LAST_COMPLETED;
+        let stands = (0..used).flat_map(|row| {
+            let start = groups.row(row, layout::group::WORDS);
+            words.clone().map(move |word| self.view.load(start + word))
+        });
+        let step = self.view.load(header::STEP);
+        stamps
+            .chain(named)
+            .chain(stands)
+            .chain([step, used as u64])
+            .fold(0, |hash: u64, word| {
+                (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            })
+    }
+
     /// The ring as it is now. Entries that change while they are read are read again; what stays
     /// unreadable (left half-written by a process that was killed in that instant) is counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).

@@ -25,6 +25,16 @@ const MOST_RANKS: usize = 1 << 24;
 
 /// The record of a ring, as taken at this wall time (ns since the epoch).
 pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Dump {
+    dump_of(memory, layout, dump_time_ns, |_, _| true)
+}
+
+/// The same, with the entries of those slots alone that `wanted` picks by index and stamp.
+pub(crate) fn dump_of(
+    memory: &impl Read,
+    layout: &Layout,
+    dump_time_ns: i64,
+    wanted: impl FnMut(usize, u64) -> bool,
+) -> Dump {
     let mut decoder = Decoder {
         memory,
         layout,
@@ -46,7 +56,7 @@ pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Du
     };
     decoder.groups();
     decoder.threads();
-    let unreadable = decoder.entries();
+    let unreadable = decoder.entries(wanted);
     decoder.status(unreadable);
     decoder.dump
 }
@@ -204,10 +214,13 @@ impl<R: Read> Decoder<'_, R> {
     }
 
     /// How many slots could not be read.
-    fn entries(&mut self) -> u64 {
+    fn entries(&mut self, mut wanted: impl FnMut(usize, u64) -> bool) -> u64 {
         let ring = slots(self.layout);
         let mut unreadable = 0;
         for index in 0..ring.slots() {
+            if !wanted(index, ring.stamp(self.memory, index)) {
+                continue;
+            }
             match ring.read(self.memory, index, TRIES) {
                 Found::Empty => {}
                 Found::Record { id, words } if ring.index_of(id) == index && id > 0 => {

@@ -478,6 +478,12 @@ impl FlightRecorder {
         decode::dump(&self.map, &self.layout, clock::wall_now())
     }
 
+    /// The ring's memory, for those who read it in this process again and again.
+    #[cfg(feature = "endpoint")]
+    pub(crate) fn memory(&self) -> (&Map, &Layout) {
+        (&self.map, &self.layout)
+    }
+
     /// Removes the ring file: the job ended well and nobody needs it. Recording stays possible and is
     /// seen by nobody outside. Does nothing the second time.
     pub fn close(&self) -> Result<()> {

@@ -7,6 +7,8 @@
 //! turns the words back into a dump, for the owner and for readers outside alike.
 
 pub(crate) mod bytes;
+#[cfg(feature = "endpoint")]
+pub(crate) mod changes;
 mod clock;
 mod config;
 pub(crate) mod decode;

@@ -166,6 +166,11 @@ impl<const N: usize> SlotRing<N> {
         Err(Missed::Held)
     }
 
+    /// The stamp of the slot at `index`: equal stamps mean an unchanged slot.
+    pub(crate) fn stamp(&self, memory: &impl Read, index: usize) -> u64 {
+        memory.load(self.base.saturating_add(index.saturating_mul(N)))
+    }
+
     /// Copies the slot at `index`, looking again up to `tries` times while it changes.
     pub(crate) fn read(&self, memory: &impl Read, index: usize, tries: u32) -> Found<N> {
         let start = self.base.saturating_add(index.saturating_mul(N));

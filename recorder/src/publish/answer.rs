@@ -1,0 +1,161 @@
+//! What an endpoint is called, how one proves to be allowed, and what it answers: the words that the
+//! server and its client share.
+
+use super::Identity;
+use crate::error::Error;
+use crate::model::{GroupId, ProcessGroupStatus, Rank, RankStatus};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where an endpoint is. Written `unix:/path/of/socket` or `tcp:10.0.0.1:7000`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum EndpointAddress {
+    /// A unix socket on this host.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for EndpointAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+impl FromStr for EndpointAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        let tcp = text.strip_prefix("tcp:").and_then(|text| text.parse().ok());
+        tcp.map(Self::Tcp).ok_or_else(|| Error::Endpoint {
+            address: text.to_owned(),
+            why: "it is not an address; write unix:/path/of/socket or tcp:10.0.0.1:7000".to_owned(),
+        })
+    }
+}
+
+impl From<EndpointAddress> for String {
+    fn from(address: EndpointAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for EndpointAddress {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+/// What a client of a TCP endpoint must know. Shown by no `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EndpointToken(String);
+
+impl EndpointToken {
+    /// A token of at least 16 visible ASCII characters.
+    pub fn new(token: impl Into<String>) -> Result<Self, Error> {
+        let token = token.into();
+        if token.len() < 16 || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::InvalidConfig(
+                "an endpoint's token needs at least 16 visible ASCII characters and no other"
+                    .to_owned(),
+            ));
+        }
+        Ok(Self(token))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for EndpointToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EndpointToken(..)")
+    }
+}
+
+/// Where another rank's endpoint is: one element of the answer to `GET /peers`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerEndpoint {
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Its endpoint.
+    pub address: EndpointAddress,
+}
+
+/// The answer to `GET /status`: where the rank stands, without its record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankAnswer {
+    /// Whose it is; `dump_time_ns` is when it was asked.
+    pub identity: Identity,
+    /// What the rank says of itself.
+    pub status: RankStatus,
+    /// How far each group has come.
+    pub groups: Vec<GroupAnswer>,
+    /// Operations begun so far.
+    pub records: u64,
+    /// Operations that the ring holds at most.
+    pub entries: u64,
+}
+
+/// One group in a [`RankAnswer`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupAnswer {
+    /// Its number in this process.
+    pub id: GroupId,
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub desc: String,
+    /// How many members it has.
+    pub size: u64,
+    /// How far it has come here.
+    #[serde(flatten)]
+    pub status: ProcessGroupStatus,
+}
+
+/// In the answer to `GET /dump`: the number of the look that it came from.
+pub(super) const CHANGE_HEADER: &str = "rcomm-change";
+/// In the answer to `GET /dump?since=N`: N, if the answer holds only what changed since.
+pub(super) const SINCE_HEADER: &str = "rcomm-since";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_and_read_alike() {
+        for text in [
+            "unix:/dev/shm/rcomm-0/job/0.0.sock",
+            "tcp:[::1]:7000",
+            "tcp:10.0.0.1:1",
+        ] {
+            let address: EndpointAddress = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+        }
+        for text in ["", "unix:", "10.0.0.1:1", "tcp:host", "http://x"] {
+            let error = text.parse::<EndpointAddress>().unwrap_err();
+            assert!(error.to_string().contains("unix:/path"), "{error}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_long_and_stay_out_of_debug_output() {
+        assert!(EndpointToken::new("short").is_err());
+        assert!(EndpointToken::new("sixteen chars or\r\nmore").is_err());
+        let token = EndpointToken::new("0123456789abcdef").unwrap();
+        assert!(!format!("{token:?}").contains("0123"));
+    }
+}

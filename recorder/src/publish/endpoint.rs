@@ -1,0 +1,344 @@
+//! The status server of a rank.
+//!
+//! | route | answer |
+//! |---|---|
+//! | `GET /status` | [`RankAnswer`], small: for polling |
+//! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the look |
+//! | `GET /dump?since=N` | what changed since look N; then header `rcomm-since` is there and says N |
+//! | `GET /peers` | a list of [`PeerEndpoint`]: where the other ranks answer |
+//!
+//! One thread, `rcomm/endpoint`, answers all of them from the ring, so it does so while the program is
+//! stuck: it takes no lock that the road of an operation takes. On a unix socket the file's mode 0600
+//! says who may ask; over TCP every request carries the token (`Authorization: Bearer ...`). Requests
+//! have no body. At most [`MOST_CONNECTIONS`] at a time, each for at most [`CONNECTION_TIME`].
+
+use super::answer::{
+    CHANGE_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer,
+    SINCE_HEADER,
+};
+use crate::error::{Error, Result};
+use crate::record::FlightRecorder;
+use crate::record::changes::Changes;
+use crate::record::decode;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::Deserialize;
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use subtle::ConstantTimeEq;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Semaphore, oneshot};
+
+/// Connections served at a time; others wait.
+pub const MOST_CONNECTIONS: usize = 32;
+/// The longest that one connection may last, and with it one answer.
+pub const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// The longest that a client may take to send a request.
+const HEADER_TIME: Duration = Duration::from_secs(5);
+
+/// Where an endpoint shall listen.
+#[derive(Clone, Debug)]
+pub enum Listen {
+    /// On a unix socket of mode 0600 at this path, in a directory that exists.
+    Unix(PathBuf),
+    /// On a TCP address (port 0: any free one), for those who know the token.
+    Tcp(std::net::SocketAddr, EndpointToken),
+}
+
+impl Listen {
+    /// A unix socket beside the recorder's ring file; `None` if the ring is no file.
+    pub fn beside(recorder: &FlightRecorder) -> Option<Self> {
+        let ring = recorder.storage().path()?;
+        Some(Self::Unix(ring.with_extension("sock")))
+    }
+}
+
+type Peers = Arc<Mutex<Vec<PeerEndpoint>>>;
+
+/// A running status server. Stops, and removes its socket, when dropped.
+#[derive(Debug)]
+pub struct Endpoint {
+    address: EndpointAddress,
+    peers: Peers,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Starts to answer for this recorder.
+    ///
+    /// A socket file that nobody listens on any more is replaced; one that is answered is an error, as
+    /// is an address that cannot be had.
+    pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
+        let peers = Peers::default();
+        let (stop, stopped) = oneshot::channel();
+        let refused = |address: String, error: io::Error| Error::Endpoint {
+            address,
+            why: format!("cannot listen there: {error}"),
+        };
+        let (listener, address, token) = match listen {
+            Listen::Unix(path) => {
+                let address = EndpointAddress::Unix(path.clone());
+                let listener =
+                    bind_unix(&path).map_err(|error| refused(address.to_string(), error))?;
+                (Listener::Unix(listener), address, None)
+            }
+            Listen::Tcp(wanted, token) => {
+                let bound = TcpListener::bind(wanted).and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    let address = listener.local_addr()?;
+                    Ok((listener, address))
+                });
+                let (listener, address) =
+                    bound.map_err(|error| refused(format!("tcp:{wanted}"), error))?;
+                let address = EndpointAddress::Tcp(address);
+                (Listener::Tcp(listener), address, Some(token))
+            }
+        };
+        let router = router(recorder, peers.clone(), token);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| refused(address.to_string(), error))?;
+        let thread = std::thread::Builder::new()
+            .name("rcomm/endpoint".to_owned())
+            .spawn(move || {
+                // Without its listener there is nothing left to do; connections end with the runtime.
+                let _ = runtime.block_on(accept(listener, router, stopped));
+            })
+            .map_err(|error| refused(address.to_string(), error))?;
+        Ok(Self {
+            address,
+            peers,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it answers; over TCP with the port that was given.
+    pub fn address(&self) -> &EndpointAddress {
+        &self.address
+    }
+
+    /// What `GET /peers` answers from now on.
+    pub fn set_peers(&self, peers: Vec<PeerEndpoint>) {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It ends by itself if it panicked.
+            let _ = thread.join();
+        }
+        if let EndpointAddress::Unix(path) = &self.address {
+            let _ = fs::remove_file(path);
+            // The ring may have gone before, and left the directory to us.
+            if let Some(directory) = path.parent() {
+                let _ = fs::remove_dir(directory);
+            }
+        }
+    }
+}
+
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err() {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// Serves connections until the other end of `stopped` goes.
+async fn accept(
+    listener: Listener,
+    router: Router,
+    stopped: oneshot::Receiver<()>,
+) -> io::Result<()> {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let accepting = async {
+        match listener {
+            Listener::Unix(listener) => {
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                loop {
+                    let place = places.clone().acquire_owned().await;
+                    match listener.accept().await {
+                        Ok((stream, _)) => start(stream, &router, place),
+                        Err(_) => pause().await,
+                    }
+                }
+            }
+            Listener::Tcp(listener) => {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                loop {
+                    let place = places.clone().acquire_owned().await;
+                    match listener.accept().await {
+                        Ok((stream, _)) => start(stream, &router, place),
+                        Err(_) => pause().await,
+                    }
+                }
+            }
+        }
+    };
+    tokio::select! {
+        ended = accepting => ended,
+        _ = stopped => Ok(()),
+    }
+}
+
+/// Out of file descriptors, most likely: they come back when a connection ends.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+/// Serves one connection in a task of its own; `place` is free again when it ends.
+fn start<S, P>(stream: S, router: &Router, place: P)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    P: Send + 'static,
+{
+    let service = TowerToHyperService::new(router.clone());
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_headers(64)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::spawn(async move {
+        // A client that goes away in the middle concerns nobody else.
+        let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
+        drop(place);
+    });
+}
+
+struct Served {
+    recorder: Arc<FlightRecorder>,
+    changes: Mutex<Changes>,
+    peers: Peers,
+}
+
+fn router(recorder: Arc<FlightRecorder>, peers: Peers, token: Option<EndpointToken>) -> Router {
+    // A process lives longer than it takes looks of a microsecond each.
+    let first = wall_now().cast_unsigned() / 1_000;
+    let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
+    let served = Arc::new(Served {
+        recorder,
+        changes,
+        peers,
+    });
+    let router = Router::new()
+        .route("/status", get(status))
+        .route("/dump", get(dump))
+        .route("/peers", get(list_peers))
+        .with_state(served);
+    match token {
+        None => router,
+        Some(token) => router.layer(middleware::from_fn(move |request, next| {
+            let token = token.clone();
+            async move { check_token(&token, request, next).await }
+        })),
+    }
+}
+
+async fn check_token(token: &EndpointToken, request: Request, next: Next) -> Response {
+    let given = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
+        .unwrap_or_default();
+    if token.as_str().as_bytes().ct_eq(given).into() {
+        return next.run(request).await;
+    }
+    let why = "this endpoint answers those alone who send the job's token\n";
+    (StatusCode::UNAUTHORIZED, why).into_response()
+}
+
+fn wall_now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
+}
+
+async fn status(State(served): State<Arc<Served>>) -> Json<RankAnswer> {
+    Json(rank_answer(&served.recorder, wall_now()))
+}
+
+fn rank_answer(recorder: &FlightRecorder, now_ns: i64) -> RankAnswer {
+    let (memory, layout) = recorder.memory();
+    let dump = decode::dump_of(memory, layout, now_ns, |_, _| false);
+    let groups = dump.groups.into_iter().map(|group| GroupAnswer {
+        id: group.info.id,
+        name: group.info.name,
+        desc: group.info.desc,
+        size: group.info.ranks.len() as u64,
+        status: group.status.unwrap_or_default(),
+    });
+    RankAnswer {
+        identity: dump.identity,
+        status: dump.status.unwrap_or_default(),
+        groups: groups.collect(),
+        records: recorder.counters().records,
+        entries: recorder.entries() as u64,
+    }
+}
+
+#[derive(Deserialize)]
+struct DumpQuery {
+    since: Option<u64>,
+}
+
+async fn dump(
+    State(served): State<Arc<Served>>,
+    Query(query): Query<DumpQuery>,
+) -> impl IntoResponse {
+    let (memory, layout) = served.recorder.memory();
+    let mut changes = served
+        .changes
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    // A number that was not given out is from an earlier process of this rank: then all is new.
+    let since = query.since.filter(|&since| changes.knows(since));
+    let (mut dump, look) = changes.since(memory, layout, since.unwrap_or(0), wall_now());
+    drop(changes);
+    dump.identity.reason = "asked at its endpoint".to_owned();
+    let mut headers = HeaderMap::new();
+    headers.insert(CHANGE_HEADER, HeaderValue::from(look));
+    if let Some(since) = since {
+        headers.insert(SINCE_HEADER, HeaderValue::from(since));
+    }
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    (headers, dump.to_json())
+}
+
+async fn list_peers(State(served): State<Arc<Served>>) -> Json<Vec<PeerEndpoint>> {
+    let peers = served.peers.lock().unwrap_or_else(PoisonError::into_inner);
+    Json(peers.clone())
+}

@@ -1,0 +1,64 @@
+//! What changed in a ring since it was last looked at.
+//!
+//! Writers do nothing for it: a slot's stamp is new with every write, so whoever remembers the stamps
+//! can tell. Each look has a number, and each slot the number of the look that first saw its stamp.
+
+use super::decode;
+use super::layout::Layout;
+use super::sync::Read;
+use crate::publish::Dump;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    stamp: u64,
+    look: u64,
+}
+
+/// The stamps of one ring, as last seen.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    slots: Vec<Seen>,
+    /// The number before the first look. Not 0, so that numbers of an earlier process are told apart.
+    first: u64,
+    look: u64,
+}
+
+impl Changes {
+    /// Looks are numbered from `first` on: a number that no earlier process of this rank came to.
+    pub(crate) fn numbered_from(first: u64, layout: &Layout) -> Self {
+        Self {
+            slots: vec![Seen::default(); layout.slots.rows],
+            first,
+            look: first,
+        }
+    }
+
+    /// Whether this number was given to a look.
+    pub(crate) fn knows(&self, look: u64) -> bool {
+        (self.first + 1..=self.look).contains(&look)
+    }
+
+    /// Looks at the ring: its dump with those entries that changed after look number `since`, and the
+    /// number of this look. Since number 0 everything did.
+    pub(crate) fn since(
+        &mut self,
+        memory: &impl Read,
+        layout: &Layout,
+        since: u64,
+        dump_time_ns: i64,
+    ) -> (Dump, u64) {
+        self.look += 1;
+        let look = self.look;
+        let slots = &mut self.slots;
+        // The stamp is remembered before its slot is read: what is written in between is found by the
+        // next look, at worst for the second time.
+        let dump = decode::dump_of(memory, layout, dump_time_ns, |index, stamp| {
+            let seen = &mut slots[index];
+            if seen.stamp != stamp {
+                *seen = Seen { stamp, look };
+            }
+            seen.look > since
+        });
+        (dump, look)
+    }
+}

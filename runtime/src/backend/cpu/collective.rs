@@ -522,6 +522,14 @@ fn premultiplied(by: Combination, data: &[u8], factor: f64) -> (Combination, Opt
     (by, Some(copy))
 }
 
+/// Whether lists of counts go with the notices of this operation.
+pub(super) fn has_lists(op: OpType) -> bool {
+    matches!(
+        op,
+        OpType::AllToAll | OpType::AllToAllVSingle | OpType::GatherV | OpType::ScatterV
+    )
+}
+
 /// Compares the lists that came with the notices. All ranks come to the same answer.
 ///
 /// `lists[r]` is what rank r sent; notices were found to agree before.

@@ -35,6 +35,8 @@ pub(super) enum LaneKind {
     P2p = 2,
     /// Nothing is sent; it ends when the process does.
     Watch = 3,
+    /// Asks for the host's shared memory, over a unix socket.
+    Segment = 4,
 }
 
 impl LaneKind {
@@ -43,6 +45,7 @@ impl LaneKind {
             1 => Some(Self::Collective),
             2 => Some(Self::P2p),
             3 => Some(Self::Watch),
+            4 => Some(Self::Segment),
             _ => None,
         }
     }

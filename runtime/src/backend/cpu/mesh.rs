@@ -9,6 +9,8 @@
 //! The thread `rcomm/mesh` answers callers. It never touches a lane that it has handed over.
 
 use super::hello::{ANSWER_LEN, End, HELLO_LEN, Hello, Identity, LaneKind, PROOF_LEN, Verdict};
+use super::host::Host;
+use super::transport::{handover, shm::Segment};
 use super::wait::{Interrupted, Patience};
 use crate::backend::WorldContext;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,7 +20,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -48,6 +51,7 @@ pub(super) struct Mesh {
     identity: Identity,
     store: Arc<dyn Store>,
     desk: Arc<Desk>,
+    host: Host,
     watched: Mutex<HashMap<Rank, Watched>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
@@ -90,10 +94,12 @@ impl Mesh {
             refused: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         });
+        let (host, keeper) = Host::enter(world, &identity)?;
         let reception = Reception {
             identity: identity.clone(),
             desk: desk.clone(),
             listener,
+            keeper,
             wake: wake.clone(),
             greetings: Vec::new(),
         };
@@ -105,6 +111,7 @@ impl Mesh {
             identity,
             store: world.store.clone(),
             desk,
+            host,
             watched: Mutex::new(HashMap::new()),
             closed: AtomicBool::new(false),
             wake,
@@ -138,6 +145,11 @@ impl Mesh {
         }
         self.desk.bell.notify_all();
         lock(&self.watched).clear();
+    }
+
+    /// What this rank shares with the others of its host.
+    pub(super) fn host(&self) -> &Host {
+        &self.host
     }
 
     /// The lane to `peer`, connected if it has to be.
@@ -332,7 +344,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+pub(super) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
         let flags = rustix::rand::GetRandomFlags::empty();
@@ -437,13 +449,46 @@ struct Reception {
     identity: Identity,
     desk: Arc<Desk>,
     listener: TcpListener,
+    /// Where neighbours ask for the shared memory, on the one rank of a host that made it.
+    keeper: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
     greetings: Vec<Greeting>,
 }
 
+/// How a caller came.
+enum Caller {
+    /// From anywhere, for a lane.
+    Tcp(TcpStream),
+    /// From this host and user, for the shared memory.
+    Unix(UnixStream),
+}
+
+impl Caller {
+    fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).read(into),
+            Self::Unix(stream) => (&*stream).read(into),
+        }
+    }
+
+    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => (&*stream).write_all(bytes),
+            Self::Unix(stream) => (&*stream).write_all(bytes),
+        }
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
 /// One caller in the middle of its first words.
 struct Greeting {
-    stream: TcpStream,
+    stream: Caller,
     since: Instant,
     heard: Vec<u8>,
     /// The hello, and the nonce that we answered with.
@@ -466,9 +511,15 @@ impl Reception {
             // With all places taken, new callers wait in the queue of the system.
             if self.greetings.len() < MAX_GREETINGS {
                 sockets.push(PollFd::new(&self.listener, PollFlags::IN));
+                if let Some((listener, _)) = &self.keeper {
+                    sockets.push(PollFd::new(listener, PollFlags::IN));
+                }
             }
             for greeting in &self.greetings {
-                sockets.push(PollFd::new(&greeting.stream, PollFlags::IN));
+                sockets.push(PollFd::from_borrowed_fd(
+                    greeting.stream.as_fd(),
+                    PollFlags::IN,
+                ));
             }
             let patience = if self.greetings.is_empty() {
                 None
@@ -489,16 +540,12 @@ impl Reception {
     }
 
     fn accept(&mut self) {
+        self.accept_neighbours();
         while self.greetings.len() < MAX_GREETINGS {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
-                        self.greetings.push(Greeting {
-                            stream,
-                            since: Instant::now(),
-                            heard: Vec::with_capacity(HELLO_LEN),
-                            answered: None,
-                        });
+                        self.greetings.push(Greeting::new(Caller::Tcp(stream)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -509,6 +556,25 @@ impl Reception {
                     std::thread::sleep(Duration::from_millis(1));
                     return;
                 }
+            }
+        }
+    }
+
+    /// Takes the calls of this host's ranks; other users' are dropped.
+    fn accept_neighbours(&mut self) {
+        let Some((listener, _)) = &self.keeper else {
+            return;
+        };
+        while self.greetings.len() < MAX_GREETINGS {
+            let Ok((stream, _)) = listener.accept() else {
+                // None there, or one that left at once.
+                return;
+            };
+            let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
+            if user == Ok(rustix::process::geteuid()) && stream.set_nonblocking(true).is_ok() {
+                self.greetings.push(Greeting::new(Caller::Unix(stream)));
+            } else {
+                self.desk.refused.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -524,9 +590,24 @@ impl Reception {
                     let greeting = self.greetings.swap_remove(at);
                     // Before the lane is handed over: its user may write at once. Four bytes always
                     // fit into a fresh socket; a broken one shows at first use.
-                    let _ = (&greeting.stream).write_all(&Verdict::Welcome.to_bytes());
-                    lock(&self.desk.arrived).insert(id, greeting.stream);
-                    self.desk.bell.notify_all();
+                    let welcome = Verdict::Welcome.to_bytes();
+                    match (greeting.stream, &self.keeper) {
+                        (Caller::Tcp(stream), _) if id.kind != LaneKind::Segment => {
+                            let _ = (&stream).write_all(&welcome);
+                            lock(&self.desk.arrived).insert(id, stream);
+                            self.desk.bell.notify_all();
+                        }
+                        (Caller::Unix(stream), Some((_, segment)))
+                            if id.kind == LaneKind::Segment =>
+                        {
+                            if let Err(error) = handover::send(&stream, &welcome, segment.file()) {
+                                tracing::warn!(%error, rank = id.peer, "cannot share memory");
+                            }
+                        }
+                        _ => {
+                            self.desk.refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
                 }
                 Outcome::More | Outcome::Refused => {
                     self.greetings.swap_remove(at);
@@ -539,6 +620,15 @@ impl Reception {
 }
 
 impl Greeting {
+    fn new(stream: Caller) -> Self {
+        Self {
+            stream,
+            since: Instant::now(),
+            heard: Vec::with_capacity(HELLO_LEN),
+            answered: None,
+        }
+    }
+
     fn hear(&mut self, identity: &Identity) -> Outcome {
         loop {
             let needed = match self.answered {
@@ -548,7 +638,7 @@ impl Greeting {
             while self.heard.len() < needed {
                 let mut more = [0; HELLO_LEN];
                 let missing = needed - self.heard.len();
-                match (&self.stream).read(&mut more[..missing]) {
+                match self.stream.read(&mut more[..missing]) {
                     Ok(0) => return Outcome::Refused,
                     Ok(some) => self.heard.extend_from_slice(&more[..some]),
                     Err(error)
@@ -576,7 +666,7 @@ impl Greeting {
                             peer: hello.from,
                         });
                     }
-                    let _ = (&self.stream).write_all(&Verdict::WrongSecret.to_bytes());
+                    let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
                     return Outcome::Refused;
                 }
             }
@@ -593,7 +683,7 @@ impl Greeting {
             Ok(hello) => hello,
             Err(verdict) => {
                 answer[..4].copy_from_slice(&verdict.to_bytes());
-                let _ = (&self.stream).write_all(&answer);
+                let _ = self.stream.write_all(&answer);
                 return false;
             }
         };
@@ -605,6 +695,6 @@ impl Greeting {
         answer[4..36].copy_from_slice(&nonce);
         answer[36..].copy_from_slice(&identity.prove(End::Acceptor, &first, &nonce));
         self.answered = Some((hello, first, nonce));
-        (&self.stream).write_all(&answer).is_ok()
+        self.stream.write_all(&answer).is_ok()
     }
 }

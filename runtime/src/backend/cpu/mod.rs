@@ -3,7 +3,8 @@
 //! | room | holds |
 //! |---|---|
 //! | [`mesh`], [`hello`] | how ranks find each other, and how strangers are kept out |
-//! | [`transport`] | streams of bytes between two ranks |
+//! | [`host`] | who shares memory with whom |
+//! | [`transport`] | streams of bytes between two ranks; memory shared by those of a host |
 //! | [`lanes`] | all streams of a group, and transfers that run over them at once |
 //! | [`notice`] | what ranks compare before data moves |
 //! | [`collective`], [`algorithm`] | operations taken apart, and what goes to whom |
@@ -19,6 +20,7 @@ mod algorithm;
 mod collective;
 mod executor;
 mod hello;
+mod host;
 mod lanes;
 mod mesh;
 mod notice;
@@ -38,8 +40,8 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::store::Store;
-use algorithm::LaneRoad;
-use collective::{Place, for_each_step};
+use algorithm::{BoardRoad, LaneRoad};
+use collective::{Place, Step, for_each_step};
 use executor::{Executor, ExecutorKind, Turns};
 use hello::{LaneKind, Verdict};
 use lanes::{Lanes, Sockets, cut};
@@ -49,6 +51,7 @@ use rcomm_recorder::model::Rank;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use transport::shm::Farewell;
 use wait::{Crowding, Interrupted, Patience, Stop};
 
 /// How long a rank whose peer has closed its lanes looks for that peer's reason.
@@ -89,8 +92,8 @@ impl BackendFactory for CpuFactory {
         DeviceKind::Cpu
     }
 
-    fn connect(&self, group: GroupContext, _deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding)?;
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding, deadline)?;
         Ok(Arc::new(backend))
     }
 }
@@ -115,33 +118,76 @@ struct CpuGroup {
     crowding: Crowding,
     stop: Stop,
     turns: Turns,
-    road: Mutex<LaneRoad>,
+    road: Mutex<Road>,
+    /// Ends the waits of those who share memory with this rank.
+    farewell: Option<Farewell>,
     p2p: P2p,
     sockets: Sockets,
 }
 
+/// Which way the collectives of a group go.
+enum Road {
+    /// All its ranks share memory.
+    Board(BoardRoad),
+    /// They do not.
+    Lanes(LaneRoad),
+}
+
+impl Road {
+    fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Board(road) => road.perform(step, place, patience),
+            Self::Lanes(road) => road.perform(step, place, patience),
+        }
+    }
+}
+
 impl CpuBackend {
-    fn new(mesh: Arc<Mesh>, group: GroupContext, crowding: Crowding) -> Result<Self> {
+    fn new(
+        mesh: Arc<Mesh>,
+        group: GroupContext,
+        crowding: Crowding,
+        deadline: Deadline,
+    ) -> Result<Self> {
         let ranks: Arc<[Rank]> = group.info.ranks.into();
+        let rank = group.group_rank as usize;
+        let stop = Stop::default();
+        let deadline = deadline.started();
+        let mut patience = Patience::new(&stop, deadline, crowding);
+        let board = mesh
+            .host()
+            .board(group.wire_id, rank, &ranks, deadline, &mut patience);
         let sockets = Sockets::default();
         let id = group.wire_id;
         let kind = LaneKind::Collective;
         let lanes = Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone());
-        let group = Arc::new(CpuGroup {
+        let mut group = CpuGroup {
             name: group.info.name,
-            rank: group.group_rank as usize,
+            rank,
             store: group.store,
             crowding,
             stop: Stop::default(),
             turns: Turns::new(),
-            road: Mutex::new(LaneRoad::new(lanes)),
+            road: Mutex::new(Road::Lanes(LaneRoad::new(lanes))),
+            farewell: None,
             p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
             sockets,
             mesh,
-            ranks,
-        });
+            ranks: ranks.clone(),
+        };
+        if let Some(board) = board.map_err(|failure| group.explain(failure))? {
+            let farewell = board.farewell();
+            group.farewell =
+                Some(farewell.map_err(|e| Error::io("cannot use the ranks' shared memory", e))?);
+            group.road = Mutex::new(Road::Board(BoardRoad::new(board, ranks)));
+        }
         Ok(Self {
-            group,
+            group: Arc::new(group),
             collectives: Executor::new(ExecutorKind::Collective)?,
             messages: Executor::new(ExecutorKind::P2p)?,
         })
@@ -181,7 +227,7 @@ impl Backend for CpuBackend {
 
     fn abort(&self, reason: &AbortReason) {
         self.group.stop.raise(reason.error.clone());
-        cut(&self.group.sockets);
+        self.group.hang_up();
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
@@ -206,7 +252,7 @@ impl Drop for CpuBackend {
     fn drop(&mut self) {
         let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
         if self.group.stop.raise(dropped) {
-            cut(&self.group.sockets);
+            self.group.hang_up();
         }
         self.collectives.close();
         self.messages.close();
@@ -303,8 +349,16 @@ impl CpuGroup {
                 tracing::debug!(%unheard, "the others were not told why this rank gave up");
             }
         }
-        cut(&self.sockets);
+        self.hang_up();
         error
+    }
+
+    /// Whoever waits for this rank in this group need not any more.
+    fn hang_up(&self) {
+        cut(&self.sockets);
+        if let Some(farewell) = &self.farewell {
+            farewell.leave();
+        }
     }
 
     fn explain(&self, failure: Failure) -> Error {

@@ -96,7 +96,7 @@ impl Notice {
     /// A number that is equal on ranks that agree, and almost surely not on others.
     ///
     /// Enough for the common case; who finds two that differ compares the notices themselves.
-    #[cfg(test)]
+    #[inline]
     pub(super) fn signature(&self) -> u64 {
         let word = |value: u64, salt: u64| {
             (value ^ salt)

@@ -142,17 +142,6 @@ impl Agreement {
         &self.outgoing[self.starts[block] + NOTICE_LEN..self.starts[block + 1]]
     }
 
-    /// Whether lists of counts came with the notices of this operation.
-    pub(super) fn has_lists(&self) -> bool {
-        use rcomm_recorder::model::OpType;
-        self.notices.first().is_some_and(|notice| {
-            matches!(
-                notice.op,
-                OpType::AllToAll | OpType::AllToAllVSingle | OpType::GatherV | OpType::ScatterV
-            )
-        })
-    }
-
     /// The list of counts that came with this rank's notice.
     pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
         let bytes = self.inline(rank).chunks_exact(8);

@@ -9,6 +9,7 @@ use super::super::lanes::{Lanes, Transfer};
 use super::super::mesh::Failure;
 use super::super::reduce;
 use super::super::wait::Patience;
+use super::part_of;
 use std::ops::Range;
 
 /// Bytes of a segment.
@@ -18,13 +19,6 @@ const SEGMENT: usize = 256 << 10;
 fn others(place: Place) -> impl Iterator<Item = usize> {
     let Place { rank, size, .. } = place;
     (1..size).map(move |step| (rank + step) % size)
-}
-
-/// The bytes of `rank`'s part of `len` bytes.
-fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
-    let count = (len / element) as u128;
-    let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
-    edge(rank)..edge(rank + 1)
 }
 
 /// The part of `range` that segment number `at` covers; empty past its end.
@@ -274,23 +268,4 @@ pub(super) fn scatter(
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
         .collect();
     lanes.drive(&mut transfers, patience)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_everything_once_and_whole() {
-        for (size, count) in [(1, 5), (3, 7), (4, 0), (8, 3), (5, 1 << 20)] {
-            let mut end = 0;
-            for rank in 0..size {
-                let part = part_of(rank, size, count * 4, 4);
-                assert_eq!(part.start, end);
-                assert_eq!(part.len() % 4, 0);
-                end = part.end;
-            }
-            assert_eq!(end, count * 4);
-        }
-    }
 }

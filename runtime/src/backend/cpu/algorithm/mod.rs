@@ -1,4 +1,6 @@
-//! Collectives over lanes: what goes to whom, and in which order.
+//! Collectives: what goes to whom, and in which order.
+//!
+//! Ranks that share memory use [`board`]. All others use lanes:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
@@ -11,15 +13,18 @@
 //! memory ones) give the same bits.
 
 mod agree;
+mod board;
 mod chain;
 mod exchange;
 
-use super::collective::{Collective, Data, Place, Step, compare_lists};
+use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
 use super::lanes::Lanes;
 use super::mesh::Failure;
 use super::reduce;
 use super::wait::Patience;
 use agree::Agreement;
+pub(super) use board::BoardRoad;
+use std::ops::Range;
 
 /// Bytes that a message of notices may carry in all, beyond which data go their own way.
 const INLINE: usize = 32 << 10;
@@ -66,7 +71,7 @@ impl LaneRoad {
         notice.inline = u32::try_from(inline.len()).unwrap_or(0);
         let heard = &mut self.agreement;
         heard.exchange(&mut self.lanes, place, notice, inline, patience)?;
-        if !lists.is_empty() || heard.has_lists() {
+        if has_lists(notice.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
             compare_lists(heard.notices(), &all)
                 .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
@@ -175,4 +180,30 @@ fn finish_small(
         _ => {}
     }
     Ok(true)
+}
+
+/// The bytes of `rank`'s part of `len` bytes.
+fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
+    let count = (len / element) as u128;
+    let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
+    edge(rank)..edge(rank + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once_and_whole() {
+        for (size, count) in [(1, 5), (3, 7), (4, 0), (8, 3), (5, 1 << 20)] {
+            let mut end = 0;
+            for rank in 0..size {
+                let part = part_of(rank, size, count * 4, 4);
+                assert_eq!(part.start, end);
+                assert_eq!(part.len() % 4, 0);
+                end = part.end;
+            }
+            assert_eq!(end, count * 4);
+        }
+    }
 }

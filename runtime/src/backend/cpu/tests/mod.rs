@@ -23,7 +23,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Every way of moving bytes that the collectives are tested over.
-const TRANSPORTS: &[TransportChoice] = &[TransportChoice::Tcp];
+const TRANSPORTS: &[TransportChoice] = &[TransportChoice::Tcp, TransportChoice::Shm];
 
 fn world_context(
     store: Arc<dyn Store>,

@@ -1,8 +1,11 @@
 //! Ways for bytes to get from one rank to another.
 //!
-//! A [`Lane`] is a stream of bytes in both directions between two ranks. It never blocks: what does
+//! Ranks of one host share memory ([`shm`]). To others there are lanes: a [`Lane`] is a stream of bytes in both directions between two ranks. It never blocks: what does
 //! not fit or has not come is tried again later. Who waits, and how, is not decided here.
 
+pub(crate) mod handover;
+#[allow(unsafe_code)]
+pub(crate) mod shm;
 pub(crate) mod tcp;
 
 use std::io;

@@ -1,0 +1,539 @@
+//! Collectives of ranks that share memory: everybody writes its own slot, everybody reads the others'.
+//!
+//! Data go in *chunks*, one a phase, small enough that a chunk written by one rank is still in a cache
+//! when the others read it. So the callers' buffers are the only memory that is read and written from
+//! end to end. The notices are compared as signatures, in every phase: ranks that disagree find out in
+//! the first, before anybody has looked at another's data.
+//!
+//! An all_reduce reads each rank's buffer once and writes it once: in phase c every rank puts what others
+//! combine of chunk c into its slot, with its share of the result of chunk c - 1; then it takes over the
+//! others' shares of chunk c - 1 and combines its own of chunk c.
+
+use super::super::collective::{
+    Collective, Combination, Data, Inputs, Outputs, Place, Step, compare_lists, has_lists,
+};
+use super::super::mesh::Failure;
+use super::super::notice::{self, NOTICE_LEN, Notice};
+use super::super::reduce;
+use super::super::transport::shm::{Board, BoardError, INLINE, SLOT, Slots};
+use super::super::wait::Patience;
+use super::part_of;
+use rcomm_recorder::model::Rank;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a chunk of an all_reduce; the rest of a slot is for a share of the result.
+const CHUNK: usize = 128 << 10;
+/// Up to this size every rank combines all inputs by itself, in one phase.
+const FLAT: usize = 16 << 10;
+
+/// One group's collectives over shared memory.
+pub(crate) struct BoardRoad {
+    board: Board,
+    ranks: Arc<[Rank]>,
+}
+
+/// What every step needs to go through its phases.
+struct Walk<'a, 'p> {
+    board: &'a mut Board,
+    ranks: &'a [Rank],
+    place: Place,
+    notice: Notice,
+    signature: u64,
+    patience: &'a mut Patience<'p>,
+}
+
+impl BoardRoad {
+    pub(crate) fn new(board: Board, ranks: Arc<[Rank]>) -> Self {
+        Self { board, ranks }
+    }
+
+    /// As [`LaneRoad::perform`](super::LaneRoad::perform).
+    pub(crate) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let Step {
+            notice,
+            lists,
+            collective,
+        } = step;
+        let mut walk = Walk {
+            board: &mut self.board,
+            ranks: &self.ranks,
+            place,
+            notice,
+            signature: notice.signature(),
+            patience,
+        };
+        let longest = if has_lists(notice.op) {
+            walk.compare_lists(&lists)?
+        } else {
+            None
+        };
+        match collective {
+            Collective::Barrier => walk.turn(&[]),
+            Collective::AllReduce { data, by } => walk.all_reduce(data, by),
+            Collective::Reduce { data, by, root } => walk.reduce(data, by, root),
+            Collective::Broadcast { data, root } => walk.broadcast(data, root),
+            Collective::AllGather { input, outputs } => walk.all_gather(input, outputs),
+            Collective::ReduceScatter { inputs, output, by } => {
+                walk.reduce_scatter(&inputs, output, by)
+            }
+            Collective::AllToAll { inputs, outputs } => {
+                let longest = longest.unwrap_or_else(|| inputs.part(0).len());
+                walk.all_to_all(Some(&inputs), Some(outputs), longest)
+            }
+            Collective::Gather {
+                input,
+                outputs,
+                root,
+            } => walk.gather(input, outputs, root, longest.unwrap_or(input.len())),
+            Collective::Scatter {
+                inputs,
+                output,
+                root,
+            } => {
+                let longest = longest.unwrap_or(output.len());
+                walk.scatter(inputs.as_ref(), output, root, longest)
+            }
+        }
+    }
+}
+
+impl Walk<'_, '_> {
+    fn failure(&self, error: BoardError) -> Failure {
+        match error {
+            BoardError::Interrupted(why) => why.into(),
+            BoardError::Late(rank) => Failure::Late(vec![self.ranks[rank]]),
+            BoardError::Gone(rank) => Failure::Gone(self.ranks[rank], None),
+            BoardError::Io(error) => Failure::Io(error),
+        }
+    }
+
+    /// The next phase of this operation.
+    #[inline]
+    fn turn(&mut self, inline: &[u8]) -> Result<(), Failure> {
+        match self.board.turn(self.signature, inline, self.patience) {
+            Ok(true) => {
+                // Each phase of an operation has its own signature: no rank can be a phase behind.
+                self.signature = self.signature.wrapping_add(1);
+                Ok(())
+            }
+            Ok(false) => Err(self.disagree()),
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
+    /// Signatures differ: all ranks have seen that, so all show their notices now.
+    #[cold]
+    fn disagree(&mut self) -> Failure {
+        let bytes = self.notice.encode();
+        self.board.next_slot()[..NOTICE_LEN].copy_from_slice(&bytes);
+        if let Err(error) = self.board.turn(0, &[], self.patience) {
+            return self.failure(error);
+        }
+        let mut notices = Vec::with_capacity(self.place.size);
+        for rank in 0..self.place.size {
+            match self.board.slot(rank).first_chunk().and_then(Notice::decode) {
+                Some(notice) => notices.push(notice),
+                None => return Failure::Garbled(self.ranks[rank], "a notice that is none".into()),
+            }
+        }
+        match notice::compare(&notices) {
+            Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
+            Ok(()) => Failure::Garbled(
+                self.ranks[self.place.rank],
+                "a phase that belongs to another operation".into(),
+            ),
+        }
+    }
+
+    /// Shows notices with lists of counts; gives the bytes of the longest part of any rank.
+    fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
+        let mut notice = self.notice;
+        let len = lists.len() * 8;
+        notice.inline = u32::try_from(len).unwrap_or(u32::MAX);
+        if NOTICE_LEN + len > SLOT {
+            let what = format!("{} counts, more than a slot holds", lists.len());
+            return Err(Failure::Garbled(self.ranks[self.place.rank], what));
+        }
+        let slot = self.board.next_slot();
+        slot[..NOTICE_LEN].copy_from_slice(&notice.encode());
+        for (place, count) in slot[NOTICE_LEN..].chunks_exact_mut(8).zip(lists) {
+            place.copy_from_slice(&count.to_le_bytes());
+        }
+        self.turn(&[])?;
+        let (mut notices, mut all) = (Vec::new(), Vec::new());
+        for rank in 0..self.place.size {
+            let slot = self.board.slot(rank);
+            let notice = slot.first_chunk().and_then(Notice::decode);
+            let notice = notice.filter(|notice| notice.inline as usize <= SLOT - NOTICE_LEN);
+            let notice = notice.ok_or_else(|| {
+                Failure::Garbled(self.ranks[rank], "a notice that is none".into())
+            })?;
+            let bytes = &slot[NOTICE_LEN..NOTICE_LEN + notice.inline as usize];
+            let counts = bytes.chunks_exact(8);
+            let counts = counts
+                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
+            all.push(counts.collect());
+            notices.push(notice);
+        }
+        compare_lists(&notices, &all)
+            .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
+        let longest = all.iter().flatten().copied().max().unwrap_or(0);
+        let element = self.notice.dtype.size().unwrap_or(1);
+        Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let Place { rank, size, .. } = self.place;
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let len = data.len();
+        if len <= INLINE {
+            self.turn(data)?;
+            let board = &*self.board;
+            with_inputs(
+                size,
+                |at| board.inline(at, len),
+                |inputs| {
+                    reduce::combine(by.op, by.dtype, inputs, data, None);
+                },
+            );
+            return Ok(());
+        }
+        if len <= FLAT {
+            self.board.next_slot()[..len].copy_from_slice(data);
+            self.turn(&[])?;
+            let board = &*self.board;
+            with_inputs(
+                size,
+                |at| &board.slot(at)[..len],
+                |inputs| {
+                    reduce::combine(by.op, by.dtype, inputs, data, None);
+                },
+            );
+            return Ok(());
+        }
+        let chunks = len.div_ceil(CHUNK);
+        let part = |rank: usize, chunk: usize| -> Range<usize> {
+            let start = (chunk * CHUNK).min(len);
+            let part = part_of(rank, size, (len - start).min(CHUNK), by.element());
+            start + part.start..start + part.end
+        };
+        for chunk in 0..=chunks {
+            if chunk < chunks {
+                let slot = self.board.next_slot();
+                for peer in 0..size {
+                    if peer != rank {
+                        let range = part(peer, chunk);
+                        let at = range.start - chunk * CHUNK;
+                        slot[at..at + range.len()].copy_from_slice(&data[range]);
+                    }
+                }
+            }
+            self.turn(&[])?;
+            let peers = self.others();
+            let (slots, next) = self.board.slots_and_next();
+            if chunk > 0 {
+                for peer in peers {
+                    let range = part(peer, chunk - 1);
+                    let len = range.len();
+                    data[range].copy_from_slice(&slots.of(peer)[CHUNK..CHUNK + len]);
+                }
+            }
+            if chunk < chunks {
+                let mine = part(rank, chunk);
+                let at = mine.start - chunk * CHUNK;
+                let width = mine.len();
+                let share = &mut next[CHUNK..CHUNK + width];
+                let other = |at_other: usize| {
+                    let peer = at_other + usize::from(at_other >= rank);
+                    &slots.of(peer)[at..at + width]
+                };
+                with_inputs(size - 1, other, |others| {
+                    let out = &mut data[mine];
+                    reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// As all_reduce, but only the root takes over the shares.
+    fn reduce(&mut self, data: Data<'_>, by: Combination, root: usize) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let mut data = data;
+        let len = data.bytes().len();
+        let chunks = len.div_ceil(CHUNK);
+        let part = |rank: usize, chunk: usize| -> Range<usize> {
+            let start = (chunk * CHUNK).min(len);
+            let part = part_of(rank, size, (len - start).min(CHUNK), by.element());
+            start + part.start..start + part.end
+        };
+        for chunk in 0..=chunks {
+            if chunk < chunks {
+                let slot = self.board.next_slot();
+                for peer in 0..size {
+                    if peer != rank {
+                        let range = part(peer, chunk);
+                        let at = range.start - chunk * CHUNK;
+                        slot[at..at + range.len()].copy_from_slice(&data.bytes()[range]);
+                    }
+                }
+            }
+            self.turn(&[])?;
+            let (slots, next) = self.board.slots_and_next();
+            if chunk > 0
+                && let Data::Write(data) = &mut data
+            {
+                for peer in 0..size {
+                    let range = part(peer, chunk - 1);
+                    if peer != root {
+                        let len = range.len();
+                        data[range].copy_from_slice(&slots.of(peer)[CHUNK..CHUNK + len]);
+                    }
+                }
+            }
+            if chunk < chunks {
+                let mine = part(rank, chunk);
+                let at = mine.start - chunk * CHUNK;
+                let width = mine.len();
+                let share = &mut next[CHUNK..CHUNK + width];
+                with_inputs(
+                    size,
+                    |peer| match peer == rank {
+                        true => &data.bytes()[mine.clone()],
+                        false => &slots.of(peer)[at..at + width],
+                    },
+                    |inputs| reduce::combine(by.op, by.dtype, inputs, share, None),
+                );
+                if let Data::Write(data) = &mut data {
+                    data[mine].copy_from_slice(share);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, mut data: Data<'_>, root: usize) -> Result<(), Failure> {
+        let len = data.bytes().len();
+        if len <= INLINE {
+            let inline = match &data {
+                Data::Read(bytes) => bytes,
+                Data::Write(_) => &[][..],
+            };
+            self.turn(inline)?;
+            if let Data::Write(bytes) = data {
+                bytes.copy_from_slice(self.board.inline(root, len));
+            }
+            return Ok(());
+        }
+        for range in chunks(len, CHUNK) {
+            if let Data::Read(bytes) = &data {
+                self.board.next_slot()[..range.len()].copy_from_slice(&bytes[range.clone()]);
+            }
+            self.turn(&[])?;
+            if let Data::Write(bytes) = &mut data {
+                let chunk = &self.board.slot(root)[..range.len()];
+                bytes[range].copy_from_slice(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, input: &[u8], mut outputs: Outputs<'_>) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
+        let longest = longest.unwrap_or(0);
+        if longest <= INLINE {
+            self.turn(input)?;
+            for peer in 0..size {
+                let part = outputs.part_mut(peer);
+                part.copy_from_slice(self.board.inline(peer, part.len()));
+            }
+            return Ok(());
+        }
+        for range in chunks(longest, CHUNK) {
+            let own = clip(&range, input.len());
+            self.board.next_slot()[..own.len()].copy_from_slice(&input[own.clone()]);
+            // Its way into this rank's own output leads through the cache while it is there.
+            outputs.part_mut(rank)[own.clone()].copy_from_slice(&input[own]);
+            self.turn(&[])?;
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                let range = clip(&range, part.len());
+                let chunk = &self.board.slot(peer)[..range.len()];
+                part[range].copy_from_slice(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        inputs: &Inputs<'_>,
+        output: &mut [u8],
+        by: Combination,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
+        let lane = lane_len(size);
+        for range in chunks(longest, lane) {
+            self.fill_lanes(inputs, &range, lane);
+            self.turn(&[])?;
+            let mine = clip(&range, output.len());
+            let slots = self.slots();
+            with_inputs(
+                size,
+                |peer| match peer == rank {
+                    true => &inputs.part(rank)[mine.clone()],
+                    false => &slots.of(peer)[rank * lane..rank * lane + mine.len()],
+                },
+                |all| reduce::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
+            );
+        }
+        Ok(())
+    }
+
+    fn all_to_all(
+        &mut self,
+        inputs: Option<&Inputs<'_>>,
+        mut outputs: Option<Outputs<'_>>,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let lane = lane_len(size);
+        if let (Some(inputs), Some(outputs)) = (inputs, &mut outputs) {
+            outputs.part_mut(rank).copy_from_slice(inputs.part(rank));
+        }
+        for range in chunks(longest, lane) {
+            if let Some(inputs) = inputs {
+                self.fill_lanes(inputs, &range, lane);
+            }
+            self.turn(&[])?;
+            if let Some(outputs) = &mut outputs {
+                for peer in self.others() {
+                    let part = outputs.part_mut(peer);
+                    let range = clip(&range, part.len());
+                    let chunk = &self.board.slot(peer)[rank * lane..rank * lane + range.len()];
+                    part[range].copy_from_slice(chunk);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        input: &[u8],
+        mut outputs: Option<Outputs<'_>>,
+        root: usize,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let rank = self.place.rank;
+        if let Some(outputs) = &mut outputs {
+            outputs.part_mut(rank).copy_from_slice(input);
+        }
+        for range in chunks(longest, CHUNK) {
+            if rank != root {
+                let own = clip(&range, input.len());
+                self.board.next_slot()[..own.len()].copy_from_slice(&input[own]);
+            }
+            self.turn(&[])?;
+            if let Some(outputs) = &mut outputs {
+                for peer in self.others() {
+                    let part = outputs.part_mut(peer);
+                    let range = clip(&range, part.len());
+                    let chunk = &self.board.slot(peer)[..range.len()];
+                    part[range].copy_from_slice(chunk);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn scatter(
+        &mut self,
+        inputs: Option<&Inputs<'_>>,
+        output: &mut [u8],
+        root: usize,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let lane = lane_len(size);
+        if let Some(inputs) = inputs {
+            output.copy_from_slice(inputs.part(rank));
+        }
+        for range in chunks(longest, lane) {
+            if let Some(inputs) = inputs {
+                self.fill_lanes(inputs, &range, lane);
+            }
+            self.turn(&[])?;
+            if rank != root {
+                let range = clip(&range, output.len());
+                let chunk = &self.board.slot(root)[rank * lane..rank * lane + range.len()];
+                output[range].copy_from_slice(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the chunk `range` of each part into the lane of its rank.
+    fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
+        let peers = self.others();
+        let slot = self.board.next_slot();
+        for peer in peers {
+            let part = inputs.part(peer);
+            let range = clip(range, part.len());
+            let at = peer * lane;
+            slot[at..at + range.len()].copy_from_slice(&part[range]);
+        }
+    }
+
+    fn slots(&mut self) -> Slots<'_> {
+        self.board.slots_and_next().0
+    }
+}
+
+/// Bytes of a slot for each rank, where it has something for each.
+fn lane_len(size: usize) -> usize {
+    (SLOT / size) & !63
+}
+
+/// The chunks of so many bytes; one empty chunk if there are none, since ranks meet all the same.
+fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = len.div_ceil(chunk).max(1);
+    (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))
+}
+
+/// As much of `range` as there is of a shorter part.
+fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
+    range.start.min(len)..range.end.min(len)
+}
+
+/// Collects `count` inputs, on the stack as long as they are few.
+#[inline]
+fn with_inputs<'a>(
+    count: usize,
+    input: impl Fn(usize) -> &'a [u8],
+    use_them: impl FnOnce(&[&'a [u8]]),
+) {
+    const FEW: usize = 8;
+    if count <= FEW {
+        let mut few: [&[u8]; FEW] = [&[]; FEW];
+        for (at, place) in few[..count].iter_mut().enumerate() {
+            *place = input(at);
+        }
+        use_them(&few[..count]);
+    } else {
+        let all: Vec<&[u8]> = (0..count).map(input).collect();
+        use_them(&all);
+    }
+}

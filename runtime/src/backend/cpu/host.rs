@@ -1,0 +1,224 @@
+//! Which ranks are on this host, and how they come to share memory.
+//!
+//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user:
+//! that is their host's *name*. The first of them to come (`cpu/host/<name>` in the store counts) makes
+//! the segment and listens on a unix socket without a file; the others ask it for the segment, with the
+//! same first words as on any connection ([`hello`](super::hello)). Every rank then leaves its host's
+//! name under `cpu/host_of/<rank>`, or `-` if it shares no memory: who reads that knows whether to look
+//! for the rank in the segment.
+
+use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use super::mesh::{Failure, fill_random};
+use super::transport::handover;
+use super::transport::shm::{Board, BoardError, Segment};
+use super::wait::Patience;
+use crate::backend::WorldContext;
+use crate::config::TransportChoice;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use rcomm_recorder::model::Rank;
+use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a neighbour may take over its first words.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+/// Stands where no memory is shared.
+const NONE: &str = "-";
+
+/// What this rank knows of its host.
+pub(super) struct Host {
+    name: String,
+    segment: Option<Arc<Segment>>,
+    store: Arc<dyn Store>,
+}
+
+/// What the rank that made the segment listens on.
+type Keeper = Option<(UnixListener, Arc<Segment>)>;
+
+impl Host {
+    /// Makes or asks for the segment of this host, if the world's transport allows it.
+    ///
+    /// # Errors
+    /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
+    /// configuration says that they must share: then it is `Io`.
+    pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
+        let mut host = Self {
+            name: NONE.into(),
+            segment: None,
+            store: world.store.clone(),
+        };
+        let mut keeper = None;
+        if world.config.transport != TransportChoice::Tcp {
+            match host.share(world, identity) {
+                Ok(kept) => keeper = kept,
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
+                Err(error) if world.config.transport == TransportChoice::Shm => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "ranks of this host use sockets: no memory is shared");
+                    host.name = NONE.into();
+                }
+            }
+        }
+        let of_rank = host_key(world.rank);
+        host.store.set(&of_rank, host.name.as_bytes())?;
+        Ok((host, keeper))
+    }
+
+    fn share(&mut self, world: &WorldContext, identity: &Identity) -> Result<Keeper> {
+        self.name = name().map_err(|e| Error::io("cannot tell this host from others", e))?;
+        let count = self.store.add(&format!("cpu/host/{}", self.name), 1)?;
+        let leader = format!("cpu/host/{}/leader", self.name);
+        if count == 1 {
+            let made = make(world.rank, world.world_size);
+            let told = match &made {
+                Ok((socket, _, _)) => format!("{} {socket}", world.rank),
+                Err(_) => NONE.into(),
+            };
+            self.store.set(&leader, told.as_bytes())?;
+            let (_, listener, segment) =
+                made.map_err(|e| Error::io("cannot make memory for the ranks of this host", e))?;
+            self.segment = Some(segment.clone());
+            return Ok(Some((listener, segment)));
+        }
+        let told = self.store.get(&leader, world.config.init_timeout)?;
+        let told = String::from_utf8_lossy(&told);
+        let (keeper, socket) = told.split_once(' ').ok_or_else(|| {
+            Error::new(
+                ErrorKind::Io,
+                "the first rank of this host could make no memory to share",
+            )
+        })?;
+        let keeper: Rank = keeper.parse().map_err(|_| {
+            Error::new(
+                ErrorKind::Store,
+                format!("the store has {told:?} under {leader}"),
+            )
+        })?;
+        let segment = ask(identity, keeper, socket, world.world_size).map_err(|e| {
+            let what = format!("cannot share memory with rank {keeper} of this host");
+            Error::io(what, e).with_rank(keeper)
+        })?;
+        self.segment = Some(Arc::new(segment));
+        Ok(None)
+    }
+
+    /// Whether all these ranks share this host's memory. Waits for those that have not come yet.
+    fn has_all(&self, ranks: &[Rank], deadline: Deadline) -> Result<bool> {
+        let Some(segment) = &self.segment else {
+            return Ok(false);
+        };
+        let deadline = deadline.started();
+        for &rank in ranks {
+            if segment.has_entered(rank) {
+                continue;
+            }
+            let of_rank = self.store.get(&host_key(rank), deadline.remaining())?;
+            if of_rank != self.name.as_bytes() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The board of a group whose members are all on this host; `None` if they are not.
+    pub(super) fn board(
+        &self,
+        key: u64,
+        rank: usize,
+        ranks: &Arc<[Rank]>,
+        deadline: Deadline,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Board>, Failure> {
+        if ranks.len() < 2 || !self.has_all(ranks, deadline).map_err(Failure::Store)? {
+            return Ok(None);
+        }
+        let Some(segment) = &self.segment else {
+            return Ok(None);
+        };
+        match segment.board(key, rank, ranks.clone(), patience) {
+            Ok(Some(board)) => Ok(Some(board)),
+            Ok(None) => {
+                tracing::warn!("too many groups share memory already: this one uses sockets");
+                Ok(None)
+            }
+            Err(BoardError::Interrupted(why)) => Err(why.into()),
+            Err(BoardError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),
+            Err(BoardError::Gone(at)) => Err(Failure::Gone(ranks[at], None)),
+            Err(BoardError::Io(error)) => Err(Failure::Io(error)),
+        }
+    }
+}
+
+fn host_key(rank: Rank) -> String {
+    format!("cpu/host_of/{rank}")
+}
+
+/// What only ranks that can share memory, and can watch each other's processes, have in common.
+fn name() -> io::Result<String> {
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let network = std::fs::metadata("/proc/self/ns/net")?.ino();
+    let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
+    let user = rustix::process::geteuid().as_raw();
+    Ok(format!("{}-{network}-{processes}-{user}", boot.trim()))
+}
+
+fn make(rank: Rank, world_size: u32) -> io::Result<(String, UnixListener, Arc<Segment>)> {
+    let segment = Segment::create(rank, world_size as usize)?;
+    let mut random = [0; 16];
+    fill_random(&mut random)?;
+    let socket: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let socket = format!("rcomm-{socket}");
+    let address = SocketAddr::from_abstract_name(&socket)?;
+    let listener = UnixListener::bind_addr(&address)?;
+    listener.set_nonblocking(true)?;
+    Ok((socket, listener, Arc::new(segment)))
+}
+
+fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::Result<Segment> {
+    let address = SocketAddr::from_abstract_name(socket)?;
+    let mut stream = UnixStream::connect_addr(&address)?;
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    stream.set_write_timeout(Some(GREETING_TIME))?;
+    let user = rustix::net::sockopt::socket_peercred(&stream)?.uid;
+    if user != rustix::process::geteuid() {
+        return Err(io::Error::other("the socket belongs to another user"));
+    }
+    let hello = Hello {
+        kind: LaneKind::Segment,
+        from: identity.rank,
+        to: keeper,
+        group: 0,
+    };
+    let mut nonce = [0; 32];
+    fill_random(&mut nonce)?;
+    let first = hello.encode(identity, &nonce);
+    stream.write_all(&first)?;
+    let mut answer = [0; ANSWER_LEN];
+    stream.read_exact(&mut answer)?;
+    let refused = |verdict: Option<Verdict>| {
+        io::Error::other(verdict.map_or("it is no rank", Verdict::reason))
+    };
+    match Verdict::from_bytes([answer[0], answer[1], answer[2], answer[3]]) {
+        Some(Verdict::Welcome) => {}
+        other => return Err(refused(other)),
+    }
+    let mut theirs = [0; 32];
+    theirs.copy_from_slice(&answer[4..36]);
+    if !identity.believes(End::Acceptor, &first, &theirs, &answer[36..]) {
+        return Err(refused(Some(Verdict::WrongSecret)));
+    }
+    stream.write_all(&identity.prove(End::Dialer, &first, &theirs))?;
+    let mut last = [0; 4];
+    let file = handover::receive(&stream, &mut last)?;
+    match (Verdict::from_bytes(last), file) {
+        (Some(Verdict::Welcome), Some(file)) => {
+            Segment::attach(file, identity.rank, world_size as usize)
+        }
+        (other, _) => Err(refused(other)),
+    }
+}

@@ -1,0 +1,43 @@
+//! A file descriptor from one process to another, over a unix socket.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+/// Sends `bytes`, and `file` with them.
+pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<()> {
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(io::Error::other("no room for a file descriptor"));
+    }
+    let bytes = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives as many bytes as `bytes` has room for, and the file that may come with them.
+pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let expected = bytes.len();
+    let mut into = [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(stream, &mut into, &mut ancillary, flags)?;
+    if received.bytes != expected {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut file = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            file = files.last().or(file);
+        }
+    }
+    Ok(file)
+}

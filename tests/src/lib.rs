@@ -1,1 +1,7 @@
-//! Worlds of ranks, faults by name, and stable output, for the tests beside.
+//! Worlds of ranks, for the tests beside: on threads ([`world`]) and as processes that can die
+//! ([`process`]), with faults by name ([`fault`]).
+#![forbid(unsafe_code)]
+
+pub mod fault;
+pub mod process;
+pub mod world;

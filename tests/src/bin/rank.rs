@@ -1,0 +1,75 @@
+//! One rank of a test job: trains in two groups until the culprit's fault ends it.
+#![allow(clippy::print_stderr)]
+
+use rcomm::{Config, GroupOptions, ReduceOp, World};
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::CULPRIT;
+use rustix::process::{Signal, getpid, kill_process};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const STEPS: i64 = 6;
+const STEP_OF_FAULT: i64 = 3;
+
+fn main() -> ExitCode {
+    let fault = std::env::args().nth(1).unwrap_or_default();
+    let result = match fault.parse() {
+        Ok(fault) => train(fault).map_err(|error| error.to_string()),
+        Err(error) => Err(error),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn train(fault: Fault) -> rcomm::Result<()> {
+    let world = World::init(Config::from_environment()?)?;
+    let rank = world.rank();
+    let (row, column) = (rank / 2 * 2, rank % 2);
+    let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
+    let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+    for step in 0..STEPS {
+        world.step(step);
+        world.phase("load data");
+        if rank == CULPRIT && step == STEP_OF_FAULT {
+            match fault {
+                Fault::None => {}
+                Fault::StopJoining => sleep_for_ever(),
+                Fault::Kill => signal(Signal::KILL),
+                Fault::Freeze => signal(Signal::STOP),
+                Fault::StickInTeardown => {
+                    let broken = rcomm::Error::new(
+                        rcomm::ErrorKind::InvalidArgument,
+                        "the data set has no more samples",
+                    );
+                    eprintln!("{broken}");
+                    drop(world);
+                    sleep_for_ever();
+                }
+                Fault::Leave => return world.shutdown(),
+            }
+        }
+        let mut numbers = vec![1.0f32; 256];
+        world.phase("forward");
+        tp.all_reduce(&mut numbers, ReduceOp::Sum)?;
+        world.phase("backward");
+        let work = dp.all_reduce_async(numbers, ReduceOp::Sum)?;
+        assert_eq!(work.wait()?, vec![4.0; 256]);
+    }
+    world.shutdown()
+}
+
+fn signal(signal: Signal) {
+    // It cannot fail on oneself.
+    let _ = kill_process(getpid(), signal);
+}
+
+fn sleep_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,53 @@
+//! Faults by name: what one rank of a job does wrong.
+
+use std::str::FromStr;
+
+/// What the culprit does when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: the job is healthy.
+    None,
+    /// Does not come back from loading data.
+    StopJoining,
+    /// Is killed (SIGKILL).
+    Kill,
+    /// Is frozen (SIGSTOP).
+    Freeze,
+    /// Gives up with an error, and hangs in its own clean-up.
+    StickInTeardown,
+    /// Leaves in good order, while the others go on.
+    Leave,
+}
+
+impl Fault {
+    /// Every fault, in no order.
+    pub const ALL: [Self; 6] = [
+        Self::None,
+        Self::StopJoining,
+        Self::Kill,
+        Self::Freeze,
+        Self::StickInTeardown,
+        Self::Leave,
+    ];
+
+    /// Its name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::StopJoining => "stop-joining",
+            Self::Kill => "kill",
+            Self::Freeze => "freeze",
+            Self::StickInTeardown => "stick-in-teardown",
+            Self::Leave => "leave",
+        }
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|fault| fault.name() == name);
+        found.ok_or_else(|| format!("no fault is called {name:?}"))
+    }
+}

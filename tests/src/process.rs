@@ -1,0 +1,186 @@
+//! Ranks that are processes of their own, so that they can die.
+
+use crate::fault::Fault;
+use rcomm_recorder::publish::{Dump, RingReader};
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The rank that something happens to.
+pub const CULPRIT: u32 = 2;
+/// When anything that a test waits for must have happened, however slow the machine.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A job of several processes. Whatever is left of it ends when this is dropped.
+pub struct Job {
+    ranks: Vec<Child>,
+    name: String,
+    folder: tempfile::TempDir,
+}
+
+/// How one rank ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// What it wrote to its standard error.
+    pub stderr: String,
+}
+
+impl Job {
+    /// Starts `program` once for each rank. `change` may add to a rank's command.
+    ///
+    /// # Panics
+    /// If a process cannot be started.
+    pub fn start(
+        program: &str,
+        ranks: u32,
+        fault: Fault,
+        change: impl Fn(u32, &mut Command),
+    ) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let name = format!("test-{}-{}", std::process::id(), fault.name());
+        let port = free_port();
+        let ranks = (0..ranks).map(|rank| {
+            let mut command = Command::new(program);
+            command
+                .arg(fault.name())
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_WORLD_SIZE", ranks.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("TORCHELASTIC_RUN_ID", &name)
+                .env("RCOMM_TIMEOUT_MS", "2000")
+                .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
+                .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
+                .env("RCOMM_RING_DIR", folder.path().join("rings"))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
+            change(rank, &mut command);
+            command.spawn().expect("the program of a rank")
+        });
+        Self {
+            ranks: ranks.collect(),
+            name,
+            folder,
+        }
+    }
+
+    /// Where the job leaves its files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The process id of a rank.
+    pub fn pid(&self, rank: u32) -> u32 {
+        self.ranks[rank as usize].id()
+    }
+
+    /// Waits for the end of a rank.
+    ///
+    /// # Panics
+    /// If it has not ended in time.
+    pub fn wait(&mut self, rank: u32) -> Ended {
+        let child = &mut self.ranks[rank as usize];
+        let status = wait_until(&format!("rank {rank} to end"), || {
+            child.try_wait().expect("a child of this process")
+        });
+        let mut stderr = String::new();
+        if let Some(mut pipe) = child.stderr.take() {
+            // What is no text is of no use to a test.
+            let _ = pipe.read_to_string(&mut stderr);
+        }
+        Ended { status, stderr }
+    }
+
+    /// The ring file of a rank.
+    pub fn ring_path(&self, rank: u32) -> PathBuf {
+        let rings = self.folder.path().join("rings").join(&self.name);
+        rings.join(format!("{rank}.0.ring"))
+    }
+
+    /// The ring of a rank, read from outside.
+    ///
+    /// # Panics
+    /// If it is not there or cannot be read.
+    pub fn ring(&self, rank: u32) -> RingReader {
+        let path = self.ring_path(rank);
+        RingReader::attach(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Every dump file that was written, with its path.
+    ///
+    /// # Panics
+    /// If one cannot be read.
+    pub fn dumps(&self) -> Vec<(PathBuf, Dump)> {
+        let mut dumps = Vec::new();
+        for run in list(&self.folder.path().join("dumps")) {
+            for path in list(&run) {
+                let bytes = std::fs::read(&path).expect("a dump file");
+                let (dump, problems) = Dump::read(&bytes)
+                    .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                assert!(problems.is_empty(), "{}: {problems:?}", path.display());
+                dumps.push((path, dump));
+            }
+        }
+        dumps
+    }
+
+    /// What an analysis of the job would be given: the dumps, and the ring of the culprit if it left
+    /// none.
+    pub fn records(&self) -> Vec<Dump> {
+        let mut records: Vec<Dump> = self.dumps().into_iter().map(|(_, dump)| dump).collect();
+        if !records.iter().any(|dump| dump.identity.rank == Some(CULPRIT)) {
+            records.push(self.ring(CULPRIT).snapshot());
+        }
+        records
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // One that has ended already is fine too.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+/// The entries of a directory; none if it is not there.
+fn list(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+/// A port that nobody listens on, and most likely nobody will until the test does.
+///
+/// # Panics
+/// If there is none.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("a bound socket").port()
+}
+
+/// Waits for `look` to find something.
+///
+/// # Panics
+/// If it has not in [`PATIENCE`]: says what was waited for.
+pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+

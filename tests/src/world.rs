@@ -1,0 +1,87 @@
+//! Ranks that are threads of the test, each with a world of its own.
+
+use rcomm::config::RingDir;
+use rcomm::{
+    BackendFactory, Config, FakeFabric, HashStore, Rank, Rendezvous, Result, Store, World,
+    WorldBuilder,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which backend carries the groups of a test.
+#[derive(Clone)]
+pub enum Carrier {
+    /// The CPU backend.
+    Cpu,
+    /// The fake one, over this fabric.
+    Fake(Arc<FakeFabric>),
+}
+
+impl Carrier {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Fake(_) => "fake",
+        }
+    }
+}
+
+/// Options that suit a test: short time-outs, the ring in memory.
+pub fn config(rank: Rank, world_size: u32) -> Config {
+    let place = Rendezvous::explicit(rank, world_size, "127.0.0.1", 1);
+    Config {
+        rendezvous: Some(place.expect("the test's own numbers fit")),
+        timeout: Duration::from_secs(20),
+        init_timeout: Duration::from_secs(20),
+        ring_dir: RingDir::Memory,
+        ring_entries: 1024,
+        signal_interval: Duration::from_millis(50),
+        ..Config::default()
+    }
+}
+
+/// A world over `store`, carried by `carrier`.
+pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> WorldBuilder {
+    let backend = carrier.name().to_owned();
+    let builder = World::builder(Config { backend, ..config }).store(store);
+    match carrier.clone() {
+        Carrier::Cpu => builder,
+        Carrier::Fake(fabric) => builder.backend(move |world| -> Result<Arc<dyn BackendFactory>> {
+            Ok(fabric.factory(world.rank))
+        }),
+    }
+}
+
+/// Runs `body` once for each rank, on a thread of its own, and returns what they return, by rank.
+///
+/// # Panics
+/// If a rank's world cannot be made, or a rank panics: with that rank's message.
+pub fn on_threads<R: Send>(
+    world_size: u32,
+    carrier: &Carrier,
+    change: impl Fn(&mut Config) + Sync,
+    body: impl Fn(World) -> R + Sync,
+) -> Vec<R> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (store, change, body) = (store.clone(), &change, &body);
+                let mut config = config(rank, world_size);
+                change(&mut config);
+                scope.spawn(move || {
+                    let world = builder(config, store, carrier).init();
+                    body(world.unwrap_or_else(|error| panic!("rank {rank}: {error}")))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect()
+    })
+}

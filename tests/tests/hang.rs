@@ -1,0 +1,153 @@
+//! Jobs that hang: what is left of them, and what it says.
+
+use rcomm_analyzer::{Policy, Report, analyze};
+use rcomm_recorder::model::EntryState;
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::{CULPRIT, Job, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Write;
+
+const RANKS: u32 = 4;
+
+fn start(fault: Fault) -> Job {
+    Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, _| {})
+}
+
+/// Waits for the ranks that the fault leaves alive, and returns what they said at the end.
+fn wait_for_the_others(job: &mut Job) -> Vec<(u32, String)> {
+    let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
+    others
+        .map(|rank| {
+            let ended = job.wait(rank);
+            assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
+            (rank, ended.stderr)
+        })
+        .collect()
+}
+
+fn judge(job: &Job) -> Report {
+    analyze(&job.records(), &Policy::default())
+}
+
+fn assert_blames_the_culprit(report: &Report) {
+    let first = report.findings.first().expect("a finding");
+    assert_eq!(first.culprit_ranks, [CULPRIT], "{}", first.sentence);
+    assert!(first.sentence.contains("load data"), "{}", first.sentence);
+    assert_eq!(first.seq, Some(4), "{}", first.sentence);
+}
+
+#[test]
+fn a_healthy_job_leaves_nothing_behind() {
+    let mut job = start(Fault::None);
+    for rank in 0..RANKS {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        assert!(!job.ring_path(rank).exists(), "the ring of rank {rank}");
+    }
+    assert!(job.dumps().is_empty());
+}
+
+#[test]
+fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
+    let mut job = start(Fault::StopJoining);
+    for (rank, error) in wait_for_the_others(&mut job) {
+        assert!(error.starts_with("all_reduce #4 on group "), "{error}");
+        assert!(error.contains("after its issue"), "{error}");
+        assert!(error.contains(&format!("arrived: rank {rank};")), "{error}");
+        assert!(error.contains("dump: "), "{error}");
+        if rank != 1 {
+            let missing = "not arrived: rank 2 (last collective here is #3, in phase \"load data\"";
+            assert!(error.contains(missing), "{error}");
+        }
+    }
+    // The culprit is alive and has heard the alarm: it left a dump as well.
+    let dumps = wait_until("the dump of the culprit", || {
+        let dumps = job.dumps();
+        (dumps.len() == RANKS as usize).then_some(dumps)
+    });
+    for (path, dump) in &dumps {
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(path).unwrap().permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o600);
+        let failed = dump.entries.iter().any(|it| it.state == EntryState::Failed);
+        assert!(!failed, "{} was made after the clean-up", path.display());
+    }
+    assert_blames_the_culprit(&judge(&job));
+}
+
+#[test]
+fn the_ring_of_a_killed_rank_says_where_it_was() {
+    let mut job = start(Fault::Kill);
+    for (_, error) in wait_for_the_others(&mut job) {
+        assert!(error.contains("is gone"), "{error}");
+    }
+    job.wait(CULPRIT);
+    let ring = job.ring(CULPRIT);
+    assert!(!ring.is_alive());
+    assert!(!ring.is_closed());
+    let record = ring.snapshot();
+    let status = record.status.expect("our rings have one");
+    assert_eq!((status.phase.as_str(), status.step), ("load data", 3));
+    assert_eq!(record.entries.len(), 6);
+    assert_blames_the_culprit(&judge(&job));
+}
+
+#[test]
+fn the_ring_of_a_frozen_rank_says_where_it_is() {
+    let mut job = start(Fault::Freeze);
+    for (rank, error) in wait_for_the_others(&mut job) {
+        if rank != 1 {
+            assert!(error.contains("no answer: rank 2"), "{error}");
+        }
+    }
+    let ring = job.ring(CULPRIT);
+    assert!(ring.is_alive());
+    let status = ring.snapshot().status.expect("our rings have one");
+    assert_eq!((status.phase.as_str(), status.step), ("load data", 3));
+    assert_blames_the_culprit(&judge(&job));
+    let pid = i32::try_from(job.pid(CULPRIT)).ok().and_then(Pid::from_raw);
+    kill_process(pid.unwrap(), Signal::CONT).unwrap();
+}
+
+#[test]
+fn the_ring_of_a_rank_stuck_in_teardown_says_where_it_was() {
+    let mut job = start(Fault::StickInTeardown);
+    wait_for_the_others(&mut job);
+    let status = job.ring(CULPRIT).snapshot().status;
+    assert_eq!(status.expect("our rings have one").phase, "load data");
+    assert_blames_the_culprit(&judge(&job));
+}
+
+#[test]
+fn dumps_that_cannot_be_written_change_nothing_for_the_job() {
+    let nowhere = tempfile::NamedTempFile::new().unwrap();
+    let change = |_: u32, command: &mut std::process::Command| {
+        command.env("RCOMM_DUMP_DIR", nowhere.path());
+    };
+    let mut job = Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, Fault::StopJoining, change);
+    for (_, error) in wait_for_the_others(&mut job) {
+        assert!(error.contains("its dump could not be written"), "{error}");
+        assert!(error.starts_with("all_reduce #4 on group "), "{error}");
+    }
+}
+
+#[test]
+fn a_byte_in_the_pipe_makes_a_dump_of_a_running_rank() {
+    let pipes = tempfile::tempdir().unwrap();
+    for variable in ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] {
+        let stem = pipes.path().join(variable);
+        let change = |_: u32, command: &mut std::process::Command| {
+            command.env(variable, &stem).env("RCOMM_TIMEOUT_MS", "60000");
+        };
+        let job = Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, Fault::StopJoining, change);
+        let path = pipes.path().join(format!("{variable}{CULPRIT}.pipe"));
+        let mut pipe = wait_until("the FIFO", || {
+            std::fs::OpenOptions::new().write(true).open(&path).ok()
+        });
+        pipe.write_all(b"1").unwrap();
+        let (_, dump) = wait_until("the dump", || job.dumps().pop());
+        assert_eq!(dump.identity.rank, Some(CULPRIT));
+        assert!(dump.identity.reason.contains("asked for by"), "{:?}", dump.identity);
+    }
+}

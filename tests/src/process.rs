@@ -135,7 +135,10 @@ impl Job {
     /// none.
     pub fn records(&self) -> Vec<Dump> {
         let mut records: Vec<Dump> = self.dumps().into_iter().map(|(_, dump)| dump).collect();
-        if !records.iter().any(|dump| dump.identity.rank == Some(CULPRIT)) {
+        if !records
+            .iter()
+            .any(|dump| dump.identity.rank == Some(CULPRIT))
+        {
             records.push(self.ring(CULPRIT).snapshot());
         }
         records
@@ -183,4 +186,3 @@ pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
-

@@ -125,7 +125,12 @@ fn dumps_that_cannot_be_written_change_nothing_for_the_job() {
     let change = |_: u32, command: &mut std::process::Command| {
         command.env("RCOMM_DUMP_DIR", nowhere.path());
     };
-    let mut job = Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, Fault::StopJoining, change);
+    let mut job = Job::start(
+        env!("CARGO_BIN_EXE_rank"),
+        RANKS,
+        Fault::StopJoining,
+        change,
+    );
     for (_, error) in wait_for_the_others(&mut job) {
         assert!(error.contains("its dump could not be written"), "{error}");
         assert!(error.starts_with("all_reduce #4 on group "), "{error}");
@@ -138,9 +143,16 @@ fn a_byte_in_the_pipe_makes_a_dump_of_a_running_rank() {
     for variable in ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] {
         let stem = pipes.path().join(variable);
         let change = |_: u32, command: &mut std::process::Command| {
-            command.env(variable, &stem).env("RCOMM_TIMEOUT_MS", "60000");
+            command
+                .env(variable, &stem)
+                .env("RCOMM_TIMEOUT_MS", "60000");
         };
-        let job = Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, Fault::StopJoining, change);
+        let job = Job::start(
+            env!("CARGO_BIN_EXE_rank"),
+            RANKS,
+            Fault::StopJoining,
+            change,
+        );
         let path = pipes.path().join(format!("{variable}{CULPRIT}.pipe"));
         let mut pipe = wait_until("the FIFO", || {
             std::fs::OpenOptions::new().write(true).open(&path).ok()
@@ -148,6 +160,10 @@ fn a_byte_in_the_pipe_makes_a_dump_of_a_running_rank() {
         pipe.write_all(b"1").unwrap();
         let (_, dump) = wait_until("the dump", || job.dumps().pop());
         assert_eq!(dump.identity.rank, Some(CULPRIT));
-        assert!(dump.identity.reason.contains("asked for by"), "{:?}", dump.identity);
+        assert!(
+            dump.identity.reason.contains("asked for by"),
+            "{:?}",
+            dump.identity
+        );
     }
 }

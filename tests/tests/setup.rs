@@ -1,0 +1,175 @@
+//! Jobs that are set up wrongly get one clear error, soon.
+
+use rcomm::config::RingDir;
+use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous, Store, World};
+use rcomm_tests::process::free_port;
+use rcomm_tests::world::{Carrier, builder, config, on_threads};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn place(rank: u32, world_size: u32, port: u16) -> Rendezvous {
+    Rendezvous::explicit(rank, world_size, "127.0.0.1", port).unwrap()
+}
+
+fn at(place: Rendezvous) -> Config {
+    Config {
+        rendezvous: Some(place),
+        init_timeout: Duration::from_secs(20),
+        ring_dir: RingDir::Memory,
+        ..Config::default()
+    }
+}
+
+fn refusal(config: Config) -> Error {
+    World::init(config).expect_err("a wrong set-up")
+}
+
+/// A world of two whose rank 1 has not come yet, and its port.
+fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
+    let port = free_port();
+    let first = std::thread::spawn(move || World::init(at(place(0, 2, port))));
+    (first, port)
+}
+
+fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {
+    let second = World::init(at(place(1, 2, port))).unwrap();
+    let first = first.join().unwrap().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| second.shutdown().unwrap());
+        scope.spawn(|| first.shutdown().unwrap());
+    });
+}
+
+#[test]
+fn a_rank_that_was_started_twice_is_refused() {
+    let (first, port) = half_a_job();
+    let second = World::init(at(place(1, 2, port))).unwrap();
+    let error = refusal(at(place(1, 2, port)));
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    assert!(error.to_string().contains("rank 1"), "{error}");
+    assert!(error.to_string().contains("started 2 times"), "{error}");
+    drop((first.join().unwrap().unwrap(), second));
+}
+
+#[test]
+fn two_jobs_at_one_port_are_told_apart() {
+    let (first, port) = half_a_job();
+    let mut other = place(1, 2, port);
+    other.job = "another".to_owned();
+    let error = refusal(at(other));
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    assert!(error.to_string().contains("two jobs share"), "{error}");
+    complete(first, port);
+}
+
+#[test]
+fn world_sizes_that_disagree_are_both_named() {
+    let (first, port) = half_a_job();
+    let error = refusal(at(place(2, 3, port)));
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    let text = error.to_string();
+    assert!(
+        text.contains("size of 3") && text.contains("one of 2"),
+        "{text}"
+    );
+    complete(first, port);
+}
+
+#[test]
+fn a_port_where_nobody_listens_is_named() {
+    let port = free_port();
+    let error = refusal(Config {
+        init_timeout: Duration::from_millis(300),
+        ..at(place(1, 2, port))
+    });
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    assert!(error.to_string().contains(&port.to_string()), "{error}");
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let error = refusal(Config {
+        init_timeout: Duration::from_millis(300),
+        ..at(place(0, 4, free_port()))
+    });
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    assert!(error.to_string().contains("missing 1, 2, 3"), "{error}");
+}
+
+#[test]
+fn a_secret_that_only_rank_0_has_is_an_error_elsewhere() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|scope| {
+        let knows = store.clone();
+        scope.spawn(move || {
+            let config = Config {
+                secret: Some(rcomm::Secret::from_text("told to rank 0 alone")),
+                ..config(0, 2)
+            };
+            drop(builder(config, knows, &Carrier::Cpu).init());
+        });
+        let error = builder(config(1, 2), store, &Carrier::Cpu)
+            .init()
+            .expect_err("no secret");
+        assert!(error.to_string().contains("RCOMM_JOB_SECRET"), "{error}");
+    });
+}
+
+#[test]
+fn a_group_that_makes_no_sense_is_refused_by_its_first_member() {
+    on_threads(
+        2,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            let refusal = |ranks: &[u32]| {
+                let group = world.new_group(ranks, &GroupOptions::named("dp"));
+                let error = group.expect_err("no such group");
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                error.to_string()
+            };
+            let own = world.rank();
+            let omitted = format!("group dp: the list omits rank {own}");
+            assert!(refusal(&[1 - own]).starts_with(&omitted));
+            assert!(refusal(&[own, 7]).contains("rank 7 is not in a world of 2 ranks"));
+            assert!(refusal(&[own, own]).contains("listed twice"));
+            assert!(refusal(&[]).contains("at least one rank"));
+            let unknown = GroupOptions {
+                backend: Some("carrier pigeon".to_owned()),
+                ..GroupOptions::default()
+            };
+            let error = world
+                .new_group(&[own], &unknown)
+                .expect_err("no such backend");
+            assert!(
+                error.to_string().contains("no backend is called"),
+                "{error}"
+            );
+            world.shutdown().unwrap();
+        },
+    );
+}
+
+#[test]
+fn members_that_want_different_backends_are_told() {
+    let fabric = rcomm::FakeFabric::new();
+    let errors = on_threads(
+        2,
+        &Carrier::Fake(fabric),
+        |_| {},
+        |world| {
+            let options = GroupOptions {
+                backend: Some(if world.rank() == 0 { "cpu" } else { "fake" }.to_owned()),
+                ..GroupOptions::named("dp")
+            };
+            let error = world.new_group(&[0, 1], &options).err();
+            world.shutdown().unwrap();
+            error
+        },
+    );
+    let mut errors = errors.into_iter().flatten();
+    let error = errors.next().expect("one of the two is told");
+    assert_eq!(error.kind(), ErrorKind::Rendezvous);
+    assert!(error.to_string().contains("another member"), "{error}");
+    assert!(errors.next().is_none());
+}

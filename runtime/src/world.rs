@@ -81,7 +81,7 @@ pub struct WorldBuilder {
     dump_writer: Option<Box<dyn DumpWriter>>,
 }
 
-type MakeFactory = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>>>;
+type MakeFactory = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
 
 impl WorldBuilder {
     /// Uses this store in place of one at the rendezvous.
@@ -95,7 +95,7 @@ impl WorldBuilder {
     #[must_use]
     pub fn backend(
         mut self,
-        make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + 'static,
+        make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send + 'static,
     ) -> Self {
         self.factories.push(Box::new(make));
         self

@@ -1,8 +1,9 @@
 //! Jobs that are set up wrongly get one clear error, soon.
 
 use rcomm::config::RingDir;
-use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous, Store, World};
-use rcomm_tests::process::free_port;
+use rcomm::{
+    Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous, Store, TcpStore, World,
+};
 use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +27,11 @@ fn refusal(config: Config) -> Error {
 
 /// A world of two whose rank 1 has not come yet, and its port.
 fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
-    let port = free_port();
-    let first = std::thread::spawn(move || World::init(at(place(0, 2, port))));
-    (first, port)
+    // The kernel chooses the port, so that no other test gets it.
+    let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
+    let port = store.port();
+    let builder = World::builder(at(place(0, 2, port))).store(Arc::new(store));
+    (std::thread::spawn(move || builder.init()), port)
 }
 
 fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {
@@ -77,21 +80,23 @@ fn world_sizes_that_disagree_are_both_named() {
 
 #[test]
 fn a_port_where_nobody_listens_is_named() {
-    let port = free_port();
+    // Port 1 has been out of use for decades.
     let error = refusal(Config {
         init_timeout: Duration::from_millis(300),
-        ..at(place(1, 2, port))
+        ..at(place(1, 2, 1))
     });
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
-    assert!(error.to_string().contains(&port.to_string()), "{error}");
+    assert!(error.to_string().contains("127.0.0.1 port 1 "), "{error}");
 }
 
 #[test]
 fn ranks_that_do_not_come_are_named() {
-    let error = refusal(Config {
+    let config = Config {
         init_timeout: Duration::from_millis(300),
-        ..at(place(0, 4, free_port()))
-    });
+        ..config(0, 4)
+    };
+    let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu);
+    let error = world.init().expect_err("three ranks are missing");
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("missing 1, 2, 3"), "{error}");
 }

@@ -1,4 +1,5 @@
 //! Jobs that hang: what is left of them, and what it says.
+#![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::{Policy, Report, analyze};
 use rcomm_recorder::model::EntryState;

@@ -1,4 +1,5 @@
 //! Jobs that are set up wrongly get one clear error, soon.
+#![allow(clippy::unwrap_used)]
 
 use rcomm::config::RingDir;
 use rcomm::{

@@ -480,3 +480,40 @@ fn thousand_clients_wait_for_one_key() {
         client.expect(&[0]);
     }
 }
+
+#[test]
+fn any_bytes_leave_the_server_standing() {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    let server = server();
+    let near_requests = prop_oneof![
+        // Small numbers pass for opcodes, counts and lengths.
+        vec(
+            prop_oneof![4 => Just(0_u8), 2 => 0_u8..20, 1 => any::<u8>()],
+            0..400
+        ),
+        vec(0..conversation().len(), 0..12).prop_map(|picks| {
+            let conversation = conversation();
+            picks
+                .into_iter()
+                .flat_map(|i| conversation[i].0.clone())
+                .collect()
+        }),
+    ];
+    proptest!(ProptestConfig::with_cases(300), |(
+        bytes in near_requests,
+        cut in any::<prop::sample::Index>(),
+        piece in 1_usize..50,
+    )| {
+        let mut raw = Raw(dial(&server));
+        let stream = [&HELLO[..], &bytes[..cut.index(bytes.len() + 1)]].concat();
+        for piece in stream.chunks(piece) {
+            // The server may have closed by now, and rightly.
+            if raw.0.write_all(piece).is_err() {
+                break;
+            }
+        }
+        drop(raw);
+        Raw::new(&server).expect_nothing();
+    });
+}

@@ -432,7 +432,7 @@ fn failure_on_one_node_ends_the_other() {
 #[test]
 fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
     let port = free_port();
-    let mut first = node(1, "0", &port, "echo $$; sleep 1000");
+    let mut first = node(1, "0", &port, "echo $$; exec sleep 1000");
     let mut second = node(1, "1", &port, "echo up; sleep 1000");
     let line = first.line();
     second.line();

@@ -411,10 +411,13 @@ impl Builder {
         for group in &mut self.dump.groups {
             group.status = status_of.get(&group.info.id).copied();
         }
-        if !self.config.is_empty() && self.config.iter().all(|config| config.id.is_some()) {
-            let order = of_config.into_iter().flatten().collect();
-            self.reorder_groups(order);
-        }
+        let ours = self.config.iter().all(|config| config.id.is_some());
+        let first = if ours {
+            of_config.into_iter().flatten().collect()
+        } else {
+            Vec::new()
+        };
+        self.settle_groups(first);
     }
 
     /// Numbers for groups that no entry mentions.
@@ -442,15 +445,23 @@ impl Builder {
         }
     }
 
-    /// Puts the groups at `first` first, in that order.
-    fn reorder_groups(&mut self, first: Vec<usize>) {
+    /// Puts the groups at `first` first, in that order, and makes one of those that turned out equal
+    /// (an entry may leave out the description).
+    fn settle_groups(&mut self, first: Vec<usize>) {
         let count = self.dump.groups.len();
         let mut new_of_old = vec![u32::MAX; count];
         let mut groups: Vec<_> = self.dump.groups.drain(..).map(Some).collect();
+        let mut known = HashMap::new();
         for old in first.into_iter().chain(0..count) {
             if let Some(group) = groups[old].take() {
-                new_of_old[old] = self.dump.groups.len() as u32;
-                self.dump.groups.push(group);
+                let info = &group.info;
+                let key = (info.id, info.name.clone(), info.desc.clone());
+                let next = self.dump.groups.len() as u32;
+                let new = *known.entry(key).or_insert(next);
+                new_of_old[old] = new;
+                if new == next {
+                    self.dump.groups.push(group);
+                }
             }
         }
         for entry in &mut self.dump.entries {

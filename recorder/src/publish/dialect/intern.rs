@@ -50,6 +50,13 @@ impl<T: Copy + Eq + Hash> Interner<T> {
         (id, true)
     }
 
+    /// The number of this run, if it has one.
+    fn find(&self, wanted: &[T]) -> Option<u32> {
+        let hash = self.hasher.hash_one(wanted);
+        let same = |&id: &u32| run(&self.values, &self.ends, id) == wanted;
+        self.table.find(hash, same).copied()
+    }
+
     /// The run of this number, which must have come from [`Interner::intern`].
     pub(super) fn get(&self, id: u32) -> &[T] {
         run(&self.values, &self.ends, id)
@@ -71,7 +78,10 @@ impl Texts {
 
     /// Bytes that should be UTF-8; what is not is replaced by U+FFFD.
     pub(super) fn intern_bytes(&mut self, bytes: &[u8]) -> Text {
-        self.intern(&String::from_utf8_lossy(bytes))
+        match self.0.find(bytes) {
+            Some(known) => Text(known),
+            None => self.intern(&String::from_utf8_lossy(bytes)),
+        }
     }
 
     pub(super) fn get(&self, text: Text) -> &str {

@@ -51,6 +51,8 @@ pub(super) fn read(
 }
 
 const TEXT_SLOTS: usize = 256;
+/// Keys of an entry that are recognised by place.
+const MAX_PLAN: usize = 64;
 const NO_FRAME: u32 = u32::MAX;
 
 struct Reader<'a> {
@@ -239,26 +241,34 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self, id: u32) {
-        for (at, (key, value)) in self.pairs(id).enumerate() {
-            let Cell::Text(span) = key else {
-                continue;
-            };
-            let field = match self.plan.get(at) {
-                Some(&(known, field)) if known == span => field,
-                _ => {
-                    let field = Field::of(self.raw(span));
-                    if at < self.plan.len() {
-                        self.plan[at] = (span, field);
-                    } else if at == self.plan.len() && at < TEXT_SLOTS {
-                        self.plan.push((span, field));
+        let mut at = 0;
+        for run in self.pickle.items(id) {
+            for pair in run.chunks_exact(2) {
+                if let &[Cell::Text(key), value] = pair {
+                    let field = self.field_of(at, key);
+                    if self.field(field, value).is_none() {
+                        self.builder.draft.reject(field);
                     }
-                    field
                 }
-            };
-            if self.field(field, value).is_none() {
-                self.builder.draft.reject(field);
+                at += 1;
             }
         }
+    }
+
+    /// What the `at`-th key of an entry means.
+    fn field_of(&mut self, at: usize, key: Span) -> Field {
+        if let Some(&(known, field)) = self.plan.get(at)
+            && known == key
+        {
+            return field;
+        }
+        let field = Field::of(self.raw(key));
+        if let Some(planned) = self.plan.get_mut(at) {
+            *planned = (key, field);
+        } else if at == self.plan.len() && at < MAX_PLAN {
+            self.plan.push((key, field));
+        }
+        field
     }
 
     /// Puts one field into the draft; `None` if its value makes no sense.

@@ -232,7 +232,8 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
 fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
     use crate::model::OpType::{Recv, Send};
     let backend = &signature.backend;
-    let op = known_to_torch(&signature.op_name);
+    // A reader takes what follows the last colon for the operation, so that may hold none.
+    let op = known_to_torch(&signature.op_name).replace(':', "_");
     match (entry.op, own_rank, entry.peer) {
         (Send, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}->{peer}"),
         (Recv, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}<-{peer}"),

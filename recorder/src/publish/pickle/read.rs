@@ -153,25 +153,30 @@ impl Pickle {
                     self.remember(slot as usize, here)?;
                 }
                 op::MEMOIZE => self.remember(self.memo.len(), here)?,
-                op::MARK => self.marks.push(self.stack.len() as u32),
+                op::MARK => {
+                    if self.marks.len() == self.marks.capacity() {
+                        self.check_size(here)?;
+                    }
+                    self.marks.push(self.stack.len() as u32)
+                }
                 op::BININT1 => {
                     let &byte = input.get(at).ok_or(cut)?;
                     at += 1;
-                    self.stack.push(Cell::Int(byte.into()));
+                    self.push(Cell::Int(byte.into()), here)?;
                 }
                 op::BININT2 => {
                     let value = u16::from_le_bytes(take(input, &mut at)?);
-                    self.stack.push(Cell::Int(value.into()));
+                    self.push(Cell::Int(value.into()), here)?;
                 }
                 op::BININT => {
                     let value = i32::from_le_bytes(take(input, &mut at)?);
-                    self.stack.push(Cell::Int(value.into()));
+                    self.push(Cell::Int(value.into()), here)?;
                 }
                 op::LONG1 => {
                     let &len = input.get(at).ok_or(cut)?;
                     at += 1;
                     let bytes = take_slice(input, &mut at, len.into())?;
-                    self.stack.push(Cell::Int(long(bytes)));
+                    self.push(Cell::Int(long(bytes)), here)?;
                 }
                 op::LONG4 => {
                     let len = i32::from_le_bytes(take(input, &mut at)?);
@@ -180,15 +185,15 @@ impl Pickle {
                         at: here,
                     })?;
                     let bytes = take_slice(input, &mut at, len)?;
-                    self.stack.push(Cell::Int(long(bytes)));
+                    self.push(Cell::Int(long(bytes)), here)?;
                 }
                 op::BINFLOAT => {
                     let value = f64::from_be_bytes(take(input, &mut at)?);
-                    self.stack.push(Cell::Float(value));
+                    self.push(Cell::Float(value), here)?;
                 }
-                op::NONE => self.stack.push(Cell::None),
-                op::NEWTRUE => self.stack.push(Cell::Bool(true)),
-                op::NEWFALSE => self.stack.push(Cell::Bool(false)),
+                op::NONE => self.push(Cell::None, here)?,
+                op::NEWTRUE => self.push(Cell::Bool(true), here)?,
+                op::NEWFALSE => self.push(Cell::Bool(false), here)?,
                 op::BINUNICODE => {
                     let len = u32::from_le_bytes(take(input, &mut at)?);
                     self.text(input, &mut at, len as usize)?;
@@ -204,12 +209,12 @@ impl Pickle {
                     self.text(input, &mut at, len)?;
                 }
                 op::EMPTY_LIST | op::EMPTY_TUPLE => {
-                    let list = Cell::List(self.container(0));
-                    self.stack.push(list);
+                    let list = Cell::List(self.container(0, here)?);
+                    self.push(list, here)?;
                 }
                 op::EMPTY_DICT => {
-                    let dict = Cell::Dict(self.container(0));
-                    self.stack.push(dict);
+                    let dict = Cell::Dict(self.container(0, here)?);
+                    self.push(dict, here)?;
                 }
                 op::APPENDS => {
                     let from = self.marked(here)?;
@@ -229,19 +234,19 @@ impl Pickle {
                 }
                 op::TUPLE => {
                     let from = self.marked(here)?;
-                    self.tuple(from);
+                    self.tuple(from, here)?;
                 }
                 op::TUPLE1 => {
                     let from = self.below(1, here)?;
-                    self.tuple(from);
+                    self.tuple(from, here)?;
                 }
                 op::TUPLE2 => {
                     let from = self.below(2, here)?;
-                    self.tuple(from);
+                    self.tuple(from, here)?;
                 }
                 op::TUPLE3 => {
                     let from = self.below(3, here)?;
-                    self.tuple(from);
+                    self.tuple(from, here)?;
                 }
                 op::PROTO => {
                     let &version = input.get(at).ok_or(cut)?;
@@ -271,29 +276,42 @@ impl Pickle {
                     });
                 }
             }
-            if self.stack.len() + self.items.len() + self.containers.len() > MAX_CELLS {
-                return Err(Fault::TooLarge { at: here });
-            }
         }
+    }
+
+    #[inline]
+    fn push(&mut self, cell: Cell, at: usize) -> Result<(), Fault> {
+        if self.stack.len() == self.stack.capacity() {
+            self.check_size(at)?;
+        }
+        self.stack.push(cell);
+        Ok(())
+    }
+
+    /// Called before a table grows, which is seldom: each growth doubles it.
+    #[cold]
+    fn check_size(&self, at: usize) -> Result<(), Fault> {
+        let cells = self.stack.len() + self.items.len() + self.memo.len() + self.marks.len();
+        if cells + self.containers.len() + self.chunks.len() > MAX_CELLS {
+            return Err(Fault::TooLarge { at });
+        }
+        Ok(())
     }
 
     fn text(&mut self, input: &[u8], at: &mut usize, len: usize) -> Result<(), Fault> {
         let start = *at;
         take_slice(input, at, len)?;
         // The caller admits no input of 4 GiB or more, so both fit.
-        self.stack.push(Cell::Text(Span {
+        let span = Span {
             start: start as u32,
             len: len as u32,
-        }));
-        Ok(())
+        };
+        self.push(Cell::Text(span), start)
     }
 
     fn recall(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
         match self.memo.get(slot) {
-            Some(&cell) if cell != Cell::Unset => {
-                self.stack.push(cell);
-                Ok(())
-            }
+            Some(&cell) if !matches!(cell, Cell::Unset) => self.push(cell, at),
             _ => Err(Fault::Damaged {
                 what: "a memo number that was never given",
                 at,
@@ -306,6 +324,13 @@ impl Pickle {
             what: "nothing to remember",
             at,
         })?;
+        if slot == self.memo.len() {
+            if slot == self.memo.capacity() {
+                self.check_size(at)?;
+            }
+            self.memo.push(cell);
+            return Ok(());
+        }
         // Every number costs at least two bytes of input, so an honest one is below the position.
         if slot > at {
             return Err(Fault::Damaged {
@@ -313,7 +338,8 @@ impl Pickle {
                 at,
             });
         }
-        if slot >= self.memo.len() {
+        if slot > self.memo.len() {
+            self.check_size(at)?;
             self.memo.resize(slot + 1, Cell::Unset);
         }
         self.memo[slot] = cell;
@@ -342,7 +368,10 @@ impl Pickle {
     }
 
     /// A new container, holding the last `len` items.
-    fn container(&mut self, len: usize) -> u32 {
+    fn container(&mut self, len: usize, at: usize) -> Result<u32, Fault> {
+        if self.containers.len() == self.containers.capacity() {
+            self.check_size(at)?;
+        }
         let id = self.containers.len() as u32;
         self.containers.push(Container {
             first: Chunk {
@@ -352,15 +381,18 @@ impl Pickle {
             },
             last: END,
         });
-        id
+        Ok(id)
     }
 
-    fn tuple(&mut self, from: usize) {
+    fn tuple(&mut self, from: usize, at: usize) -> Result<(), Fault> {
         let len = self.stack.len() - from;
+        if self.items.len() + len > self.items.capacity() {
+            self.check_size(at)?;
+        }
         self.items.extend_from_slice(&self.stack[from..]);
         self.stack.truncate(from);
-        let tuple = Cell::List(self.container(len));
-        self.stack.push(tuple);
+        let tuple = Cell::List(self.container(len, at)?);
+        self.push(tuple, at)
     }
 
     /// Moves the values from `from` on into the container below them.
@@ -378,6 +410,9 @@ impl Pickle {
                 });
             }
         };
+        if self.items.len() + len > self.items.capacity() {
+            self.check_size(at)?;
+        }
         self.append(id, from, len);
         self.stack.truncate(from);
         Ok(())

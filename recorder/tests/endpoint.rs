@@ -7,8 +7,8 @@ mod child;
 use child::Child;
 use rcomm_recorder::model::{DType, EntryState, OpType, ProcessGroupInfo};
 use rcomm_recorder::publish::{
-    Endpoint, EndpointAddress, EndpointClient, EndpointToken, Listen, MOST_CONNECTIONS,
-    PeerEndpoint,
+    Dump, Endpoint, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken, Listen,
+    MOST_CONNECTIONS, PeerEndpoint,
 };
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
@@ -140,6 +140,71 @@ fn later_looks_bring_what_changed_and_a_foreign_number_brings_all() {
     for foreign in [Some(0), earlier_process, Some(u64::MAX)] {
         let (all, partial, _) = ids(foreign);
         assert_eq!((all, partial), (vec![1, 2, 3, 4], false));
+    }
+}
+
+/// The entries with what their indices stand for.
+fn resolved(dump: &Dump) -> Vec<String> {
+    let entries = dump.entries.iter().map(|entry| {
+        let group = &dump.groups[entry.group as usize];
+        let signature = &dump.signatures[entry.signature as usize];
+        let thread = entry.thread.map(|thread| &dump.threads[thread as usize]);
+        let frames = entry.stack.map(|stack| {
+            let frames = dump.stacks[stack as usize].iter();
+            frames
+                .map(|&frame| &dump.frames[frame as usize])
+                .collect::<Vec<_>>()
+        });
+        let mut own = entry.clone();
+        (own.group, own.signature, own.stack, own.thread) = (0, 0, None, None);
+        format!("{own:?} {group:?} {signature:?} {thread:?} {frames:?}")
+    });
+    entries.collect()
+}
+
+#[test]
+fn follower_has_the_same_record_as_one_who_asks_for_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recorder, world) = recorder(directory.path());
+    let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
+    let mut follower = EndpointFollower::new(client(&endpoint));
+    let mut open = Vec::new();
+    let mut group = world;
+    for round in 0..40_u64 {
+        if round % 16 == 7 {
+            let info = ProcessGroupInfo {
+                id: 1 + round as u32,
+                name: round.to_string(),
+                desc: "undefined".to_owned(),
+                ranks: vec![1, 0],
+            };
+            group = recorder.add_group(&info, Duration::ZERO);
+        }
+        // From none to more than the ring holds.
+        for n in 0..round * 2 {
+            let key = SignatureKey {
+                backend: "cpu",
+                op_name: "all_to_all",
+                inputs: TENSOR,
+                outputs: TENSOR,
+            };
+            let splits = [round, n];
+            open.push(recorder.begin(&Operation {
+                collective_seq_id: n,
+                input_splits: &splits[..(n % 3) as usize],
+                call_site: (n % 2 == 0).then_some(std::panic::Location::caller()),
+                ..Operation::new(group, OpType::AllToAll, SignatureRef::Key(&key))
+            }));
+        }
+        for ticket in open.drain(..open.len() * 2 / 3) {
+            recorder.completed(ticket);
+        }
+        recorder.step(round.cast_signed());
+        assert_eq!(follower.poll(soon()).unwrap(), []);
+        let all = client(&endpoint).dump(None, soon()).unwrap().dump;
+        assert_eq!(resolved(follower.dump()), resolved(&all), "round {round}");
+        assert_eq!(follower.dump().status, all.status);
+        assert_eq!(follower.dump().groups, all.groups);
     }
 }
 

@@ -130,6 +130,8 @@ pub struct GroupAnswer {
 pub(super) const CHANGE_HEADER: &str = "rcomm-change";
 /// In the answer to `GET /dump?since=N`: N, if the answer holds only what changed since.
 pub(super) const SINCE_HEADER: &str = "rcomm-since";
+/// In the answer to `GET /dump`: how many operations the ring holds at most.
+pub(super) const ENTRIES_HEADER: &str = "rcomm-entries";
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,8 @@
 //! both. What comes back is limited in size and trusted in nothing.
 
 use super::answer::{
-    CHANGE_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer, SINCE_HEADER,
+    CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
+    SINCE_HEADER,
 };
 use super::{Dump, ReadProblem};
 use crate::error::{Error, Result};
@@ -33,6 +34,8 @@ pub struct DumpAnswer {
     pub change: Option<u64>,
     /// Whether the entries are only those that changed since the number that was asked with.
     pub partial: bool,
+    /// Operations that the ring holds at most.
+    pub entries: Option<u64>,
 }
 
 /// Asks one endpoint. Each call makes a connection and ends by its deadline.
@@ -80,6 +83,7 @@ impl EndpointClient {
             problems,
             change: answer.change,
             partial: answer.since.is_some() && answer.since == since,
+            entries: answer.entries,
         })
     }
 
@@ -158,6 +162,7 @@ struct Answer {
     body: Vec<u8>,
     change: Option<u64>,
     since: Option<u64>,
+    entries: Option<u64>,
 }
 
 struct Head {
@@ -182,6 +187,7 @@ impl Head {
                 body: Vec::new(),
                 change: field(CHANGE_HEADER),
                 since: field(SINCE_HEADER),
+                entries: field(ENTRIES_HEADER),
             },
         }
     }

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /status` | [`RankAnswer`], small: for polling |
-//! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the look |
+//! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the look, `rcomm-entries` says how many the ring holds |
 //! | `GET /dump?since=N` | what changed since look N; then header `rcomm-since` is there and says N |
 //! | `GET /peers` | a list of [`PeerEndpoint`]: where the other ranks answer |
 //!
@@ -13,8 +13,8 @@
 //! have no body. At most [`MOST_CONNECTIONS`] at a time, each for at most [`CONNECTION_TIME`].
 
 use super::answer::{
-    CHANGE_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer,
-    SINCE_HEADER,
+    CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
+    RankAnswer, SINCE_HEADER,
 };
 use crate::error::{Error, Result};
 use crate::record::FlightRecorder;
@@ -328,6 +328,7 @@ async fn dump(
     dump.identity.reason = "asked at its endpoint".to_owned();
     let mut headers = HeaderMap::new();
     headers.insert(CHANGE_HEADER, HeaderValue::from(look));
+    headers.insert(ENTRIES_HEADER, HeaderValue::from(served.recorder.entries()));
     if let Some(since) = since {
         headers.insert(SINCE_HEADER, HeaderValue::from(since));
     }

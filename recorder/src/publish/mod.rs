@@ -7,6 +7,7 @@ mod dump;
 mod dump_file;
 #[cfg(feature = "endpoint")]
 mod endpoint;
+mod follow;
 mod pickle;
 mod ring_reader;
 
@@ -17,4 +18,5 @@ pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, U
 pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
+pub use follow::EndpointFollower;
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

@@ -258,7 +258,7 @@ pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
     owner.exists().unwrap_or(true)
 }
 
-/// Removes a ring file if its lock is free, and its directory if that is then empty.
+/// Removes a ring file as [`remove`] does, if its lock is free.
 pub(crate) fn remove_if_dead(path: &Path) -> io::Result<bool> {
     let file = open(path)?;
     if !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -268,9 +268,10 @@ pub(crate) fn remove_if_dead(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes a ring file, and its directory if that is then empty.
+/// Removes a ring file and its owner's socket, and their directory if that is then empty.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)?;
+    let _ = fs::remove_file(path.with_extension("sock"));
     if let Some(directory) = path.parent() {
         let _ = fs::remove_dir(directory);
     }

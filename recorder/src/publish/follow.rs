@@ -1,0 +1,173 @@
+//! One rank's record, kept current by asking its endpoint for what changed.
+
+use super::{Dump, DumpAnswer, EndpointClient, ReadProblem, ThreadInfo};
+use crate::error::Result;
+use crate::model::{Entry, Frame, GroupId, Signature, Stack};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::Instant;
+
+/// Follows one endpoint. The first answer is the whole record, later ones what changed since.
+#[derive(Debug)]
+pub struct EndpointFollower {
+    client: EndpointClient,
+    change: Option<u64>,
+    record: Record,
+}
+
+impl EndpointFollower {
+    /// Follows the endpoint that this client asks.
+    pub fn new(client: EndpointClient) -> Self {
+        Self {
+            client,
+            change: None,
+            record: Record::default(),
+        }
+    }
+
+    /// The endpoint's client.
+    pub fn client(&self) -> &EndpointClient {
+        &self.client
+    }
+
+    /// Asks once, and tells what was lost in reading the answer. Ends by the deadline.
+    ///
+    /// After an error the record is as it was, and the next call asks for what changed since then.
+    pub fn poll(&mut self, deadline: Instant) -> Result<Vec<ReadProblem>> {
+        let answer = self.client.dump(self.change, deadline)?;
+        let DumpAnswer {
+            dump,
+            problems,
+            change,
+            partial,
+            entries,
+        } = answer;
+        // What could not be read is not to be missed for ever: then all is asked for again.
+        self.change = change.filter(|_| problems.is_empty());
+        if partial {
+            self.record.take_in(dump, entries);
+            if self.record.is_overgrown() {
+                self.change = None;
+            }
+        } else {
+            self.record = Record::of(dump);
+        }
+        Ok(problems)
+    }
+
+    /// The record as of the last answer; empty before the first.
+    pub fn dump(&self) -> &Dump {
+        &self.record.dump
+    }
+}
+
+/// A dump, with its tables also by value.
+#[derive(Debug, Default)]
+struct Record {
+    dump: Dump,
+    signatures: HashMap<Signature, u32>,
+    frames: HashMap<Frame, u32>,
+    stacks: HashMap<Stack, u32>,
+    threads: HashMap<ThreadInfo, u32>,
+}
+
+impl Record {
+    fn of(dump: Dump) -> Self {
+        Self {
+            signatures: by_value(&dump.signatures),
+            frames: by_value(&dump.frames),
+            stacks: by_value(&dump.stacks),
+            threads: by_value(&dump.threads),
+            dump,
+        }
+    }
+
+    /// Takes in what changed; of the entries, keeps as many record ids as the ring does.
+    fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
+        let Dump {
+            version,
+            recorder,
+            identity,
+            status,
+            comm_lib_version,
+            groups,
+            signatures,
+            frames,
+            stacks,
+            threads,
+            entries,
+            nccl_comm_state,
+        } = newer;
+        let dump = &mut self.dump;
+        (dump.version, dump.recorder) = (version, recorder);
+        (dump.identity, dump.status) = (identity, status);
+        (dump.comm_lib_version, dump.nccl_comm_state) = (comm_lib_version, nccl_comm_state);
+        let mut known: HashMap<GroupId, u32> = (0..)
+            .zip(&dump.groups)
+            .map(|(index, group)| (group.info.id, index))
+            .collect();
+        let mut group_at = Vec::new();
+        for group in groups {
+            let at = *known
+                .entry(group.info.id)
+                .or_insert(dump.groups.len() as u32);
+            match dump.groups.get_mut(at as usize) {
+                Some(old) => *old = group,
+                None => dump.groups.push(group),
+            }
+            group_at.push(at);
+        }
+        let signature_at = merge(&mut dump.signatures, &mut self.signatures, signatures);
+        let frame_at = merge(&mut dump.frames, &mut self.frames, frames);
+        let stacks = stacks.into_iter().map(|stack| {
+            let frames = stack.into_iter().map(|frame| frame_at[frame as usize]);
+            frames.collect()
+        });
+        let stack_at = merge(&mut dump.stacks, &mut self.stacks, stacks);
+        let thread_at = merge(&mut dump.threads, &mut self.threads, threads);
+        for entry in entries {
+            let entry = Entry {
+                group: group_at[entry.group as usize],
+                signature: signature_at[entry.signature as usize],
+                stack: entry.stack.map(|stack| stack_at[stack as usize]),
+                thread: entry.thread.map(|thread| thread_at[thread as usize]),
+                ..entry
+            };
+            let id = entry.record_id;
+            match dump.entries.binary_search_by_key(&id, |old| old.record_id) {
+                Ok(at) => dump.entries[at] = entry,
+                Err(at) => dump.entries.insert(at, entry),
+            }
+        }
+        let newest = dump.entries.last().map_or(0, |entry| entry.record_id);
+        if let Some(ring_entries) = ring_entries {
+            let oldest = newest.saturating_sub(ring_entries);
+            let gone = dump.entries.partition_point(|e| e.record_id <= oldest);
+            dump.entries.drain(..gone);
+        }
+    }
+
+    /// Whether most of the tables is of entries that are gone.
+    fn is_overgrown(&self) -> bool {
+        self.dump.signatures.len() > 1_024 + 2 * self.dump.entries.len()
+    }
+}
+
+fn by_value<T: Clone + Eq + Hash>(table: &[T]) -> HashMap<T, u32> {
+    table.iter().cloned().zip(0..).collect()
+}
+
+/// Adds what is new to a table, and tells where each value stands in it.
+fn merge<T: Clone + Eq + Hash>(
+    table: &mut Vec<T>,
+    known: &mut HashMap<T, u32>,
+    values: impl IntoIterator<Item = T>,
+) -> Vec<u32> {
+    let place = |value: T| {
+        *known.entry(value).or_insert_with_key(|value| {
+            table.push(value.clone());
+            (table.len() - 1) as u32
+        })
+    };
+    values.into_iter().map(place).collect()
+}

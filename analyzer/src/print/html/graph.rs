@@ -200,7 +200,7 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
             Text(&node.text),
             x + 10,
             y + 20,
-            Text(&cut(&node.title, BOX_CHARS - 4)),
+            Text(&cut(&node.title, BOX_CHARS - 7)),
             x + 10,
             y + 39,
             Text(&cut(&node.text, BOX_CHARS)),

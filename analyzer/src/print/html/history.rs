@@ -17,7 +17,8 @@ pub(super) struct History<'a> {
     /// Groups of findings first, then those with something in flight, then the largest.
     pub(super) groups: Vec<&'a GroupRef>,
     pub(super) groups_cut: usize,
-    /// Ascending; those at fault and those who wait for them are always among them.
+    /// Ascending; first those at fault, then the members of their group, then who else waits, as far as
+    /// there is room.
     pub(super) ranks: Vec<Rank>,
     pub(super) ranks_cut: usize,
     pub(super) culprits: BTreeSet<Rank>,
@@ -42,8 +43,15 @@ impl<'a> History<'a> {
         });
         let in_flight = report.in_flight.iter().map(|instance| &instance.group);
         let all = report.groups.iter().map(|group| &group.group);
+        // A group that only sends and receives has no row of collectives to show.
+        let without: BTreeSet<&GroupRef> = report
+            .groups
+            .iter()
+            .filter(|known| known.last_seq.is_none())
+            .map(|known| &known.group)
+            .collect();
         for group in of_findings.chain(in_flight).chain(all) {
-            if !groups.contains(&group) {
+            if !groups.contains(&group) && !without.contains(group) {
                 groups.push(group);
             }
         }
@@ -57,8 +65,11 @@ impl<'a> History<'a> {
             .collect();
         let read: BTreeSet<Rank> = dumps.iter().map(|&(rank, _)| rank).collect();
         let mut chosen: BTreeSet<Rank> = BTreeSet::new();
+        let peers = loud()
+            .filter_map(|finding| finding.group.as_ref())
+            .flat_map(|group| group.ranks.iter());
         let victims = loud().flat_map(|finding| finding.victim_ranks.iter());
-        let order = culprits.iter().chain(victims).chain(&read);
+        let order = culprits.iter().chain(peers).chain(victims).chain(&read);
         for &rank in order.filter(|rank| read.contains(rank)) {
             if chosen.len() == MAX_RANKS {
                 break;

@@ -30,6 +30,7 @@ pub mod print;
 mod program_order;
 mod provenance;
 mod record;
+pub mod recording;
 mod report;
 mod signature;
 pub mod simulate;

@@ -111,6 +111,31 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Nothing seen, from no source.
+    pub fn empty(at: Moment) -> Self {
+        let report = Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Inconclusive,
+            findings: vec![],
+            problems: vec![],
+            input: crate::report::Input::default(),
+            groups: vec![],
+            ranks: vec![],
+            in_flight: vec![],
+            waits: vec![],
+            stacks: vec![],
+        };
+        Self {
+            number: 0,
+            at,
+            report: Arc::new(report),
+            ranks: Arc::from([]),
+            sources: vec![],
+            job: String::new(),
+            cost: Duration::ZERO,
+        }
+    }
+
     /// One rank.
     pub fn rank(&self, rank: Rank) -> Option<&RankView> {
         let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
@@ -139,6 +164,9 @@ struct Slot {
     liveness: Liveness,
     answered: Option<Duration>,
     failure: Option<Arc<str>>,
+    /// Heartbeat and time of looks that found nothing else new; taken into the record when it is
+    /// judged next.
+    signs: (i64, i64),
 }
 
 /// See the module.
@@ -210,6 +238,9 @@ impl Live {
         feed.answered = Some(at.elapsed);
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
+        if poll.restart {
+            self.slots.retain(|&(_, of, _), _| of != source);
+        }
         let records = self.slots.len().max(known).max(1);
         let keep = (self.options.entry_budget / records).clamp(64, 1 << 20);
         for observation in poll.observations {
@@ -224,6 +255,7 @@ impl Live {
             liveness: Liveness::Unknown,
             answered: None,
             failure: None,
+            signs: (0, 0),
         });
         self.changed |= slot.liveness != observation.liveness;
         slot.liveness = observation.liveness;
@@ -235,10 +267,14 @@ impl Live {
                 }
                 return;
             }
-            Seen::Unchanged => {}
+            Seen::Unchanged {
+                heartbeat_ns,
+                as_of_ns,
+            } => slot.signs = (heartbeat_ns, as_of_ns),
             Seen::Changed(mut dump) => {
                 trim(&mut dump, keep);
                 slot.dump = Some(Arc::from(dump));
+                slot.signs = (0, 0);
                 self.changed = true;
             }
         }
@@ -291,6 +327,7 @@ impl Live {
             .filter_map(|feed| feed.world_size)
             .chain(self.options.policy.world_size)
             .max();
+        self.take_signs();
         let ranks = self.views(at, world);
         // What a silent rank last wrote is old: judged with the others' new records it would be
         // accused of what it may have done since.
@@ -312,7 +349,7 @@ impl Live {
         let cost = began.elapsed();
         self.due = policy
             .snapshot
-            .then(|| self.next_due(&report, at, cost))
+            .then(|| self.next_due(&dumps, at, cost))
             .flatten();
         let sources = self.sources.iter().map(|feed| SourceStatus {
             silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
@@ -333,24 +370,38 @@ impl Live {
         })
     }
 
-    /// Ages go into sentences, so a report with something pending is renewed: when the oldest
-    /// operation becomes overdue, and else every few seconds, at most one fiftieth of the time.
-    fn next_due(&self, report: &Report, at: Moment, cost: Duration) -> Option<Duration> {
-        let oldest = report
-            .in_flight
-            .iter()
-            .filter_map(|instance| instance.age_ms)
-            .fold(f64::NAN, f64::max);
-        if report.in_flight.is_empty() {
-            return None;
+    /// Signs of life since a record last changed go into the record: a heartbeat that is only not
+    /// looked at would seem to have stopped.
+    fn take_signs(&mut self) {
+        for slot in self.slots.values_mut() {
+            let (heartbeat, as_of) = std::mem::take(&mut slot.signs);
+            if let Some(dump) = slot.dump.as_mut().filter(|_| (heartbeat, as_of) != (0, 0)) {
+                let dump = Arc::make_mut(dump);
+                dump.identity.dump_time_ns = dump.identity.dump_time_ns.max(as_of);
+                if let Some(status) = &mut dump.status {
+                    status.heartbeat_ns = status.heartbeat_ns.max(heartbeat);
+                }
+            }
         }
-        let pause = Duration::from_secs(5).max(cost * 50);
-        let overdue = self.options.policy.overdue.as_secs_f64();
-        let left = overdue - oldest / 1e3;
-        let soon = (left > 0.0)
-            .then(|| Duration::try_from_secs_f64(left + 0.001).ok())
-            .flatten();
-        Some(at.elapsed + soon.map_or(pause, |soon| soon.min(pause)))
+    }
+
+    /// When to judge again although nothing changes: when the oldest operation that is still young
+    /// becomes overdue, and, since ages go into sentences, every few seconds while anything is pending;
+    /// at most a fiftieth of the time.
+    fn next_due(&self, dumps: &[Arc<Dump>], at: Moment, cost: Duration) -> Option<Duration> {
+        let overdue = i64::try_from(self.options.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
+        let mut pause = None;
+        for entry in dumps.iter().flat_map(|dump| &dump.entries) {
+            if entry.state >= EntryState::Completed || entry.retired {
+                continue;
+            }
+            let pause = pause.get_or_insert(Duration::from_secs(5).max(cost * 50));
+            let left = overdue.saturating_sub(at.wall_ns.saturating_sub(entry.time_created_ns));
+            if let Ok(left @ 1..) = u64::try_from(left) {
+                *pause = Duration::from_nanos(left).min(*pause);
+            }
+        }
+        pause.map(|pause| at.elapsed + pause)
     }
 
     fn views(&self, at: Moment, world: Option<u32>) -> Arc<[RankView]> {
@@ -578,7 +629,10 @@ mod tests {
                 rank,
                 part: 0,
                 liveness: Liveness::Alive,
-                seen: Seen::Unchanged,
+                seen: Seen::Unchanged {
+                    heartbeat_ns: 0,
+                    as_of_ns: 0,
+                },
             })
             .collect();
         Ok(Poll {

@@ -128,6 +128,12 @@ impl Simulation {
         self
     }
 
+    /// The same job, begun at another time.
+    pub fn begun_at(mut self, start_ns: i64) -> Self {
+        self.start_ns = start_ns;
+        self
+    }
+
     /// Ranks of the job.
     pub fn ranks(&self) -> u32 {
         self.ranks

@@ -3,8 +3,12 @@
 //! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
+mod files;
+mod rings;
 mod simulated;
 
+pub use files::FileSource;
+pub use rings::RingSource;
 pub use simulated::SimulatedSource;
 
 use crate::report::Problem;
@@ -43,6 +47,8 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// Ranks of the job, where the source knows better than the records.
     pub world_size: Option<u32>,
+    /// What this source showed before belongs to another job: it is to be forgotten.
+    pub restart: bool,
 }
 
 /// One rank, looked at once.
@@ -63,8 +69,13 @@ pub struct Observation {
 pub enum Seen {
     /// The record, changed since the last look.
     Changed(Box<Dump>),
-    /// Nothing was written since the last look.
-    Unchanged,
+    /// Nothing was written since the last look but a sign of life.
+    Unchanged {
+        /// When the rank's watchdog last made a round, wall clock, ns since the epoch; 0 if unknown.
+        heartbeat_ns: i64,
+        /// When it was looked at, wall clock, ns since the epoch; 0 if unknown.
+        as_of_ns: i64,
+    },
     /// No answer, with the reason in words.
     Failed(String),
 }

@@ -54,7 +54,10 @@ impl Source for SimulatedSource {
                     part: 0,
                     liveness: Liveness::Alive,
                     seen: if same {
-                        Seen::Unchanged
+                        Seen::Unchanged {
+                            heartbeat_ns: now,
+                            as_of_ns: now,
+                        }
                     } else {
                         Seen::Changed(Box::new(dump))
                     },
@@ -63,8 +66,8 @@ impl Source for SimulatedSource {
             .collect();
         Ok(Poll {
             observations,
-            problems: vec![],
             world_size: Some(self.simulation.ranks()),
+            ..Poll::default()
         })
     }
 }

@@ -1,0 +1,320 @@
+//! The rings of one job on this node. No process of the job has to answer: frozen and dead ones are
+//! read as well as running ones.
+
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use crate::finding::Code;
+use crate::report::Problem;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, RingListing, RingReader, list_rings};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often new rings are looked for: ranks that join, attempts that start.
+const LISTING: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct RingSource {
+    directory: PathBuf,
+    wanted: Option<String>,
+    job: Option<String>,
+    rings: BTreeMap<Rank, Ring>,
+    listed: Option<Instant>,
+    problems: Vec<Problem>,
+}
+
+/// One rank's ring, and what it held at the last look.
+struct Ring {
+    reader: RingReader,
+    attempt: u32,
+    created_ns: i64,
+    last: Option<Dump>,
+}
+
+impl RingSource {
+    /// The rings below `directory`: those of `job`, or of the newest job where none is named.
+    pub fn new(directory: PathBuf, job: Option<String>) -> Self {
+        Self {
+            directory,
+            wanted: job,
+            job: None,
+            rings: BTreeMap::new(),
+            listed: None,
+            problems: vec![],
+        }
+    }
+
+    /// Looks for rings; true if another job than before is shown from now on.
+    fn list(&mut self) -> Result<bool, SourceError> {
+        let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
+            place: self.directory.display().to_string(),
+            reason: error.to_string(),
+        })?;
+        self.listed = Some(Instant::now());
+        self.problems.clear();
+        let mut found: BTreeMap<String, Vec<(PathBuf, Rank, u32, i64)>> = BTreeMap::new();
+        // The newest job is the one whose newest live ring is newest; dead ones count only among
+        // themselves.
+        let mut newest: Option<(bool, i64, String)> = None;
+        for RingListing { path, ring } in listing {
+            let summary = match ring {
+                Ok(summary) => summary,
+                Err(error) => {
+                    self.problems.push(Problem {
+                        code: Code::N301,
+                        path: path.display().to_string(),
+                        sentence: error.to_string(),
+                    });
+                    continue;
+                }
+            };
+            let job = summary.identity.job.clone();
+            let Some(rank) = summary.identity.rank else {
+                continue;
+            };
+            let age = (summary.alive, summary.created_ns, job.clone());
+            newest = newest.max(Some(age));
+            let ring = (path, rank, summary.identity.attempt, summary.created_ns);
+            found.entry(job).or_default().push(ring);
+        }
+        let newest = newest.map(|(_, _, job)| job);
+        let Some(job) = self
+            .wanted
+            .clone()
+            .or(newest)
+            .filter(|job| found.contains_key(job))
+        else {
+            // A job whose rings were removed at its end is still shown as it was.
+            if self.rings.is_empty() {
+                return Err(self.nothing(&found.into_keys().collect::<Vec<_>>()));
+            }
+            return Ok(false);
+        };
+        let other = self.job.as_ref().is_some_and(|known| *known != job);
+        if other {
+            self.rings.clear();
+        }
+        for (path, rank, attempt, created_ns) in found.remove(&job).unwrap_or_default() {
+            let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
+            if self.rings.get(&rank).is_none_or(newer) {
+                self.attach(path, rank, attempt, created_ns);
+            }
+        }
+        self.job = Some(job);
+        Ok(other)
+    }
+
+    fn attach(&mut self, path: PathBuf, rank: Rank, attempt: u32, created_ns: i64) {
+        match RingReader::attach(&path) {
+            Ok(reader) => {
+                let ring = Ring {
+                    reader,
+                    attempt,
+                    created_ns,
+                    last: None,
+                };
+                self.rings.insert(rank, ring);
+            }
+            Err(error) => self.problems.push(Problem {
+                code: Code::N301,
+                path: path.display().to_string(),
+                sentence: error.to_string(),
+            }),
+        }
+    }
+
+    fn nothing(&self, jobs: &[String]) -> SourceError {
+        let place = self.directory.display();
+        let what = match (&self.wanted, jobs) {
+            (Some(job), []) => format!("no ring of job `{job}` in {place}, nor of any other"),
+            (Some(job), jobs) => {
+                format!(
+                    "no ring of job `{job}` in {place}; there are: {}",
+                    jobs.join(", ")
+                )
+            }
+            (None, _) => format!("no ring of any job in {place}"),
+        };
+        SourceError::Nothing {
+            what,
+            hint: "start a job on this node, name its directory with --ring-dir, or look at dumps \
+                   with `rcomm-top replay DIR`"
+                .into(),
+        }
+    }
+}
+
+impl Source for RingSource {
+    fn name(&self) -> String {
+        let place = self.directory.display();
+        match self.job.as_ref().or(self.wanted.as_ref()) {
+            Some(job) => format!("rings of job {job} in {place}"),
+            None => format!("rings of the newest job in {place}"),
+        }
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        let restart = if due || self.rings.is_empty() {
+            self.list()?
+        } else {
+            false
+        };
+        let mut world_size = None;
+        let observations = self.rings.iter_mut().map(|(&rank, ring)| {
+            let seen = if Instant::now() > deadline {
+                Seen::Failed("was not reached in time".into())
+            } else {
+                ring.look()
+            };
+            world_size = world_size.max(ring.last.as_ref().and_then(|d| d.identity.world_size));
+            Observation {
+                rank,
+                part: 0,
+                liveness: ring.liveness(),
+                seen,
+            }
+        });
+        let observations = observations.collect();
+        Ok(Poll {
+            observations,
+            problems: self.problems.clone(),
+            world_size,
+            restart,
+        })
+    }
+}
+
+impl Ring {
+    fn liveness(&self) -> Liveness {
+        if self.reader.is_alive() {
+            Liveness::Alive
+        } else {
+            Liveness::Dead
+        }
+    }
+
+    fn look(&mut self) -> Seen {
+        let mut dump = self.reader.snapshot();
+        if self.reader.is_closed() {
+            dump.identity.reason = "ring closed in order".into();
+        }
+        let same = self.last.as_ref().is_some_and(|last| is_same(last, &dump));
+        let (heartbeat_ns, as_of_ns) = (
+            dump.status.as_ref().map_or(0, |status| status.heartbeat_ns),
+            dump.identity.dump_time_ns,
+        );
+        if same {
+            return Seen::Unchanged {
+                heartbeat_ns,
+                as_of_ns,
+            };
+        }
+        self.last = Some(dump.clone());
+        Seen::Changed(Box::new(dump))
+    }
+}
+
+/// Whether nothing was written but the heartbeat.
+fn is_same(last: &Dump, dump: &Dump) -> bool {
+    let told = |dump: &Dump| {
+        let status = dump.status.as_ref();
+        status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped))
+    };
+    last.entries == dump.entries
+        && last.groups == dump.groups
+        && last.identity.reason == dump.identity.reason
+        && told(last) == told(dump)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::{OpType, ProcessGroupInfo};
+    use rcomm_recorder::record::{
+        FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+    };
+
+    fn recorder(directory: &std::path::Path, job: &str, rank: Rank) -> FlightRecorder {
+        let mut config = RecorderConfig::new(job, rank, 2);
+        config.placement = Placement::Dir(directory.to_owned());
+        FlightRecorder::create(&config).expect("a ring in a fresh directory")
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn issue(recorder: &FlightRecorder, seq: u64) {
+        let info = ProcessGroupInfo {
+            id: 0,
+            name: "0".into(),
+            desc: "default_pg".into(),
+            ranks: vec![0, 1],
+        };
+        let group = recorder.add_group(&info, Duration::from_secs(60));
+        let signature = recorder.intern(&SignatureKey {
+            backend: "cpu",
+            op_name: "barrier",
+            ..SignatureKey::default()
+        });
+        let signature = SignatureRef::Id(signature.expect("room in a fresh table"));
+        let operation = Operation {
+            collective_seq_id: seq,
+            ..Operation::new(group, OpType::Barrier, signature)
+        };
+        recorder.begin(&operation);
+    }
+
+    #[test]
+    fn a_ring_is_read_and_its_changes_are_told_from_its_silence() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let recorder = recorder(directory.path(), "job", 1);
+        issue(&recorder, 1);
+        let mut source = RingSource::new(directory.path().to_owned(), None);
+        let poll = source.poll(soon()).expect("there is a ring");
+        assert_eq!(poll.world_size, Some(2));
+        let [observation] = poll.observations.as_slice() else {
+            panic!("one ring, {:?}", poll.observations);
+        };
+        assert_eq!(
+            (observation.rank, observation.liveness),
+            (1, Liveness::Alive)
+        );
+        assert!(matches!(&observation.seen, Seen::Changed(dump) if dump.entries.len() == 1));
+        let quiet = source.poll(soon()).expect("still there");
+        assert!(matches!(quiet.observations[0].seen, Seen::Unchanged { .. }));
+        issue(&recorder, 2);
+        let busy = source.poll(soon()).expect("still there");
+        assert!(matches!(&busy.observations[0].seen, Seen::Changed(d) if d.entries.len() == 2));
+    }
+
+    #[test]
+    fn without_a_ring_the_error_says_how_to_get_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("none");
+        let error = RingSource::new(place, None)
+            .poll(soon())
+            .expect_err("no ring");
+        assert!(error.to_string().contains("rcomm-top replay"), "{error}");
+        let _other = recorder(directory.path(), "other", 0);
+        let error = RingSource::new(directory.path().to_owned(), Some("mine".into()))
+            .poll(soon())
+            .expect_err("no ring of that job");
+        assert!(error.to_string().contains("there are: other"), "{error}");
+    }
+
+    #[test]
+    fn garbage_beside_a_ring_is_a_note_and_the_ring_is_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let recorder = recorder(directory.path(), "job", 0);
+        let ring = recorder.storage().path().expect("a file").to_owned();
+        let garbage = ring.with_file_name("1.0.ring");
+        std::fs::write(&garbage, vec![0xa5; 8192]).expect("writable");
+        let mut source = RingSource::new(directory.path().to_owned(), None);
+        let poll = source.poll(soon()).expect("there is a ring");
+        assert_eq!(poll.observations.len(), 1);
+        assert_eq!(poll.problems.len(), 1);
+        assert_eq!(poll.problems[0].code, Code::N301);
+    }
+}

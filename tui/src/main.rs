@@ -1,2 +1,23 @@
-//! See the crate description.
-fn main() {}
+//! `rcomm-top`: see the library of the same name.
+#![forbid(unsafe_code)]
+
+use clap::Parser as _;
+use rcomm_top::cli::Cli;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match rcomm_top::start::start(cli, |name| std::env::var(name).ok()) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            // The terminal is restored by now; standard error is all that is left to say it on.
+            let _ = complain(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn complain(error: &anyhow::Error) -> std::io::Result<()> {
+    use std::io::Write as _;
+    writeln!(std::io::stderr(), "rcomm-top: {error:#}")
+}

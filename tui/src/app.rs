@@ -1,0 +1,228 @@
+//! The loop: event → update → draw. A few threads, one channel.
+//!
+//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes
+//! files; sources and judgement have threads of their own ([`rcomm_analyzer::Watch`]). The main thread
+//! waits for none of them.
+
+use crate::event::{Command, Event};
+use crate::state::{State, update};
+use crate::terminal::{Guard, Mouse, give_back};
+use crate::{view, writer};
+use anyhow::Context as _;
+use ratatui::crossterm::clipboard::CopyToClipboard;
+use ratatui::crossterm::event as terminal;
+use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
+use ratatui::crossterm::execute;
+use rcomm_analyzer::Anchor;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::iterator::{Handle, Signals};
+use std::io::stdout;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Frames a second, at most ten.
+const FRAME: Duration = Duration::from_millis(100);
+
+/// Where events come from.
+pub struct Inbox {
+    sender: Sender<Event>,
+    receiver: Receiver<Event>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        let (sender, receiver) = channel();
+        Self { sender, receiver }
+    }
+}
+
+impl Inbox {
+    /// A way into it.
+    pub fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+}
+
+/// Shows `state` until the user has seen enough.
+///
+/// # Errors
+///
+/// If the terminal cannot be taken, or a thread cannot be started.
+pub fn run(mut state: State, inbox: &Inbox, anchor: Anchor, mouse: Mouse) -> anyhow::Result<()> {
+    restore_on_panic(inbox.sender());
+    let mut guard = Guard::enter(mouse).context("failed to take over the terminal")?;
+    let size = guard.terminal().size()?;
+    update(&mut state, Event::Resize(size.width, size.height));
+    let mut threads = Threads::start(inbox.sender())?;
+    let mut drawn: Option<Instant> = None;
+    loop {
+        let now = Instant::now();
+        // The first event after a while is drawn at once, a storm of them ten times a second.
+        let wait = match drawn {
+            _ if state.changed => drawn.map_or(Duration::ZERO, |at| FRAME.saturating_sub(now - at)),
+            _ => until_next_second(anchor),
+        };
+        let event = match inbox.receiver.recv_timeout(wait) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        update(&mut state, Event::Tick(anchor.moment()));
+        if let Some(command) = event.and_then(|event| update(&mut state, event)) {
+            match command {
+                Command::Quit => break,
+                Command::Suspend => {
+                    suspend(&mut guard, &threads.away)?;
+                    update(&mut state, Event::Resumed);
+                }
+                Command::Redraw => guard.clear()?,
+                Command::Copy(text) => {
+                    let done = copy(&text);
+                    update(&mut state, Event::Done(done));
+                }
+                command => match writer::start(&state, command, inbox.sender()) {
+                    Ok(writer) => threads.handles.push(writer),
+                    Err(error) => {
+                        update(&mut state, Event::Done(Err(error.to_string())));
+                    }
+                },
+            }
+        }
+        let due = drawn.is_none_or(|at| at.elapsed() >= FRAME);
+        if state.changed && due {
+            guard.terminal().draw(|frame| view::draw(&state, frame))?;
+            state.changed = false;
+            drawn = Some(Instant::now());
+        }
+    }
+    // The user sees the shell again before threads are waited for.
+    drop(guard);
+    drop(threads);
+    Ok(())
+}
+
+fn until_next_second(anchor: Anchor) -> Duration {
+    let wall = anchor.moment().wall_ns.rem_euclid(1_000_000_000);
+    Duration::from_nanos(1_000_000_000 - wall.unsigned_abs()).max(Duration::from_millis(1))
+}
+
+fn copy(text: &str) -> Result<String, String> {
+    execute!(stdout(), CopyToClipboard::to_clipboard_from(text))
+        .map(|()| "copied, if the terminal allows it (OSC 52)".to_owned())
+        .map_err(|error| format!("failed to copy: {error}"))
+}
+
+/// Leaves the terminal and stops this process until it is continued.
+fn suspend(guard: &mut Guard, away: &AtomicBool) -> anyhow::Result<()> {
+    away.store(true, Ordering::SeqCst);
+    guard.lend(|| {
+        let own = rustix::process::getpid();
+        // A stop that is refused means that we simply go on.
+        let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+    })?;
+    away.store(false, Ordering::SeqCst);
+    Ok(())
+}
+
+/// A panic on any thread restores the terminal before it is reported, and ends the program.
+fn restore_on_panic(sender: Sender<Event>) {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        give_back();
+        report(info);
+        // The loop is gone if it was the one that panicked.
+        let _ = sender.send(Event::Terminate);
+    }));
+}
+
+/// The threads of this program; stopped and joined when dropped, files written to their end.
+struct Threads {
+    stop: Arc<AtomicBool>,
+    away: Arc<AtomicBool>,
+    signals: Handle,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn start(sender: Sender<Event>) -> anyhow::Result<Self> {
+        let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGTSTP])
+            .context("failed to listen to signals")?;
+        let mut threads = Self {
+            stop: Arc::default(),
+            away: Arc::default(),
+            signals: signals.handle(),
+            handles: vec![],
+        };
+        let (stop, away, keys) = (threads.stop.clone(), threads.away.clone(), sender.clone());
+        threads.spawn("rcomm-top/keys", move || read_keys(&stop, &away, &keys))?;
+        threads.spawn("rcomm-top/signals", move || {
+            for signal in signals.forever() {
+                let event = match signal {
+                    SIGTSTP => Event::Suspend,
+                    _ => Event::Terminate,
+                };
+                if sender.send(event).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(threads)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+        let builder = std::thread::Builder::new().name(name.into());
+        let handle = builder.spawn(body);
+        self.handles
+            .push(handle.context("failed to start a thread")?);
+        Ok(())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.signals.close();
+        for handle in self.handles.drain(..) {
+            // A thread that panicked has said so on its own.
+            let _ = handle.join();
+        }
+    }
+}
+
+fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
+    /// How soon a stop is noticed.
+    const ROUND: Duration = Duration::from_millis(200);
+    while !stop.load(Ordering::SeqCst) {
+        if away.load(Ordering::SeqCst) {
+            std::thread::sleep(ROUND / 4);
+            continue;
+        }
+        match terminal::poll(ROUND) {
+            Ok(false) => continue,
+            Ok(true) => {}
+            // The terminal is gone.
+            Err(_) => {
+                let _ = sender.send(Event::Terminate);
+                return;
+            }
+        }
+        let event = match terminal::read() {
+            Ok(terminal::Event::Key(key)) if key.kind != KeyEventKind::Release => Event::Key(key),
+            Ok(terminal::Event::Resize(columns, rows)) => Event::Resize(columns, rows),
+            Ok(terminal::Event::Mouse(mouse)) => match mouse.kind {
+                MouseEventKind::ScrollUp => Event::Scroll(-3),
+                MouseEventKind::ScrollDown => Event::Scroll(3),
+                MouseEventKind::Down(MouseButton::Left) => Event::Click(mouse.column, mouse.row),
+                _ => continue,
+            },
+            Ok(_) => continue,
+            Err(_) => Event::Terminate,
+        };
+        if sender.send(event).is_err() {
+            return;
+        }
+    }
+}

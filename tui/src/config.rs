@@ -1,0 +1,157 @@
+//! The configuration file: `$XDG_CONFIG_HOME/rcomm/top.toml`.
+
+use crate::theme::{Depth, ThemeName};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What the file may say. Everything has a default; a word that is not known is an error.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Between two looks at a source: `1s`, `500ms`.
+    pub refresh: Option<String>,
+    /// The colours.
+    pub theme: Option<ThemeName>,
+    /// How many colours; the terminal is asked where nothing is said.
+    pub colours: Option<Depth>,
+    /// Characters of ASCII only.
+    pub ascii: Option<bool>,
+    /// Listen to the mouse.
+    pub mouse: Option<bool>,
+    /// Memory for recorded frames, MiB.
+    pub history_mib: Option<usize>,
+    /// From which age on a pending operation counts as stuck.
+    pub overdue: Option<String>,
+    /// From which silence on a rank counts as silent.
+    pub silent_after: Option<String>,
+    /// Keys of actions.
+    pub keys: BTreeMap<String, Vec<String>>,
+    /// Warnings by code.
+    pub warnings: BTreeMap<String, Warning>,
+    /// What may be done.
+    pub actions: Actions,
+}
+
+/// One code's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Warning {
+    /// Shown, or muted from the beginning.
+    pub enabled: bool,
+}
+
+impl Default for Warning {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
+/// What may be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Actions {
+    /// Actions that write.
+    pub allow: bool,
+}
+
+/// The file as `gen-config` prints it: every setting with its default, as a comment.
+pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
+# Every setting with its default. Options of the command line and RCOMM_TOP_* win over this file.
+
+# Between two looks at a source.
+#refresh = "1s"
+# dark, light or contrast.
+#theme = "dark"
+# none, 16, 256 or true. Without it the terminal is asked, and NO_COLOR is obeyed.
+#colours = "256"
+# Characters of ASCII only.
+#ascii = false
+# Listen to the mouse: wheel and clicks.
+#mouse = false
+# Memory for recorded frames, MiB.
+#history_mib = 256
+# From which age on a pending operation counts as stuck.
+#overdue = "5s"
+# From which silence on a rank counts as silent.
+#silent_after = "5s"
+
+# Keys of actions, by the names that this file gives below. A pair of keys is written "g g".
+[keys]
+"#;
+
+/// The whole of the default file.
+pub fn generated() -> String {
+    let mut text = DEFAULTS.to_owned();
+    for binding in crate::keys::BINDINGS {
+        let keys: Vec<String> = binding.keys.iter().map(|key| format!("{key:?}")).collect();
+        text.push_str(&format!("# {}\n", binding.help));
+        text.push_str(&format!("#{} = [{}]\n", binding.name, keys.join(", ")));
+    }
+    text.push_str("\n# Warnings can be muted by their code.\n");
+    text.push_str("#[warnings.W240]\n#enabled = false\n");
+    text.push_str(
+        "\n[actions]\n# Allow actions that write: the records of all ranks to a folder.\n",
+    );
+    text.push_str("#allow = false\n");
+    text
+}
+
+/// Where the file is looked for, given `XDG_CONFIG_HOME` and `HOME`.
+pub fn default_path(xdg: Option<&str>, home: Option<&str>) -> Option<PathBuf> {
+    let base = match xdg.filter(|path| !path.is_empty()) {
+        Some(path) => PathBuf::from(path),
+        None => Path::new(home?).join(".config"),
+    };
+    Some(base.join("rcomm").join("top.toml"))
+}
+
+impl Config {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and where.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Keymap;
+
+    #[test]
+    fn the_generated_file_is_read_as_the_defaults_and_so_is_what_it_comments_out() {
+        let text = generated();
+        assert_eq!(Config::parse(&text), Ok(Config::default()));
+        // A comment that begins without a space is a setting.
+        let active: String = text
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(setting) if !setting.starts_with(' ') => format!("{setting}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        let config = Config::parse(&active).expect("every setting is known");
+        assert_eq!(config.refresh.as_deref(), Some("1s"));
+        assert_eq!(config.keys.len(), crate::keys::BINDINGS.len());
+        assert!(Keymap::with(&config.keys).is_ok());
+    }
+
+    #[test]
+    fn a_word_that_is_not_known_is_named() {
+        let error = Config::parse("refrehs = \"1s\"").expect_err("misspelt");
+        assert!(error.contains("refrehs"), "{error}");
+    }
+
+    #[test]
+    fn the_place_follows_the_environment() {
+        let path = default_path(Some("/c"), Some("/h")).expect("given");
+        assert_eq!(path, Path::new("/c/rcomm/top.toml"));
+        let path = default_path(None, Some("/h")).expect("given");
+        assert_eq!(path, Path::new("/h/.config/rcomm/top.toml"));
+        assert_eq!(default_path(None, None), None);
+    }
+}

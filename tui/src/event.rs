@@ -1,0 +1,47 @@
+//! Everything that can happen, in one enum.
+
+use ratatui::crossterm::event::KeyEvent;
+use rcomm_analyzer::{Moment, Snapshot};
+use std::sync::Arc;
+
+/// Something happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A key was pressed.
+    Key(KeyEvent),
+    /// The mouse was pressed at this column and row of the terminal.
+    Click(u16, u16),
+    /// The wheel was turned by so many rows.
+    Scroll(isize),
+    /// The terminal has a new size: columns, rows.
+    Resize(u16, u16),
+    /// Time went by.
+    Tick(Moment),
+    /// The job was judged anew.
+    Observed(Arc<Snapshot>),
+    /// Somebody asks the program to end.
+    Terminate,
+    /// Somebody asks the program to go to the background.
+    Suspend,
+    /// The program comes back to the foreground: draw everything again.
+    Resumed,
+    /// A command is done; what to tell the user.
+    Done(Result<String, String>),
+}
+
+/// What the state asks the outside to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// End.
+    Quit,
+    /// Go to the background.
+    Suspend,
+    /// Clear the terminal and draw everything.
+    Redraw,
+    /// Put text on the clipboard.
+    Copy(String),
+    /// Write something to a file.
+    Export(crate::state::command::Format, std::path::PathBuf),
+    /// Write every rank's record to a folder.
+    WriteRecords(std::path::PathBuf),
+}

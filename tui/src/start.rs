@@ -1,0 +1,362 @@
+//! From the command line to a screen, or to a line for a script.
+
+use crate::app::{self, Inbox};
+use crate::cli::{self, Cli, What};
+use crate::config::{self, Config};
+use crate::event::Event;
+use crate::keys::Keymap;
+use crate::state::{Options, State, update};
+use crate::terminal::Mouse;
+use crate::text;
+use crate::theme::{Depth, Theme};
+use crate::view;
+use anyhow::{Context as _, bail};
+use clap::CommandFactory as _;
+use rcomm_analyzer::filter::Filter;
+use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
+use rcomm_analyzer::simulate::Simulation;
+use rcomm_analyzer::source::{FileSource, RingSource, SimulatedSource};
+use rcomm_analyzer::{
+    Anchor, Code, Live, LiveOptions, Pace, Snapshot, Source, Watch, analyze, print,
+};
+use rcomm_recorder::record::default_directory;
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Does what the command line says; returns the status to exit with.
+///
+/// # Errors
+///
+/// Wrong usage, no terminal, an unreadable configuration: status 2.
+pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
+    let mut out = io::stdout().lock();
+    match &cli.command {
+        Some(What::GenConfig) => {
+            out.write_all(config::generated().as_bytes())?;
+            return Ok(0);
+        }
+        Some(What::Completions { shell }) => {
+            clap_complete::generate(*shell, &mut Cli::command(), "rcomm-top", &mut out);
+            return Ok(0);
+        }
+        _ => drop(out),
+    }
+    let config = read_config(&cli, &env)?;
+    let anchor = Anchor::now();
+    let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
+    if !cli.view.once && !cli.view.json && !terminal {
+        bail!("rcomm-top draws on a terminal; in a script use --once or --json");
+    }
+    match recording(&cli)? {
+        Some((reader, name)) => replay(&cli, &config, &env, reader, name, anchor),
+        None => look(&cli, &config, &env, anchor),
+    }
+}
+
+/// The recording that is to be replayed, if it is one.
+fn recording(cli: &Cli) -> anyhow::Result<Option<(RecordingReader, String)>> {
+    let Some(What::Replay { paths, .. }) = &cli.command else {
+        return Ok(None);
+    };
+    let [path] = paths.as_slice() else {
+        return Ok(None);
+    };
+    let name = path.display().to_string();
+    let reader = RecordingReader::open(path).with_context(|| format!("failed to read {name}"))?;
+    Ok(reader.map(|reader| (reader, name)))
+}
+
+/// Every frame of a recording, judged as it was seen.
+fn replay(
+    cli: &Cli,
+    config: &Config,
+    env: &impl Fn(&str) -> Option<String>,
+    mut reader: RecordingReader,
+    name: String,
+    anchor: Anchor,
+) -> anyhow::Result<u8> {
+    let mut live = live(
+        cli,
+        config,
+        vec![format!("recording {name}")],
+        Judged::Running,
+    )?;
+    let mut state = state(cli, config, env, true, anchor)?;
+    let mut last = None;
+    loop {
+        match reader.next_frame() {
+            Ok(Some((at, poll))) => {
+                live.observe(0, Ok(poll), at);
+                if let Some(snapshot) = live.refresh(at) {
+                    let snapshot = Arc::new(snapshot);
+                    update(&mut state, Event::Observed(snapshot.clone()));
+                    last = Some(snapshot);
+                }
+            }
+            Ok(None) => break,
+            // What came before the damage is as good as ever.
+            Err(error) => {
+                let text = format!("{name} is damaged from here on: {error}");
+                update(&mut state, Event::Done(Err(text)));
+                break;
+            }
+        }
+    }
+    let Some(last) = last else {
+        bail!("{name} holds no frame");
+    };
+    if cli.view.once || cli.view.json {
+        return say(cli, state, &last);
+    }
+    app::run(state, &Inbox::default(), anchor, mouse(cli, config)).map(|()| 0)
+}
+
+/// Looks at sources, once or until the user has seen enough.
+fn look(
+    cli: &Cli,
+    config: &Config,
+    env: &impl Fn(&str) -> Option<String>,
+    anchor: Anchor,
+) -> anyhow::Result<u8> {
+    let sources = sources(cli, anchor);
+    let still = sources.iter().all(|source| source.is_still());
+    let judged = match cli.command {
+        Some(What::Replay {
+            snapshot: false, ..
+        }) => Judged::PostMortem,
+        _ => Judged::Running,
+    };
+    let names = sources.iter().map(|source| source.name()).collect();
+    let live = live(cli, config, names, judged)?;
+    let state = state(cli, config, env, still, anchor)?;
+    let mut recorder = match &cli.view.record {
+        Some(path) => Some(
+            RecordingWriter::create(path)
+                .with_context(|| format!("failed to record to {}", path.display()))?,
+        ),
+        None => None,
+    };
+    if cli.view.once || cli.view.json {
+        return once(cli, sources, live, state, recorder, anchor);
+    }
+    let pace = Pace {
+        refresh: setting(cli.view.refresh, config.refresh.as_deref(), "refresh")?
+            .unwrap_or(Pace::default().refresh),
+        ..Pace::default()
+    };
+    let inbox = Inbox::default();
+    let sender = inbox.sender();
+    let watch = Watch::start(sources, live, pace, anchor, move |snapshot| {
+        if let Some(writer) = &mut recorder
+            && let Err(error) = writer.write(&snapshot)
+        {
+            let text = format!("the recording ends here: {error}");
+            // As below.
+            let _ = sender.send(Event::Done(Err(text)));
+            recorder = None;
+        }
+        // The loop is over when nobody listens any more.
+        let _ = sender.send(Event::Observed(Arc::new(snapshot)));
+    })
+    .context("failed to start a thread")?;
+    let shown = app::run(state, &inbox, anchor, mouse(cli, config));
+    watch.stop();
+    shown.map(|()| 0)
+}
+
+fn mouse(cli: &Cli, config: &Config) -> Mouse {
+    if cli.view.mouse || config.mouse == Some(true) {
+        Mouse::On
+    } else {
+        Mouse::Off
+    }
+}
+
+/// Whether records are a look at a running job, or what was left of one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Judged {
+    Running,
+    PostMortem,
+}
+
+fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Config> {
+    let (path, wanted) = match &cli.view.config {
+        Some(path) => (Some(path.clone()), true),
+        None => {
+            let (xdg, home) = (env("XDG_CONFIG_HOME"), env("HOME"));
+            (config::default_path(xdg.as_deref(), home.as_deref()), false)
+        }
+    };
+    let Some(path) = path else {
+        return Ok(Config::default());
+    };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !wanted => {
+            return Ok(Config::default());
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("failed to read {}", path.display()));
+        }
+    };
+    Config::parse(&text).map_err(|error| anyhow::anyhow!("in {}: {error}", path.display()))
+}
+
+fn sources(cli: &Cli, anchor: Anchor) -> Vec<Box<dyn Source>> {
+    match &cli.command {
+        Some(What::Demo { situation, ranks }) => {
+            let now = anchor.moment().wall_ns;
+            let simulation = Simulation::new(*situation, *ranks, 0);
+            // Ten seconds before things go wrong, so that one sees it happen; for a script, long after.
+            let lead = if cli.view.once || cli.view.json {
+                -60
+            } else {
+                10
+            };
+            let start = now + lead * 1_000_000_000 - simulation.fault_ns();
+            let simulation = simulation.begun_at(start);
+            let source = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
+            vec![Box::new(source)]
+        }
+        Some(What::Replay { paths, .. }) => vec![Box::new(FileSource::new(paths.clone()))],
+        _ => {
+            let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
+            vec![Box::new(RingSource::new(directory, cli.job.clone()))]
+        }
+    }
+}
+
+fn setting(
+    given: Option<Duration>,
+    configured: Option<&str>,
+    name: &str,
+) -> anyhow::Result<Option<Duration>> {
+    match (given, configured) {
+        (Some(given), _) => Ok(Some(given)),
+        (None, Some(text)) => match cli::duration(text) {
+            Ok(duration) => Ok(Some(duration)),
+            Err(error) => bail!("{name} in the configuration: {error}"),
+        },
+        (None, None) => Ok(None),
+    }
+}
+
+fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyhow::Result<Live> {
+    let mut options = LiveOptions::default();
+    options.policy.snapshot = judged == Judged::Running;
+    if let Some(overdue) = setting(cli.view.overdue, config.overdue.as_deref(), "overdue")? {
+        options.policy.overdue = overdue;
+    }
+    if let Some(silent) = setting(None, config.silent_after.as_deref(), "silent_after")? {
+        options.silent_after = silent;
+    }
+    if matches!(cli.command, Some(What::Replay { .. })) {
+        // Nothing answers any more, and nobody is silent for that.
+        options.silent_after = Duration::MAX;
+        options.entry_budget = usize::MAX;
+    }
+    Ok(Live::new(options, analyze, names))
+}
+
+fn state(
+    cli: &Cli,
+    config: &Config,
+    env: &impl Fn(&str) -> Option<String>,
+    still: bool,
+    anchor: Anchor,
+) -> anyhow::Result<State> {
+    let depth = cli.view.colours.or(config.colours).unwrap_or_else(|| {
+        let (no_color, colorterm, term) = (env("NO_COLOR"), env("COLORTERM"), env("TERM"));
+        Depth::detect(no_color.as_deref(), colorterm.as_deref(), term.as_deref())
+    });
+    let theme = cli.view.theme.or(config.theme).unwrap_or_default();
+    let keymap = Keymap::with(&config.keys)
+        .map_err(|error| anyhow::anyhow!("in the configuration: {error}"))?;
+    let mut muted = std::collections::BTreeSet::new();
+    for (name, warning) in &config.warnings {
+        let Some(code) = Code::parse(name) else {
+            bail!("in the configuration: [warnings.{name}]: no such code");
+        };
+        if !warning.enabled {
+            muted.insert(code);
+        }
+    }
+    let options = Options {
+        theme: Theme::new(theme, depth),
+        ascii: cli.view.ascii || config.ascii == Some(true),
+        allow_actions: cli.view.allow_actions || config.actions.allow,
+        still,
+        history: config.history_mib.unwrap_or(256) << 20,
+        keymap,
+        muted,
+    };
+    let mut state = State::new(options, (100, 40), anchor.moment());
+    if let Some(text) = &cli.view.filter {
+        state.filter = Filter::parse(text).context("--filter")?;
+    }
+    Ok(state)
+}
+
+/// One look, printed.
+fn once(
+    cli: &Cli,
+    sources: Vec<Box<dyn Source>>,
+    mut live: Live,
+    mut state: State,
+    mut recorder: Option<RecordingWriter>,
+    anchor: Anchor,
+) -> anyhow::Result<u8> {
+    for (number, mut source) in sources.into_iter().enumerate() {
+        let poll = source.poll(Instant::now() + Duration::from_secs(10));
+        live.observe(number, poll, anchor.moment());
+    }
+    let at = anchor.moment();
+    let snapshot = Arc::new(live.refresh(at).unwrap_or_else(|| Snapshot::empty(at)));
+    if let Some(writer) = &mut recorder {
+        writer.write(&snapshot).context("failed to record")?;
+    }
+    drop(recorder);
+    update(&mut state, Event::Observed(snapshot.clone()));
+    say(cli, state, &snapshot)
+}
+
+/// Prints what one look saw; returns the status to exit with.
+fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
+    let mut out = io::stdout().lock();
+    let empty = snapshot.ranks.is_empty();
+    let written = if empty {
+        let mut said = io::stderr().lock();
+        for source in &snapshot.sources {
+            let error = source.error.as_deref().unwrap_or("knows of no rank");
+            writeln!(said, "rcomm-top: {}: {error}", source.name)?;
+        }
+        for problem in &snapshot.report.problems {
+            let (code, path) = (problem.code, &problem.path);
+            writeln!(said, "rcomm-top: {code} {path}: {}", problem.sentence)?;
+        }
+        Ok(())
+    } else if cli.view.json {
+        print::json::write(&snapshot.report, &mut out)
+    } else {
+        let columns = ratatui::crossterm::terminal::size().map_or(100, |(columns, _)| columns);
+        let columns = columns.clamp(80, 200);
+        update(&mut state, Event::Resize(columns, 24));
+        let rows = view::needed(&state).min(500);
+        update(&mut state, Event::Resize(columns, rows));
+        // The last line holds keys, which a script cannot press.
+        let screen = text::of(&state);
+        let lines: Vec<&str> = screen.lines().take(usize::from(rows) - 1).collect();
+        writeln!(out, "{}", lines.join("\n").trim_end())
+    };
+    match written {
+        // Who reads the output may have seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.context("failed to write to standard output")?,
+    }
+    Ok(if empty {
+        2
+    } else {
+        snapshot.report.exit_code()
+    })
+}

@@ -1,0 +1,495 @@
+//! What keys and commands do to the state.
+
+use super::State;
+use super::command::{self, Order};
+use super::filter::{Input, Purpose};
+use super::rows::Fold;
+use super::screen::Screen;
+use crate::event::Command;
+use crate::keys::{Action, Pressed, key_name};
+use crate::page::Body;
+use crate::table::Target;
+use crate::theme::{Theme, Tone};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use rcomm_analyzer::filter::Filter;
+use rcomm_analyzer::label::group_label;
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+
+impl State {
+    pub(super) fn press(&mut self, key: &KeyEvent) -> Option<Command> {
+        if let Some(folder) = self.confirm.take() {
+            let yes = matches!(key.code, KeyCode::Char('y' | 'Y'));
+            if !yes {
+                self.say("nothing was written", Tone::Dim);
+            }
+            return yes.then_some(Command::WriteRecords(folder));
+        }
+        if self.input.is_some() {
+            return self.edit(key);
+        }
+        self.message = None;
+        let name = key_name(key)?;
+        let pending = self.pending.take();
+        match self.options.keymap.press(pending.as_deref(), &name) {
+            Pressed::Action(action) => self.act(action),
+            Pressed::Pending(first) => {
+                self.pending = Some(first);
+                None
+            }
+            Pressed::Nothing => None,
+        }
+    }
+
+    /// Types into the line at the bottom.
+    fn edit(&mut self, key: &KeyEvent) -> Option<Command> {
+        let facts = self.facts();
+        let mut input = self.input.take()?;
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Esc => return self.cancel(&input),
+            KeyCode::Char('c' | 'g') if control => return self.cancel(&input),
+            KeyCode::Enter => return self.commit(input),
+            KeyCode::Tab => input.complete(&facts),
+            KeyCode::Backspace if input.text.is_empty() => return self.cancel(&input),
+            KeyCode::Backspace => input.backspace(),
+            KeyCode::Left => input.move_by(-1),
+            KeyCode::Right => input.move_by(1),
+            KeyCode::Home => input.move_by(isize::MIN),
+            KeyCode::End => input.move_by(isize::MAX),
+            KeyCode::Char('w') if control => input.delete_word(),
+            KeyCode::Char('u') if control => input.clear(),
+            KeyCode::Char('a') if control => input.move_by(isize::MIN),
+            KeyCode::Char('e') if control => input.move_by(isize::MAX),
+            KeyCode::Char(c) if !control => input.insert(c),
+            _ => {}
+        }
+        input.error = None;
+        if input.purpose == Purpose::Filter {
+            match Filter::parse(&input.text) {
+                Ok(filter) => self.filter = filter,
+                // What cannot be read hides nothing that was shown before.
+                Err(error) => {
+                    self.filter = input.before().clone();
+                    input.error = Some(error.to_string());
+                }
+            }
+        }
+        self.input = Some(input);
+        self.rebuild();
+        None
+    }
+
+    fn cancel(&mut self, input: &Input) -> Option<Command> {
+        self.filter = input.before().clone();
+        self.rebuild();
+        None
+    }
+
+    fn commit(&mut self, mut input: Input) -> Option<Command> {
+        match input.purpose {
+            Purpose::Filter => match Filter::parse(&input.text) {
+                Ok(filter) => self.filter = filter,
+                Err(error) => {
+                    input.error = Some(error.to_string());
+                    self.input = Some(input);
+                }
+            },
+            Purpose::Command => match command::parse(&input.text) {
+                Ok(order) => return self.obey(order),
+                Err(error) => self.say(error, Tone::Bad),
+            },
+        }
+        self.rebuild();
+        None
+    }
+
+    fn obey(&mut self, order: Order) -> Option<Command> {
+        match order {
+            Order::Go(screen) => self.go(screen),
+            Order::Group(name) => self.go_to_group(&name),
+            Order::Why => self.go(Screen::Why(None)),
+            Order::Filter(text) => match Filter::parse(&text) {
+                Ok(filter) => self.filter = filter,
+                Err(error) => self.say(error.to_string(), Tone::Bad),
+            },
+            Order::Sort(name) => self.sort_by_name(name.as_deref()),
+            Order::Mark(rank) => self.mark(rank),
+            Order::Mute(code) => self.mute(code),
+            Order::Export(format, path) => return Some(Command::Export(format, path)),
+            Order::Dump(folder) => self.ask_to_write(folder),
+            Order::Pause => self.history.pause(),
+            Order::Live => return self.act(Action::Live),
+            Order::Theme(name) => {
+                self.options.theme = Theme::new(name, self.options.theme.depth());
+            }
+            Order::Quit => return Some(Command::Quit),
+        }
+        self.rebuild();
+        None
+    }
+
+    pub(super) fn act(&mut self, action: Action) -> Option<Command> {
+        let height =
+            isize::try_from(usize::from(self.size.1).saturating_sub(6).max(1)).unwrap_or(1);
+        match action {
+            Action::Quit => return Some(Command::Quit),
+            Action::Suspend => return Some(Command::Suspend),
+            Action::Redraw => return Some(Command::Redraw),
+            Action::Copy => return self.copy(),
+            Action::View(number) => {
+                if let Some(screen) = Screen::numbered(number) {
+                    self.go(screen);
+                }
+            }
+            Action::Help if *self.screen() == Screen::Help => {
+                self.nav.up();
+            }
+            Action::Help => self.go(Screen::Help),
+            Action::Back => {
+                if !self.nav.up() {
+                    self.filter = Filter::default();
+                    self.problems_only = false;
+                }
+                self.follow = false;
+            }
+            Action::Enter => self.open(),
+            Action::Up => self.move_by(-1),
+            Action::Down => self.move_by(1),
+            Action::HalfUp => self.move_by(-height / 2),
+            Action::HalfDown => self.move_by(height / 2),
+            Action::PageUp => self.move_by(-height),
+            Action::PageDown => self.move_by(height),
+            Action::Top => self.move_by(isize::MIN),
+            Action::Bottom => self.move_by(isize::MAX),
+            Action::Left | Action::Right => self.sideways(action == Action::Right),
+            Action::NextPane => self.next_pane(1),
+            Action::PreviousPane => self.next_pane(self.page.panes.len().saturating_sub(1)),
+            Action::Expand => self.expand(),
+            Action::Filter => self.type_into(Purpose::Filter),
+            Action::Command => self.type_into(Purpose::Command),
+            Action::Export => self.begin("export "),
+            Action::NextMatch => self.next_problem(1),
+            Action::PreviousMatch => self.next_problem(-1),
+            Action::HistoryBack => self.nav.back(),
+            Action::HistoryForward => self.nav.forward(),
+            Action::LastView => self.nav.swap(),
+            Action::Sort => self.sort_by_next(),
+            Action::Reverse => {
+                let sort = &mut self.selection_mut().sort;
+                sort.reversed = !sort.reversed;
+            }
+            Action::Problems => self.problems_only = !self.problems_only,
+            Action::Pause if self.history.is_paused() => return self.act(Action::Live),
+            Action::Pause => self.history.pause(),
+            Action::Live => {
+                self.history.live();
+                self.show();
+            }
+            Action::StepBack => self.step(-1),
+            Action::StepForward => self.step(1),
+            Action::JumpBack => self.step(-10),
+            Action::JumpForward => self.step(10),
+            Action::Follow => self.toggle_follow(),
+            Action::Why => self.go(Screen::Why(self.target())),
+            Action::Stacks => self.go(Screen::Stacks),
+            Action::Explain => match self.target() {
+                Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
+                _ => self.say("select a warning to explain it", Tone::Dim),
+            },
+            Action::Mute => self.mute_selected(),
+            Action::Mark => match self.rank_in_focus() {
+                Some(rank) => self.mark(rank),
+                None => self.say("select a rank to mark it", Tone::Dim),
+            },
+            Action::Compare => self.go(Screen::Compare),
+            Action::Dump => self.ask_to_write("rcomm-dumps".into()),
+            Action::Metric => self.metric = self.metric.next(),
+            Action::Fold => {
+                self.fold = match self.fold {
+                    Fold::Alike => Fold::Nothing,
+                    Fold::Nothing => Fold::Alike,
+                };
+            }
+            Action::ZoomIn => self.scale.zoom(0.5),
+            Action::ZoomOut => self.scale.zoom(2.0),
+        }
+        self.rebuild();
+        None
+    }
+
+    fn go(&mut self, screen: Screen) {
+        // A detail starts at its top; a view is found as it was left.
+        if Screen::parent(&screen).is_some_and(|parent| parent != Screen::Overview) {
+            self.selections.remove(&screen.kind());
+        }
+        self.nav.go(screen);
+    }
+
+    fn go_to_group(&mut self, name: &str) {
+        let found = self.history.shown().and_then(|snapshot| {
+            let groups = || snapshot.report.groups.iter().map(|report| &report.group);
+            let exact = groups().find(|group| group_label(group) == name);
+            let part = || groups().find(|g| g.name.contains(name) || g.desc.contains(name));
+            exact.or_else(part).cloned()
+        });
+        match found {
+            Some(group) => self.go(Screen::Group(Arc::new(group))),
+            None => self.say(format!("no group is called `{name}`"), Tone::Bad),
+        }
+    }
+
+    pub(super) fn move_by(&mut self, delta: isize) {
+        let rows = self.page.rows(self.selection().pane);
+        self.selection_mut().move_by(delta, rows);
+    }
+
+    fn sideways(&mut self, right: bool) {
+        if *self.screen() == Screen::Timeline {
+            self.scale.pan(if right { -1 } else { 1 });
+            return;
+        }
+        let pane = self.selection().pane;
+        let columns = match self.page.panes.get(pane).map(|pane| &pane.body) {
+            Some(Body::Grid(grid)) => grid.columns.len(),
+            _ => 0,
+        };
+        let selection = self.selection_mut();
+        selection.column = if right {
+            (selection.column + 1).min(columns.saturating_sub(1))
+        } else {
+            selection.column.saturating_sub(1)
+        };
+    }
+
+    fn next_pane(&mut self, by: usize) {
+        let panes = self.page.panes.len().max(1);
+        let selection = self.selection_mut();
+        selection.pane = (selection.pane + by) % panes;
+        selection.row = 0;
+        selection.sort = crate::table::Sort::default();
+    }
+
+    /// The pane in focus as a view of its own.
+    fn expand(&mut self) {
+        if *self.screen() == Screen::Overview {
+            let pane = self.selection().pane;
+            let last = pane + 1 == self.page.panes.len();
+            let screen = match pane {
+                0 => Screen::Warnings,
+                1 => Screen::Groups,
+                _ if last => Screen::Ranks,
+                _ => Screen::InFlight,
+            };
+            self.go(screen);
+        }
+    }
+
+    fn open(&mut self) {
+        match self.target() {
+            Some(target) => self.go(Screen::of(&target)),
+            None if *self.screen() == Screen::Overview => self.expand(),
+            None => {}
+        }
+    }
+
+    /// What the selected row is about; on a rank's or group's own screen, that.
+    fn target(&self) -> Option<Target> {
+        let selection = self.selection();
+        match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
+            Some(Body::Table(table)) => {
+                if let Some(target) = table.rows.get(selection.row).and_then(|r| r.target.clone()) {
+                    return Some(target);
+                }
+            }
+            Some(Body::Grid(grid)) => {
+                let (rank, _) = grid
+                    .dots
+                    .get(selection.row)?
+                    .get(selection.column)?
+                    .as_ref()?;
+                return Some(Target::Rank(*rank));
+            }
+            Some(Body::Timeline(timeline)) => {
+                return timeline
+                    .lanes
+                    .get(selection.row)
+                    .map(|lane| Target::Rank(lane.rank));
+            }
+            _ => {}
+        }
+        match self.screen() {
+            Screen::Rank(rank) => Some(Target::Rank(*rank)),
+            Screen::Group(group) => Some(Target::Group(group.clone())),
+            Screen::Finding(id) => Some(Target::Finding(*id)),
+            _ => None,
+        }
+    }
+
+    fn rank_in_focus(&self) -> Option<Rank> {
+        match self.target() {
+            Some(Target::Rank(rank)) => Some(rank),
+            Some(Target::Ranks(ranks)) if ranks.len() == 1 => ranks.first().copied(),
+            _ => match self.screen() {
+                Screen::Rank(rank) => Some(*rank),
+                _ => None,
+            },
+        }
+    }
+
+    /// Starts to type a filter, from the one that holds, or a command.
+    fn type_into(&mut self, purpose: Purpose) {
+        let text = match purpose {
+            Purpose::Filter => self.filter.text(),
+            Purpose::Command => "",
+        };
+        self.input = Some(Input::new(purpose, text, self.filter.clone()));
+    }
+
+    /// Starts to type a command that goes on.
+    fn begin(&mut self, text: &str) {
+        self.input = Some(Input::new(Purpose::Command, text, self.filter.clone()));
+    }
+
+    fn next_problem(&mut self, direction: isize) {
+        let selection = self.selection();
+        let found = self.page.table(selection.pane).and_then(|table| {
+            let n = table.rows.len();
+            let step = |k: usize| match direction {
+                1 => (selection.row + k) % n,
+                _ => (selection.row + n - k % n) % n,
+            };
+            (1..=n).map(step).find(|&at| table.rows[at].problem)
+        });
+        match found {
+            Some(at) => self.selection_mut().row = at,
+            None => self.say("no row here shows a problem", Tone::Dim),
+        }
+    }
+
+    fn sort_by_next(&mut self) {
+        let columns = self.table().map_or(0, |table| table.columns.len());
+        let sort = &mut self.selection_mut().sort;
+        sort.column = match sort.column {
+            None if columns > 0 => Some(0),
+            Some(at) if at + 1 < columns => Some(at + 1),
+            _ => None,
+        };
+        self.tell_sort();
+    }
+
+    fn sort_by_name(&mut self, name: Option<&str>) {
+        let column = match name {
+            None => None,
+            Some(name) => {
+                let columns = self
+                    .table()
+                    .map(|table| table.columns.as_slice())
+                    .unwrap_or(&[]);
+                let found = columns.iter().position(|column| column.name.contains(name));
+                if found.is_none() {
+                    self.say(format!("no column is called `{name}`"), Tone::Bad);
+                    return;
+                }
+                found
+            }
+        };
+        self.selection_mut().sort.column = column;
+        self.tell_sort();
+    }
+
+    fn tell_sort(&mut self) {
+        let column = self.selection().sort.column;
+        let name = column.and_then(|at| self.table()?.columns.get(at).map(|c| c.name.clone()));
+        match name {
+            Some(name) if name.is_empty() => self.say("sorted by count", Tone::Dim),
+            Some(name) => self.say(format!("sorted by {name}"), Tone::Dim),
+            None => self.say("the view's own order", Tone::Dim),
+        }
+    }
+
+    fn step(&mut self, delta: isize) {
+        self.history.step(delta);
+        self.show();
+    }
+
+    fn toggle_follow(&mut self) {
+        self.follow = !self.follow;
+        if !self.follow {
+            self.say("no longer following", Tone::Dim);
+        } else if self.digest.roots.is_empty() {
+            self.say(
+                "following: goes to the suspect as soon as there is one",
+                Tone::Accent,
+            );
+        } else {
+            self.say("following the suspect; [f] or [esc] ends it", Tone::Accent);
+            self.show();
+        }
+    }
+
+    fn mark(&mut self, rank: Rank) {
+        if !self.marks.remove(&rank) {
+            self.marks.insert(rank);
+        }
+        let marked =
+            rcomm_analyzer::label::rank_set(&self.marks.iter().copied().collect::<Vec<_>>(), 8);
+        self.say(format!("marked: {marked}  [M] compares"), Tone::Accent);
+    }
+
+    fn mute(&mut self, code: rcomm_analyzer::Code) {
+        if !self.muted.remove(&code) {
+            self.muted.insert(code);
+        }
+        self.show();
+    }
+
+    fn mute_selected(&mut self) {
+        let code = match self.target() {
+            Some(Target::Finding(id)) => self.history.shown().and_then(|snapshot| {
+                let findings = &snapshot.report.findings;
+                findings.iter().find(|f| f.id == id).map(|f| f.code)
+            }),
+            // Rows of codes that nothing was found for.
+            _ => self.table().and_then(|table| {
+                let row = table.rows.get(self.selection().row)?;
+                rcomm_analyzer::Code::parse(&row.cells.first()?.text)
+            }),
+        };
+        match code {
+            Some(code) => self.mute(code),
+            None => self.say("select a warning to mute it", Tone::Dim),
+        }
+    }
+
+    fn ask_to_write(&mut self, folder: std::path::PathBuf) {
+        if self.options.allow_actions {
+            self.confirm = Some(folder);
+        } else {
+            self.say("writing records needs --allow-actions", Tone::Bad);
+        }
+    }
+
+    fn copy(&mut self) -> Option<Command> {
+        let selection = self.selection();
+        let line = match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
+            Some(Body::Table(table)) => table.rows.get(selection.row).map(crate::table::Row::line),
+            Some(Body::Text(lines)) => lines.get(selection.row).map(|line| {
+                line.iter()
+                    .map(|words| words.text.as_str())
+                    .collect::<String>()
+            }),
+            _ => None,
+        };
+        let head = || {
+            let line = self.page.head.first()?;
+            Some(
+                line.iter()
+                    .map(|words| words.text.as_str())
+                    .collect::<String>(),
+            )
+        };
+        line.or_else(head)
+            .map(|text| Command::Copy(text.trim().to_owned()))
+    }
+}

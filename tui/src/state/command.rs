@@ -1,0 +1,219 @@
+//! Commands typed after `:`.
+
+use super::filter::Facts;
+use super::screen::{Screen, VIEWS};
+use crate::theme::ThemeName;
+use clap::ValueEnum;
+use rcomm_analyzer::Code;
+use rcomm_recorder::model::Rank;
+use std::path::PathBuf;
+
+/// Every command: how it is written, and what it does.
+pub const COMMANDS: &[(&str, &str)] = &[
+    ("overview, groups, ...", "go to a view by its name"),
+    ("rank N", "go to a rank"),
+    (
+        "group NAME",
+        "go to the first group whose name or description fits",
+    ),
+    ("why", "the causal chain of the whole hang"),
+    ("stacks", "call stacks"),
+    ("filter EXPR", "set the filter; without EXPR: none"),
+    (
+        "sort COLUMN",
+        "sort the table by a column; without: the view's own order",
+    ),
+    ("mark N", "mark a rank, and back"),
+    ("compare", "compare the marked ranks"),
+    ("mute CODE", "mute a warning, and back"),
+    (
+        "export text|json|perfetto [FILE]",
+        "write the view, the report or the timeline",
+    ),
+    ("save [FILE]", "write this screen as text"),
+    (
+        "dump [DIR]",
+        "write every rank's record to a folder (--allow-actions)",
+    ),
+    ("pause, live", "hold the picture; go on"),
+    ("theme dark|light|contrast", "change the colours"),
+    ("help", "help"),
+    ("quit", "quit"),
+];
+
+/// What is exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The screen, without colours.
+    Text,
+    /// The report.
+    Json,
+    /// A timeline for ui.perfetto.dev.
+    Perfetto,
+}
+
+impl Format {
+    /// Every format with its name and the file it goes to by default.
+    pub const ALL: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Text, "text", "rcomm-top.txt"),
+        (Self::Json, "json", "rcomm-report.json"),
+        (Self::Perfetto, "perfetto", "rcomm-timeline.json"),
+    ];
+}
+
+/// A command, understood.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "each is explained by its line in COMMANDS")]
+pub enum Order {
+    Go(Screen),
+    Group(String),
+    Why,
+    Filter(String),
+    Sort(Option<String>),
+    Mark(Rank),
+    Mute(Code),
+    Export(Format, PathBuf),
+    Dump(PathBuf),
+    Pause,
+    Live,
+    Theme(ThemeName),
+    Quit,
+}
+
+const NAMES: &[&str] = &[
+    "rank", "group", "why", "stacks", "filter", "sort", "mark", "compare", "mute", "export",
+    "save", "dump", "pause", "live", "theme", "help", "quit",
+];
+
+/// Reads a command.
+///
+/// # Errors
+///
+/// A sentence that says what was expected.
+pub fn parse(text: &str) -> Result<Order, String> {
+    let text = text.trim();
+    let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let rest = rest.trim();
+    let rank = || {
+        rest.parse::<Rank>()
+            .map_err(|_| format!("`{name}` wants a rank, as in `:{name} 118`"))
+    };
+    if let Some((screen, _)) = VIEWS.iter().find(|(_, view)| *view == name) {
+        return Ok(Order::Go(screen.clone()));
+    }
+    Ok(match name {
+        "rank" => Order::Go(Screen::Rank(rank()?)),
+        "group" if rest.is_empty() => return Err("`group` wants a name".into()),
+        "group" => Order::Group(rest.into()),
+        "why" => Order::Why,
+        "stacks" => Order::Go(Screen::Stacks),
+        "filter" => Order::Filter(rest.into()),
+        "sort" => Order::Sort((!rest.is_empty()).then(|| rest.into())),
+        "mark" => Order::Mark(rank()?),
+        "compare" => Order::Go(Screen::Compare),
+        "mute" => Order::Mute(Code::parse(rest).ok_or_else(|| {
+            format!("`{rest}` is not a code; codes look like E101 or not_joined")
+        })?),
+        "save" => export(&format!("text {rest}"))?,
+        "export" => export(rest)?,
+        "dump" => Order::Dump(if rest.is_empty() { "rcomm-dumps" } else { rest }.into()),
+        "pause" => Order::Pause,
+        "live" => Order::Live,
+        "theme" => Order::Theme(
+            ThemeName::from_str(rest, true)
+                .map_err(|_| format!("`{rest}` is not a theme: dark, light or contrast"))?,
+        ),
+        "help" => Order::Go(Screen::Help),
+        "q" | "quit" => Order::Quit,
+        _ => return Err(format!("unknown command `{name}`; [?] lists them")),
+    })
+}
+
+fn export(rest: &str) -> Result<Order, String> {
+    let (format, path) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let found = Format::ALL.iter().find(|(_, name, _)| *name == format);
+    let &(format, _, default) =
+        found.ok_or_else(|| format!("`{format}` is not a format: text, json or perfetto"))?;
+    let path = path.trim();
+    Ok(Order::Export(
+        format,
+        if path.is_empty() { default } else { path }.into(),
+    ))
+}
+
+/// What `text` could go on as.
+pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
+    let Some((name, rest)) = text.split_once(char::is_whitespace) else {
+        let views = VIEWS.iter().map(|(_, name)| *name);
+        let all = NAMES.iter().copied().chain(views);
+        let mut fitting: Vec<String> = all
+            .filter(|name| name.starts_with(text))
+            .map(str::to_owned)
+            .collect();
+        fitting.sort_unstable();
+        return fitting;
+    };
+    let words: Vec<String> = match name {
+        "rank" | "mark" => facts.ranks.clone(),
+        "group" => facts.groups.clone(),
+        "mute" => facts.codes.clone(),
+        "sort" => facts.columns.clone(),
+        "export" => Format::ALL
+            .iter()
+            .map(|(_, name, _)| (*name).to_owned())
+            .collect(),
+        "theme" => ["dark", "light", "contrast"].map(str::to_owned).into(),
+        _ => vec![],
+    };
+    let fitting = words
+        .iter()
+        .filter(|word| word.starts_with(rest.trim_start()));
+    fitting.map(|word| format!("{name} {word}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_understood_or_explained() {
+        assert_eq!(parse("rank 118"), Ok(Order::Go(Screen::Rank(118))));
+        assert_eq!(parse(" inflight "), Ok(Order::Go(Screen::InFlight)));
+        assert_eq!(parse("mute not_joined"), Ok(Order::Mute(Code::E101)));
+        let path = PathBuf::from("a b.json");
+        assert_eq!(
+            parse("export json a b.json"),
+            Ok(Order::Export(Format::Json, path))
+        );
+        assert_eq!(parse("sort"), Ok(Order::Sort(None)));
+        for (text, part) in [
+            ("rank x", ":rank 118"),
+            ("mute X9", "E101"),
+            ("export pdf", "perfetto"),
+            ("theme pink", "contrast"),
+            ("fly", "unknown command"),
+            ("", "unknown command"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_name_that_completion_offers_is_a_command() {
+        for name in complete("", &Facts::default()) {
+            let unknown = matches!(parse(&name), Err(e) if e.contains("unknown command"));
+            assert!(!unknown, "{name}");
+        }
+    }
+
+    #[test]
+    fn arguments_complete_from_what_the_job_has() {
+        let facts = Facts {
+            groups: vec!["dp_0".into(), "tp_0".into()],
+            ..Facts::default()
+        };
+        assert_eq!(complete("group d", &facts), ["group dp_0"]);
+        assert_eq!(complete("gro", &facts), ["group", "groups"]);
+    }
+}

@@ -1,0 +1,282 @@
+//! What a snapshot says of each rank and group in a word, worked out once.
+
+use crate::table::Mark;
+use crate::theme::Tone;
+use rcomm_analyzer::{
+    Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
+};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+/// One rank in a word, from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RankState {
+    /// In order.
+    Ok,
+    /// Waits for others.
+    Waits,
+    /// Arrives late again and again.
+    Late,
+    /// No record, or none any more.
+    Silent,
+    /// The cause.
+    Root,
+}
+
+impl RankState {
+    /// Every state with its character, its tone and its word.
+    pub const ALL: &'static [(Self, char, Tone, &'static str)] = &[
+        (Self::Ok, '#', Tone::Good, "ok"),
+        (Self::Waits, '.', Tone::Waiting, "waits"),
+        (Self::Root, '!', Tone::Bad, "root"),
+        (Self::Late, '~', Tone::Late, "late"),
+        (Self::Silent, '?', Tone::Silent, "silent"),
+    ];
+
+    fn row(self) -> (char, Tone, &'static str) {
+        let found = Self::ALL.iter().find(|(state, ..)| *state == self);
+        found.map_or(('?', Tone::Silent, "unknown"), |&(_, c, tone, word)| {
+            (c, tone, word)
+        })
+    }
+
+    /// Its character and tone.
+    pub fn mark(self) -> Mark {
+        let (glyph, tone, _) = self.row();
+        Mark::new(glyph, tone)
+    }
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        self.row().2
+    }
+}
+
+/// One group in a word, from bad to good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GroupState {
+    /// The cause shows here.
+    Bad,
+    /// Members wait here.
+    Waiting,
+    /// Something is in flight.
+    Busy,
+    /// Nothing is.
+    Idle,
+}
+
+impl GroupState {
+    /// What stands before its row.
+    pub fn mark(self) -> Mark {
+        match self {
+            Self::Bad => Mark::new('!', Tone::Bad),
+            Self::Waiting => Mark::new('.', Tone::Waiting),
+            Self::Busy | Self::Idle => Mark::NONE,
+        }
+    }
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Bad => "stuck",
+            Self::Waiting => "waiting",
+            Self::Busy => "busy",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// Ranks of one host: positions in the snapshot's ranks, by local rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    /// Its name; empty where the records name none.
+    pub name: Arc<str>,
+    /// Positions in the snapshot's ranks.
+    pub ranks: Vec<usize>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Digest {
+    /// One per rank of the snapshot.
+    pub states: Vec<RankState>,
+    /// The ranks at the root, ascending.
+    pub roots: Vec<Rank>,
+    /// Position of the finding that the headline is about.
+    pub head: Option<usize>,
+    /// Hosts in order of their first rank.
+    pub hosts: Vec<Host>,
+    groups: HashMap<GroupRef, GroupState>,
+    oldest: HashMap<GroupRef, usize>,
+    reports: HashMap<Rank, usize>,
+}
+
+impl Digest {
+    /// Works it out, leaving out findings whose code is muted.
+    pub fn new(snapshot: &Snapshot, muted: &BTreeSet<Code>) -> Self {
+        let report = &snapshot.report;
+        let heard: Vec<&Finding> = report
+            .findings
+            .iter()
+            .filter(|finding| !muted.contains(&finding.code))
+            .collect();
+        let root = |f: &&&Finding| f.caused_by.is_none() && f.severity != Severity::Note;
+        let head = heard
+            .iter()
+            .filter(root)
+            .min_by_key(|finding| finding.severity)
+            .and_then(|head| report.findings.iter().position(|f| f.id == head.id));
+        let mut by_rank: HashMap<Rank, RankState> = HashMap::new();
+        let mut set = |rank: Rank, state: RankState| {
+            let known = by_rank.entry(rank).or_insert(state);
+            *known = (*known).max(state);
+        };
+        let stopped = matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch);
+        if stopped {
+            for wait in &report.waits {
+                set(wait.rank, RankState::Waits);
+            }
+        }
+        let mut roots = BTreeSet::new();
+        for finding in &heard {
+            let state = match finding.code {
+                Code::W220 => RankState::Late,
+                Code::W150 => RankState::Silent,
+                _ if finding.severity == Severity::Error && finding.caused_by.is_none() => {
+                    roots.extend(blamed(finding));
+                    RankState::Root
+                }
+                _ => continue,
+            };
+            for &rank in blamed(finding) {
+                set(rank, state);
+            }
+            if finding.severity == Severity::Error {
+                for &rank in &finding.victim_ranks {
+                    set(rank, RankState::Waits);
+                }
+            }
+        }
+        let states = snapshot.ranks.iter().map(|view| {
+            let told = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
+            if view.silent || view.dumps.is_empty() {
+                told.max(RankState::Silent)
+            } else {
+                told
+            }
+        });
+        let mut digest = Self {
+            states: states.collect(),
+            roots: roots.into_iter().collect(),
+            head,
+            ..Self::default()
+        };
+        digest.find_hosts(snapshot);
+        digest.find_groups(snapshot, &heard, stopped);
+        digest.reports = (report.ranks.iter().enumerate())
+            .map(|(at, r)| (r.rank, at))
+            .collect();
+        digest
+    }
+
+    fn find_hosts(&mut self, snapshot: &Snapshot) {
+        let mut places: HashMap<Arc<str>, usize> = HashMap::new();
+        for (at, view) in snapshot.ranks.iter().enumerate() {
+            let next = self.hosts.len();
+            let place = *places.entry(view.host.clone()).or_insert(next);
+            if place == next {
+                self.hosts.push(Host {
+                    name: view.host.clone(),
+                    ranks: vec![],
+                });
+            }
+            self.hosts[place].ranks.push(at);
+        }
+    }
+
+    fn find_groups(&mut self, snapshot: &Snapshot, heard: &[&Finding], stopped: bool) {
+        let report = &snapshot.report;
+        let accused: HashSet<&GroupRef> = heard
+            .iter()
+            .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
+            .filter_map(|f| f.group.as_ref())
+            .collect();
+        for (at, instance) in report.in_flight.iter().enumerate() {
+            if !self.oldest.contains_key(&instance.group) {
+                self.oldest.insert(instance.group.clone(), at);
+            }
+        }
+        for group in &report.groups {
+            let oldest = self.oldest(snapshot, &group.group);
+            let state = if accused.contains(&group.group) {
+                GroupState::Bad
+            } else if stopped && oldest.is_some_and(is_blocked) {
+                GroupState::Waiting
+            } else if group.in_flight > 0 {
+                GroupState::Busy
+            } else {
+                GroupState::Idle
+            };
+            self.groups.insert(group.group.clone(), state);
+        }
+    }
+
+    /// A group in a word.
+    pub fn group(&self, group: &GroupRef) -> GroupState {
+        self.groups.get(group).copied().unwrap_or(GroupState::Idle)
+    }
+
+    /// The oldest pending instance of a group.
+    pub fn oldest<'a>(
+        &self,
+        snapshot: &'a Snapshot,
+        group: &GroupRef,
+    ) -> Option<&'a InstanceReport> {
+        let at = *self.oldest.get(group)?;
+        snapshot.report.in_flight.get(at)
+    }
+
+    /// What the report says of a rank.
+    pub fn report<'a>(&self, snapshot: &'a Snapshot, rank: Rank) -> Option<&'a RankReport> {
+        let at = *self.reports.get(&rank)?;
+        snapshot.report.ranks.get(at)
+    }
+
+    /// A rank in a word.
+    pub fn rank(&self, snapshot: &Snapshot, rank: Rank) -> RankState {
+        let at = snapshot.ranks.binary_search_by_key(&rank, |view| view.rank);
+        at.ok()
+            .and_then(|at| self.states.get(at).copied())
+            .unwrap_or(RankState::Silent)
+    }
+}
+
+/// The culprits; where nobody can be blamed, the ranks of the cycle.
+fn blamed(finding: &Finding) -> &[Rank] {
+    if finding.culprit_ranks.is_empty() {
+        &finding.cycle
+    } else {
+        &finding.culprit_ranks
+    }
+}
+
+fn is_blocked(instance: &InstanceReport) -> bool {
+    instance.state != InstanceState::Running
+}
+
+/// When the thing that a finding is about began: age of its operation at the snapshot, ms.
+pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
+    let report = &snapshot.report;
+    let own = report.in_flight.iter().find(|instance| {
+        finding.group.as_ref() == Some(&instance.group) && finding.seq == Some(instance.seq)
+    });
+    let oldest = || {
+        report
+            .in_flight
+            .iter()
+            .filter(|instance| is_blocked(instance))
+    };
+    own.and_then(|instance| instance.age_ms)
+        .or_else(|| oldest().filter_map(|i| i.age_ms).reduce(f64::max))
+}

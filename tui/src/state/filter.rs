@@ -1,0 +1,208 @@
+//! The line at the bottom where a filter or a command is typed.
+
+use super::command;
+use rcomm_analyzer::filter::{Filter, KEYS};
+
+/// What is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A filter, applied while it is typed.
+    Filter,
+    /// A command.
+    Command,
+}
+
+/// A line being typed.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// What it will be.
+    pub purpose: Purpose,
+    /// The text so far.
+    pub text: String,
+    /// Where the cursor stands, in characters.
+    pub cursor: usize,
+    /// What is wrong with the text, if anything.
+    pub error: Option<String>,
+    /// The filter to go back to.
+    before: Filter,
+    /// Completions being stepped through, and which one is shown.
+    choices: Vec<String>,
+    choice: usize,
+}
+
+impl Input {
+    /// Starts to type, from `text` on.
+    pub fn new(purpose: Purpose, text: &str, before: Filter) -> Self {
+        Self {
+            purpose,
+            text: text.to_owned(),
+            cursor: text.chars().count(),
+            error: None,
+            before,
+            choices: vec![],
+            choice: 0,
+        }
+    }
+
+    /// The filter from before the typing.
+    pub fn before(&self) -> &Filter {
+        &self.before
+    }
+
+    fn byte(&self, at: usize) -> usize {
+        let mut places = self.text.char_indices().map(|(byte, _)| byte);
+        places.nth(at).unwrap_or(self.text.len())
+    }
+
+    /// Puts a character at the cursor.
+    pub fn insert(&mut self, c: char) {
+        let at = self.byte(self.cursor);
+        self.text.insert(at, c);
+        self.cursor += 1;
+        self.choices.clear();
+    }
+
+    /// Takes away the character before the cursor.
+    pub fn backspace(&mut self) {
+        if self.cursor > 0 {
+            self.cursor -= 1;
+            let at = self.byte(self.cursor);
+            self.text.remove(at);
+        }
+        self.choices.clear();
+    }
+
+    /// Takes away the word before the cursor.
+    pub fn delete_word(&mut self) {
+        let end = self.byte(self.cursor);
+        let head = self.text[..end].trim_end();
+        let start = head.rfind(char::is_whitespace).map_or(0, |at| {
+            at + head[at..].chars().next().map_or(1, char::len_utf8)
+        });
+        self.text.replace_range(start..end, "");
+        self.cursor = self.text[..start].chars().count();
+        self.choices.clear();
+    }
+
+    /// Takes away everything.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.cursor = 0;
+        self.choices.clear();
+    }
+
+    /// Moves the cursor.
+    pub fn move_by(&mut self, delta: isize) {
+        let last = self.text.chars().count();
+        self.cursor = self.cursor.saturating_add_signed(delta).min(last);
+    }
+
+    /// What the text could go on as, for the hint beside it.
+    pub fn candidates(&self, facts: &Facts) -> Vec<String> {
+        match self.purpose {
+            Purpose::Command => command::complete(&self.text, facts),
+            Purpose::Filter => complete_filter(&self.text, facts),
+        }
+    }
+
+    /// Completes the text; again: the next completion.
+    pub fn complete(&mut self, facts: &Facts) {
+        if self.choices.is_empty() {
+            self.choices = self.candidates(facts);
+            self.choice = 0;
+        } else {
+            self.choice = (self.choice + 1) % self.choices.len();
+        }
+        if let Some(text) = self.choices.get(self.choice) {
+            self.text.clone_from(text);
+            self.cursor = self.text.chars().count();
+        }
+    }
+}
+
+/// Words of the job that completion knows.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Labels of groups.
+    pub groups: Vec<String>,
+    /// Host names.
+    pub hosts: Vec<String>,
+    /// Operations.
+    pub ops: Vec<String>,
+    /// Codes of findings.
+    pub codes: Vec<String>,
+    /// Ranks worth going to: the root, the marked.
+    pub ranks: Vec<String>,
+    /// Heads of the columns of the table in focus.
+    pub columns: Vec<String>,
+}
+
+fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
+    let start = text.rfind(char::is_whitespace).map_or(0, |at| at + 1);
+    let (head, term) = text.split_at(start);
+    let (sign, body) = match term.strip_prefix('!') {
+        Some(body) => ("!", body),
+        None => ("", term),
+    };
+    let begin = |key: &str, words: &[String], value: &str| -> Vec<String> {
+        let fitting = words.iter().filter(|word| word.starts_with(value));
+        fitting
+            .map(|word| format!("{head}{sign}{key}:{word}"))
+            .collect()
+    };
+    match body.split_once(':') {
+        Some(("group", value)) => begin("group", &facts.groups, value),
+        Some(("host", value)) => begin("host", &facts.hosts, value),
+        Some(("op", value)) => begin("op", &facts.ops, value),
+        Some(("code", value)) => begin("code", &facts.codes, value),
+        Some(("rank", value)) => begin("rank", &facts.ranks, value),
+        Some(_) => vec![],
+        None => KEYS
+            .iter()
+            .filter(|(key, _)| key.starts_with(body))
+            .map(|(key, _)| format!("{head}{sign}{key}"))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(text: &str) -> Input {
+        Input::new(Purpose::Filter, text, Filter::default())
+    }
+
+    #[test]
+    fn editing_keeps_to_characters_and_not_bytes() {
+        let mut input = typed("größe x");
+        input.delete_word();
+        assert_eq!(input.text, "größe ");
+        input.move_by(-3);
+        input.backspace();
+        assert_eq!((input.text.as_str(), input.cursor), ("grße ", 2));
+        input.insert('ö');
+        assert_eq!(input.text, "größe ");
+        input.move_by(-100);
+        input.backspace();
+        assert_eq!(input.cursor, 0);
+    }
+
+    #[test]
+    fn completion_goes_round_through_what_fits() {
+        let facts = Facts {
+            groups: vec!["dp_0".into(), "dp_1".into(), "tp_0".into()],
+            ..Facts::default()
+        };
+        let mut input = typed("age>5s !group:dp");
+        input.complete(&facts);
+        assert_eq!(input.text, "age>5s !group:dp_0");
+        input.complete(&facts);
+        assert_eq!(input.text, "age>5s !group:dp_1");
+        input.complete(&facts);
+        assert_eq!(input.text, "age>5s !group:dp_0");
+        let mut key = typed("ho");
+        key.complete(&facts);
+        assert_eq!(key.text, "host:");
+    }
+}

@@ -1,0 +1,110 @@
+//! Marked ranks side by side: what each did with the newest operations of any of them.
+
+use super::Lens;
+use super::rank::{group_of, op_name};
+use crate::page::{Page, plain, words};
+use crate::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
+use crate::theme::Tone;
+use rcomm_analyzer::GroupRef;
+use rcomm_analyzer::label::group_label;
+use rcomm_recorder::model::{EntryState, Rank};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+/// Ranks compared at most.
+const RANKS: usize = 8;
+/// Operations of each rank looked at.
+const LAST: usize = 40;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let ranks: Vec<Rank> = lens.marks.iter().copied().take(RANKS).collect();
+    if ranks.len() < 2 {
+        let hint = "mark at least two ranks with [m] on a row or a rank's own screen";
+        return Page {
+            head: vec![vec![words(hint, Tone::Silent)]],
+            panes: vec![],
+        };
+    }
+    // (group, sequence number) → when it was first issued, and what each rank did.
+    type Done = HashMap<Rank, (String, EntryState)>;
+    let mut operations: BTreeMap<(GroupRef, u64), (i64, Done)> = BTreeMap::new();
+    for &rank in &ranks {
+        let Some(dump) = lens.snapshot.rank(rank).and_then(|view| view.dump()) else {
+            continue;
+        };
+        for entry in dump
+            .entries
+            .iter()
+            .rev()
+            .take(LAST)
+            .filter(|e| !e.op.is_p2p())
+        {
+            let Some(group) = group_of(dump, entry) else {
+                continue;
+            };
+            let (first, done) = operations
+                .entry((group, entry.collective_seq_id))
+                .or_insert((entry.time_created_ns, HashMap::new()));
+            *first = (*first).min(entry.time_created_ns);
+            done.insert(rank, (op_name(dump, entry).to_owned(), entry.state));
+        }
+    }
+    let mut ordered: Vec<_> = operations.into_iter().collect();
+    ordered.sort_by_key(|(_, (first, _))| std::cmp::Reverse(*first));
+    let rows = ordered.iter().map(|((group, seq), (_, done))| {
+        let mut ops: Vec<&str> = done.values().map(|(op, _)| op.as_str()).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        let mut odd = ops.len() > 1;
+        let mut cells = vec![
+            Cell::word(group_label(group)),
+            Cell::number(seq.to_string(), *seq as f64),
+        ];
+        for rank in &ranks {
+            let member = group.ranks.is_empty() || group.ranks.contains(rank);
+            cells.push(match done.get(rank) {
+                Some((_, EntryState::Completed)) => Cell::word("C").toned(Tone::Good),
+                Some((_, EntryState::Started)) => Cell::word("S").toned(Tone::Waiting),
+                Some((_, EntryState::Scheduled)) => Cell::word("Q").toned(Tone::Waiting),
+                Some((_, EntryState::Failed)) => Cell::word("F").toned(Tone::Bad),
+                None if !member => Cell::word(""),
+                None => {
+                    odd = true;
+                    Cell::word("-").toned(Tone::Bad)
+                }
+            });
+        }
+        cells.push(Cell::word(ops.join(" / ")));
+        Row {
+            mark: if odd {
+                Mark::new('!', Tone::Bad)
+            } else {
+                Mark::NONE
+            },
+            cells,
+            tone: Tone::Plain,
+            target: Some(super::group_target(&[group])),
+            problem: odd,
+        }
+    });
+    let mut columns = vec![rest("group", 0), number("seq", 0)];
+    columns.extend(ranks.iter().map(|rank| Column {
+        name: Cow::Owned(format!("r{rank}")),
+        align: Align::Right,
+        rank: 0,
+        grows: false,
+    }));
+    columns.push(rest("op", 0));
+    let table = Table {
+        columns,
+        rows: rows
+            .filter(|row| row.problem || !lens.problems_only)
+            .collect(),
+        heads: Heads::Shown,
+        empty: "none of the marked ranks has recorded a collective".into(),
+    };
+    let head = vec![vec![plain(
+        "newest first; empty: not a member; -: not in its record",
+    )]];
+    Page::of(head, "marked ranks", table)
+}

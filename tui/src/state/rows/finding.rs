@@ -1,0 +1,160 @@
+//! One finding: what it says, the proof, and what to do.
+
+use super::{Lens, overview};
+use crate::page::{Body, Line, Page, Pane, plain, words};
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use rcomm_analyzer::label::{group_label, rank_set};
+use rcomm_analyzer::{Finding, Severity};
+
+pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
+    let findings = &lens.snapshot.report.findings;
+    let Some(finding) = findings.iter().find(|f| f.id == id) else {
+        let gone = "this finding is no longer made";
+        return Page {
+            head: vec![vec![words(gone, Tone::Dim)]],
+            panes: vec![],
+        };
+    };
+    let pane = |title: &str, body| Pane {
+        title: title.into(),
+        body,
+    };
+    let mut panes = vec![pane("ranks", Body::Table(ranks(lens, finding)))];
+    if !finding.evidence.is_empty() {
+        panes.push(pane("evidence", Body::Text(evidence(finding))));
+    }
+    let lines = |texts: &[String]| texts.iter().map(|text| vec![plain(text.clone())]).collect();
+    if !finding.diff.is_empty() {
+        panes.push(pane(
+            "where the programs part",
+            Body::Text(lines(&finding.diff)),
+        ));
+    }
+    if !finding.ruled_out.is_empty() {
+        panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
+    }
+    Page {
+        head: head(finding),
+        panes,
+    }
+}
+
+fn head(finding: &Finding) -> Vec<Line> {
+    let tone = match finding.severity {
+        Severity::Error => Tone::Bad,
+        Severity::Warning => Tone::Late,
+        Severity::Note => Tone::Dim,
+    };
+    let sure = format!("  {:.0} % sure", finding.confidence * 100.0);
+    let mut lines = vec![
+        vec![
+            words(format!("{} {}", finding.code, finding.name), tone),
+            words(sure, Tone::Dim),
+        ],
+        vec![plain(finding.sentence.clone())],
+        vec![words(
+            format!("said when: {}", finding.code.meaning()),
+            Tone::Dim,
+        )],
+    ];
+    if !finding.next.is_empty() {
+        lines.push(vec![
+            words("next: ", Tone::Accent),
+            plain(finding.next.clone()),
+        ]);
+    }
+    if !finding.alternatives.is_empty() {
+        let sets: Vec<_> = finding
+            .alternatives
+            .iter()
+            .map(|set| rank_set(set, 4))
+            .collect();
+        lines.push(vec![plain(format!("or it is: {}", sets.join(" / ")))]);
+    }
+    if !finding.cycle.is_empty() {
+        let cycle: Vec<_> = finding.cycle.iter().map(u32::to_string).collect();
+        lines.push(vec![plain(format!(
+            "cycle: {} -> {}",
+            cycle.join(" -> "),
+            cycle[0]
+        ))]);
+    }
+    lines
+}
+
+fn ranks(lens: &Lens<'_>, finding: &Finding) -> Table {
+    let place = |rank| {
+        let frame = finding.frames.iter().find(|frame| frame.rank == rank);
+        frame.map_or_else(String::new, |f| {
+            format!("{}: {}:{} {}", f.when, f.filename, f.line, f.name)
+        })
+    };
+    let row = |rank: u32, role: &str, tone| Row {
+        mark: Mark::NONE,
+        cells: vec![
+            Cell::number(rank.to_string(), f64::from(rank)),
+            Cell::word(lens.host(rank)),
+            Cell::word(role).toned(tone),
+            Cell::word(place(rank)),
+        ],
+        tone: Tone::Plain,
+        target: Some(Target::Rank(rank)),
+        problem: tone == Tone::Bad,
+    };
+    let culprits = finding
+        .culprit_ranks
+        .iter()
+        .map(|&r| row(r, "to blame", Tone::Bad));
+    let victims = finding
+        .victim_ranks
+        .iter()
+        .map(|&r| row(r, "waits", Tone::Waiting));
+    let mut rows: Vec<Row> = culprits.chain(victims).collect();
+    let cut = finding
+        .victim_count
+        .saturating_sub(finding.victim_ranks.len());
+    if cut > 0 {
+        let mut more = row(0, "wait", Tone::Waiting);
+        more.cells[0] = Cell::word(format!("+{cut}"));
+        more.cells[1] = Cell::word("");
+        more.cells[3] = Cell::word("");
+        more.target = None;
+        rows.push(more);
+    }
+    Table {
+        columns: vec![
+            number("rank", 0),
+            text("host", 1),
+            text("", 0),
+            rest("where", 0),
+        ],
+        rows,
+        heads: Heads::Shown,
+        empty: "nobody can be blamed".into(),
+    }
+}
+
+fn evidence(finding: &Finding) -> Vec<Line> {
+    let line = |e: &rcomm_analyzer::Evidence| {
+        let group = e.group.as_ref().or(finding.group.as_ref());
+        let call = match group {
+            Some(group) => overview::call(&e.op, e.seq, group),
+            None => format!("{} #{}", e.op, e.seq),
+        };
+        let state = format!("{:?}", e.state).to_lowercase();
+        vec![plain(format!(
+            "rank {}: record {}, {call}, {state}",
+            e.rank, e.record_id
+        ))]
+    };
+    let mut lines: Vec<Line> = finding.evidence.iter().map(line).collect();
+    if let Some(group) = &finding.group {
+        let members = rank_set(&group.ranks, 8);
+        lines.push(vec![words(
+            format!("members of {}: {members}", group_label(group)),
+            Tone::Dim,
+        )]);
+    }
+    lines
+}

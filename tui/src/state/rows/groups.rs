@@ -1,0 +1,160 @@
+//! Groups: how far each has come, what it waits in. Groups of one description and state share a row.
+
+use super::{Fold, Lens, group_target, labels};
+use crate::page::Page;
+use crate::state::digest::GroupState;
+use crate::table::{Cell, Heads, Row, Table, number, rest};
+use crate::theme::Tone;
+use crate::units::{age, millis};
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::{GroupRef, GroupReport};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+pub(super) fn page(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Page {
+    let title = match only {
+        Some(some) => format!("groups {}", labels(some.iter().map(Arc::as_ref))),
+        None => "groups".into(),
+    };
+    Page::of(vec![], title, table(lens, only))
+}
+
+/// The groups; those of `only`, one row each, if given.
+pub(super) fn table(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
+    let wanted: Option<HashSet<&GroupRef>> =
+        only.map(|some| some.iter().map(Arc::as_ref).collect());
+    let fold = only.is_none() && lens.fold == Fold::Alike;
+    let mut folds: Vec<(GroupState, Vec<&GroupReport>)> = Vec::new();
+    let mut places: HashMap<(GroupState, &str, usize), usize> = HashMap::new();
+    for report in &lens.snapshot.report.groups {
+        let group = &report.group;
+        if wanted
+            .as_ref()
+            .is_some_and(|wanted| !wanted.contains(group))
+        {
+            continue;
+        }
+        let state = lens.digest.group(group);
+        let oldest = lens.digest.oldest(lens.snapshot, group);
+        let more = Subject {
+            op: oldest.map(|instance| instance.op.as_str()),
+            state: Some(state.word()),
+            age_ms: Some(lens.age(report.oldest_ms).unwrap_or(f64::NAN)),
+            lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
+            seq: report.last_seq,
+            ..Subject::default()
+        };
+        let problem = matches!(state, GroupState::Bad | GroupState::Waiting);
+        if (lens.problems_only && !problem) || !lens.passes_group(group, &more) {
+            continue;
+        }
+        let key = (state, group.desc.as_str(), group.ranks.len());
+        // Descriptions that say nothing fold nothing together.
+        let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
+        match places.get(&key) {
+            Some(&at) if alike => folds[at].1.push(report),
+            _ => {
+                if alike {
+                    places.insert(key, folds.len());
+                }
+                folds.push((state, vec![report]));
+            }
+        }
+    }
+    // Causes, then those who wait, the longest first, then the rest as the report has them.
+    folds.sort_by(|(a, left), (b, right)| {
+        let rank = |state: GroupState| state.min(GroupState::Busy);
+        let waits = |reports: &[&GroupReport]| match rank(*a) {
+            GroupState::Busy => 0.0,
+            _ => oldest(reports).unwrap_or(0.0),
+        };
+        rank(*a)
+            .cmp(&rank(*b))
+            .then(waits(right).total_cmp(&waits(left)))
+    });
+    Table {
+        columns: vec![
+            rest("group", 0),
+            number("", 0),
+            number("ranks", 3),
+            number("seq last/min", 1),
+            number("in flight", 0),
+            number("oldest", 0),
+            number("lag p50/p99 ms", 4),
+            number("GB/s", 5),
+        ],
+        rows: folds
+            .iter()
+            .map(|(state, reports)| row(lens, *state, reports))
+            .collect(),
+        heads: Heads::Shown,
+        empty: if lens.snapshot.report.groups.is_empty() {
+            "no group has been recorded yet".into()
+        } else {
+            "no group passes the filter".into()
+        },
+    }
+}
+
+fn oldest(reports: &[&GroupReport]) -> Option<f64> {
+    reports.iter().filter_map(|r| r.oldest_ms).reduce(f64::max)
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn row(lens: &Lens<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
+    let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
+    let members = groups.first().map_or(0, |group| group.ranks.len());
+    let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
+    // Of the folded groups, the instance with the fewest members inside.
+    let joined = groups
+        .iter()
+        .filter_map(|group| lens.digest.oldest(lens.snapshot, group))
+        .min_by_key(|instance| instance.joined.len())
+        .map_or_else(String::new, |instance| {
+            let size = instance.group.ranks.len().max(members);
+            format!(" ({}/{size})", instance.joined.len())
+        });
+    let last = reports.iter().filter_map(|r| r.last_seq).max();
+    let least = reports.iter().filter_map(|r| r.min_seq).min();
+    let seq = |seq: Option<u64>| seq.map_or("--".to_owned(), |seq| seq.to_string());
+    let p50 = median(reports.iter().filter_map(|r| r.lag_p50_ms).collect());
+    let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
+    let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
+    let waited = lens.age(oldest(reports));
+    let fold = if reports.len() > 1 {
+        format!("x{}", reports.len())
+    } else {
+        String::new()
+    };
+    let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    Row {
+        mark: state.mark(),
+        cells: vec![
+            Cell::word(labels(groups.iter().copied())),
+            Cell::word(fold).toned(Tone::Dim),
+            Cell::number(members.to_string(), members as f64),
+            Cell::number(
+                format!("{}/{}", seq(last), seq(least)),
+                or_nan(last.map(|n| n as f64)),
+            ),
+            Cell::number(format!("{in_flight}{joined}"), in_flight as f64),
+            Cell::number(age(waited), or_nan(waited)),
+            Cell::number(format!("{}/{}", millis(p50), millis(p99)), or_nan(p50)),
+            Cell::number(
+                bandwidth.map_or("--".into(), |gbs| format!("{gbs:.1}")),
+                or_nan(bandwidth),
+            ),
+        ],
+        tone: match state {
+            GroupState::Bad => Tone::Bad,
+            GroupState::Waiting => Tone::Waiting,
+            GroupState::Busy | GroupState::Idle => Tone::Plain,
+        },
+        target: Some(group_target(&groups)),
+        problem: matches!(state, GroupState::Bad | GroupState::Waiting),
+    }
+}

@@ -1,0 +1,53 @@
+//! Help, made from the same list as the dispatcher and the footer.
+
+use crate::keys::{BINDINGS, Keymap, Section};
+use crate::page::{Body, Line, Page, Pane, plain, words};
+use crate::state::command::COMMANDS;
+use crate::state::digest::RankState;
+use crate::theme::Tone;
+use rcomm_analyzer::filter;
+
+pub(super) fn page(keymap: &Keymap) -> Page {
+    let mut lines: Vec<Line> = Vec::new();
+    let title = |lines: &mut Vec<Line>, text: &str| {
+        if !lines.is_empty() {
+            lines.push(vec![]);
+        }
+        lines.push(vec![words(text, Tone::Title)]);
+    };
+    for &(section, name) in Section::ALL {
+        title(&mut lines, name);
+        for binding in BINDINGS.iter().filter(|b| b.section == section) {
+            let keys = keymap.keys(binding.action).join("  ");
+            lines.push(vec![
+                words(format!("  {keys:<16}"), Tone::Accent),
+                plain(binding.help),
+            ]);
+        }
+    }
+    title(&mut lines, "filter: all terms must hold, ! turns one round");
+    for (key, meaning) in filter::KEYS {
+        lines.push(vec![
+            words(format!("  {key:<16}"), Tone::Accent),
+            plain(*meaning),
+        ]);
+    }
+    title(&mut lines, "commands");
+    for (usage, meaning) in COMMANDS {
+        lines.push(vec![
+            words(format!("  :{usage:<24}"), Tone::Accent),
+            plain(*meaning),
+        ]);
+    }
+    title(&mut lines, "marks");
+    for &(_, glyph, tone, word) in RankState::ALL {
+        lines.push(vec![words(format!("  {glyph:<16}"), tone), plain(word)]);
+    }
+    Page {
+        head: vec![],
+        panes: vec![Pane {
+            title: "help".into(),
+            body: Body::Text(lines),
+        }],
+    }
+}

@@ -1,0 +1,150 @@
+//! What is in flight: one row per collective instance or message, joined over its ranks. Alike
+//! instances of groups of one description share a row.
+
+use super::{Fold, Lens, group_target, labels};
+use crate::page::Page;
+use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
+use crate::theme::Tone;
+use crate::units::{age, bytes};
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
+use std::collections::HashMap;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    Page::of(vec![], "in flight", table(lens, |_| true))
+}
+
+/// A state in a word.
+fn word(state: InstanceState) -> &'static str {
+    match state {
+        InstanceState::Running => "running",
+        InstanceState::Waiting => "waiting",
+        InstanceState::HalfOpen => "half_open",
+        InstanceState::Mismatch => "mismatch",
+    }
+}
+
+/// The instances that `wanted` lets pass.
+pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
+    let stopped = matches!(
+        lens.snapshot.report.verdict,
+        Verdict::Stuck | Verdict::Mismatch
+    );
+    let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
+    let mut places: HashMap<_, usize> = HashMap::new();
+    for instance in &lens.snapshot.report.in_flight {
+        let problem = stopped && instance.state != InstanceState::Running;
+        if !wanted(instance) || (lens.problems_only && !problem) || !passes(lens, instance) {
+            continue;
+        }
+        let key = (
+            instance.group.desc.as_str(),
+            instance.op.as_str(),
+            instance.seq,
+            instance.state,
+            (instance.joined.len(), instance.missing.len()),
+        );
+        let desc = &instance.group.desc;
+        let alike = lens.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
+        match places.get(&key) {
+            Some(&at) if alike => folds[at].push(instance),
+            _ => {
+                if alike {
+                    places.insert(key, folds.len());
+                }
+                folds.push(vec![instance]);
+            }
+        }
+    }
+    Table {
+        columns: vec![
+            number("age", 0),
+            text("group", 0),
+            number("", 0),
+            number("seq", 0),
+            text("op", 0),
+            number("bytes", 3),
+            number("joined", 0),
+            text("state", 0),
+            rest("missing", 1),
+        ],
+        rows: folds.iter().map(|fold| row(lens, fold, stopped)).collect(),
+        heads: Heads::Shown,
+        empty: if lens.snapshot.report.in_flight.is_empty() {
+            "nothing is in flight".into()
+        } else {
+            "nothing in flight passes the filter".into()
+        },
+    }
+}
+
+fn passes(lens: &Lens<'_>, instance: &InstanceReport) -> bool {
+    lens.passes_group(
+        &instance.group,
+        &Subject {
+            op: Some(&instance.op),
+            state: Some(word(instance.state)),
+            age_ms: Some(lens.age(instance.age_ms).unwrap_or(f64::NAN)),
+            seq: Some(instance.seq),
+            bytes: Some(instance.bytes),
+            ..Subject::default()
+        },
+    )
+}
+
+fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
+    let first = fold[0];
+    let oldest = lens.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
+    let size = first.group.ranks.len();
+    let problem = stopped && first.state != InstanceState::Running;
+    let blamed = lens.digest.group(&first.group) == crate::state::digest::GroupState::Bad;
+    let (mark, tone) = match (problem, blamed) {
+        (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),
+        (true, false) => (Mark::new('.', Tone::Waiting), Tone::Waiting),
+        _ => (Mark::NONE, Tone::Plain),
+    };
+    let missing = match fold {
+        [one] => absent(one),
+        _ if first.missing.is_empty() => String::new(),
+        _ => format!("{} each", first.missing.len()),
+    };
+    let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
+    let many = if fold.len() > 1 {
+        format!("x{}", fold.len())
+    } else {
+        String::new()
+    };
+    Row {
+        mark,
+        cells: vec![
+            Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
+            Cell::word(labels(groups.iter().copied())),
+            Cell::word(many).toned(Tone::Dim),
+            Cell::number(first.seq.to_string(), first.seq as f64),
+            Cell::word(first.op.as_str()),
+            Cell::number(bytes(first.bytes), first.bytes as f64),
+            Cell::number(
+                format!("{}/{size}", first.joined.len()),
+                first.joined.len() as f64,
+            ),
+            Cell::word(word(first.state)),
+            Cell::word(missing),
+        ],
+        tone,
+        target: Some(group_target(&groups)),
+        problem,
+    }
+}
+
+/// `rank 517 never issued`; what cannot be told is said so.
+fn absent(instance: &InstanceReport) -> String {
+    let mut parts = Vec::new();
+    if !instance.missing.is_empty() {
+        parts.push(format!("{} never issued", rank_set(&instance.missing, 4)));
+    }
+    if !instance.unknown.is_empty() {
+        parts.push(format!("{} not known", rank_set(&instance.unknown, 4)));
+    }
+    parts.join(", ")
+}

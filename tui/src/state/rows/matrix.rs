@@ -1,0 +1,179 @@
+//! One group: the rank × sequence matrix of its newest collectives.
+
+use super::{Fold, Lens};
+use crate::page::{Line, Page, plain, words};
+use crate::state::digest::RankState;
+use crate::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use crate::units::age;
+use rcomm_analyzer::GroupRef;
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::label::{group_label, rank_set};
+use rcomm_analyzer::matrix::{self, Matrix, Rows};
+use std::borrow::Cow;
+
+/// How wide one sequence number's column is.
+const COLUMN_WIDTH: u16 = 4;
+/// Room for the other columns.
+const REST: u16 = 46;
+
+pub(super) fn page(lens: &Lens<'_>, group: &GroupRef) -> Page {
+    let columns = usize::from((lens.size.0.saturating_sub(REST) / COLUMN_WIDTH).clamp(4, 40));
+    let rows = match lens.fold {
+        Fold::Alike => Rows::Folded,
+        Fold::Nothing => Rows::Each,
+    };
+    let matrix = matrix::matrix(lens.snapshot.dumps(), group, columns, rows);
+    Page::of(head(lens, group, &matrix), "matrix", table(lens, &matrix))
+}
+
+fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
+    let report = lens
+        .snapshot
+        .report
+        .groups
+        .iter()
+        .find(|r| r.group == *group);
+    let state = lens.digest.group(group);
+    let mut facts = format!("  {} ranks", group.ranks.len());
+    if let Some(report) = report {
+        if !report.backend.is_empty() {
+            facts.push_str(&format!("  {}", report.backend));
+        }
+        if report.timeout_ms > 0 {
+            facts.push_str(&format!(
+                "  time-out {}",
+                age(Some(report.timeout_ms as f64))
+            ));
+        }
+    }
+    if let (Some(first), Some(last)) = (matrix.seqs.first(), matrix.seqs.last()) {
+        facts.push_str(&format!("  seq {first} .. {last}"));
+    }
+    let mut lines = vec![vec![
+        words(group_label(group), Tone::Title),
+        plain(facts),
+        plain("  "),
+        words(state.word(), state.mark().tone),
+    ]];
+    if let Some(oldest) = lens.digest.oldest(lens.snapshot, group) {
+        let waited = age(lens.age(oldest.age_ms));
+        let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
+        let mut text = format!(
+            "oldest: {} #{}, {joined} joined, {waited}",
+            oldest.op, oldest.seq
+        );
+        if !oldest.missing.is_empty() {
+            let missing = rank_set(&oldest.missing, 6);
+            text.push_str(&format!(", never issued by {missing}"));
+        }
+        lines.push(vec![plain(text)]);
+    }
+    let mut legend = Vec::new();
+    for (cell, letter, meaning) in matrix::Cell::LEGEND {
+        legend.push(words(letter.to_string(), tone(*cell)));
+        legend.push(words(format!(" {meaning}  "), Tone::Dim));
+    }
+    lines.push(legend);
+    lines
+}
+
+fn tone(cell: matrix::Cell) -> Tone {
+    match cell {
+        matrix::Cell::Completed => Tone::Good,
+        matrix::Cell::Started | matrix::Cell::Queued => Tone::Waiting,
+        matrix::Cell::NeverIssued | matrix::Cell::Mismatch | matrix::Cell::Failed => Tone::Bad,
+        matrix::Cell::Lost | matrix::Cell::NoRecord => Tone::Silent,
+    }
+}
+
+fn table(lens: &Lens<'_>, matrix: &Matrix) -> Table {
+    let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
+    let last = matrix.seqs.len().saturating_sub(1);
+    let heads = matrix.seqs.iter().enumerate().map(|(at, seq)| {
+        // The last two digits are enough between the first and the last.
+        let name = if at == 0 || at == last {
+            seq.to_string()
+        } else {
+            format!("{:02}", seq % 100)
+        };
+        Column {
+            name: Cow::Owned(name),
+            align: Align::Right,
+            rank: 0,
+            grows: false,
+        }
+    });
+    columns.extend(heads);
+    columns.push(number("age", 0));
+    columns.push(rest("last call", 2));
+    let now = lens.snapshot.at.wall_ns;
+    let rows = matrix.rows.iter().filter_map(|row| {
+        let ranks: Vec<_> = (row.ranks.iter().copied())
+            .filter(|&rank| lens.passes_rank(rank, &Subject::default()))
+            .collect();
+        let &first = ranks.first()?;
+        let problem = row.cells.iter().any(|cell| tone(*cell) == Tone::Bad);
+        if lens.problems_only && !problem {
+            return None;
+        }
+        let waited = row
+            .pending_since_ns
+            .map(|since| (now - since) as f64 / 1e6 + lens.later_ms);
+        let hosts: std::collections::BTreeSet<&str> = ranks
+            .iter()
+            .take(1000)
+            .map(|&rank| lens.host(rank))
+            .collect();
+        let host = match hosts.len() {
+            1 => lens.host(first).to_owned(),
+            n => format!("{n} hosts"),
+        };
+        let mut cells = vec![
+            Cell::number(rank_set(&ranks, 3), f64::from(first)),
+            Cell::number(
+                if ranks.len() > 1 {
+                    format!("x{}", ranks.len())
+                } else {
+                    String::new()
+                },
+                ranks.len() as f64,
+            )
+            .toned(Tone::Dim),
+            Cell::word(host),
+        ];
+        cells.extend(
+            row.cells
+                .iter()
+                .map(|&cell| Cell::word(cell.letter().to_string()).toned(tone(cell))),
+        );
+        cells.push(Cell::number(
+            waited.map_or_else(String::new, |ms| age(Some(ms))),
+            waited.unwrap_or(f64::NAN),
+        ));
+        let report = lens.digest.report(lens.snapshot, first);
+        let last = report.and_then(|report| report.last_call.clone());
+        cells.push(Cell::word(last.unwrap_or_default()));
+        let state = lens.digest.rank(lens.snapshot, first);
+        Some(Row {
+            mark: if state == RankState::Ok {
+                crate::table::Mark::NONE
+            } else {
+                state.mark()
+            },
+            cells,
+            tone: Tone::Plain,
+            target: Some(match ranks.as_slice() {
+                [one] => Target::Rank(*one),
+                _ => Target::Ranks(ranks.into()),
+            }),
+            problem,
+        })
+    });
+    Table {
+        rows: rows.collect(),
+        columns,
+        heads: Heads::Shown,
+        empty: "no collective of this group is in any record".into(),
+    }
+}

@@ -1,0 +1,158 @@
+//! What each screen lists, made from a snapshot: one file a screen.
+
+mod compare;
+mod finding;
+mod groups;
+mod help;
+mod in_flight;
+mod matrix;
+mod overview;
+mod rank;
+mod ranks;
+mod sources;
+mod stacks;
+mod stragglers;
+mod timeline;
+mod warnings;
+mod why;
+
+pub use ranks::Metric;
+pub use timeline::Scale;
+
+use super::digest::Digest;
+use super::screen::Screen;
+use crate::keys::Keymap;
+use crate::page::Page;
+use rcomm_analyzer::filter::{Filter, Subject};
+use rcomm_analyzer::label::{group_label, group_labels};
+use rcomm_analyzer::{Code, GroupRef, Snapshot};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Whether alike rows are shown as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fold {
+    /// Yes.
+    #[default]
+    Alike,
+    /// One row for each.
+    Nothing,
+}
+
+/// A snapshot, and through which glasses it is looked at.
+pub struct Lens<'a> {
+    /// What was seen.
+    pub snapshot: &'a Snapshot,
+    /// What it says in a word.
+    pub digest: &'a Digest,
+    /// What the user wants to see of it.
+    pub filter: &'a Filter,
+    /// Problems only.
+    pub problems_only: bool,
+    /// Codes that the user does not want to hear of.
+    pub muted: &'a BTreeSet<Code>,
+    /// Ranks that the user marked.
+    pub marks: &'a BTreeSet<Rank>,
+    /// Time since the snapshot, ms: what was pending then is that much older now.
+    pub later_ms: f64,
+    /// Whether alike rows are shown as one.
+    pub fold: Fold,
+    /// What the heat map shows.
+    pub metric: Metric,
+    /// What part of time the timeline shows.
+    pub scale: Scale,
+    /// Columns and rows of the terminal.
+    pub size: (u16, u16),
+    /// The keys.
+    pub keymap: &'a Keymap,
+}
+
+impl Lens<'_> {
+    /// What `screen` lists.
+    pub fn page(&self, screen: &Screen) -> Page {
+        match screen {
+            Screen::Overview => overview::page(self),
+            Screen::Groups => groups::page(self, None),
+            Screen::GroupsOf(some) => groups::page(self, Some(some)),
+            Screen::Group(group) => matrix::page(self, group),
+            Screen::Ranks => ranks::page(self),
+            Screen::RanksOf(some) => ranks::some(self, some),
+            Screen::Rank(rank) => rank::page(self, *rank),
+            Screen::InFlight => in_flight::page(self),
+            Screen::Stragglers => stragglers::page(self),
+            Screen::Warnings => warnings::page(self),
+            Screen::Finding(id) => finding::page(self, *id),
+            Screen::Timeline => timeline::page(self),
+            Screen::Why(target) => why::page(self, target.as_ref()),
+            Screen::Stacks => stacks::page(self),
+            Screen::Compare => compare::page(self),
+            Screen::Sources => sources::page(self),
+            Screen::Help => help::page(self.keymap),
+        }
+    }
+
+    fn passes(&self, subject: &Subject<'_>) -> bool {
+        self.filter.matches(subject)
+    }
+
+    /// Filters by a group, its ranks and their hosts.
+    fn passes_group(&self, group: &GroupRef, more: &Subject<'_>) -> bool {
+        if self.filter.is_empty() {
+            return true;
+        }
+        let host_of = |rank| self.host(rank);
+        self.passes(&Subject {
+            ranks: &group.ranks,
+            group: Some(group),
+            host_of: Some(&host_of),
+            ..*more
+        })
+    }
+
+    /// Filters by one rank.
+    fn passes_rank(&self, rank: Rank, more: &Subject<'_>) -> bool {
+        if self.filter.is_empty() {
+            return true;
+        }
+        let host_of = |rank| self.host(rank);
+        self.passes(&Subject {
+            ranks: &[rank],
+            host_of: Some(&host_of),
+            ..*more
+        })
+    }
+
+    fn host(&self, rank: Rank) -> &str {
+        self.snapshot.rank(rank).map_or("", |view| &view.host)
+    }
+
+    /// `rank 517 (n064/5)`.
+    fn rank_label(&self, rank: Rank) -> String {
+        match self.snapshot.rank(rank) {
+            Some(view) if !view.host.is_empty() => {
+                format!("rank {rank} ({}/{})", view.host, view.local_rank)
+            }
+            _ => format!("rank {rank}"),
+        }
+    }
+
+    /// An age at the snapshot, as it is now.
+    fn age(&self, ms: Option<f64>) -> Option<f64> {
+        ms.map(|ms| ms + self.later_ms)
+    }
+}
+
+/// Several groups in a word.
+fn labels<'a>(groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
+    let labels: Vec<String> = groups.into_iter().map(group_label).collect();
+    group_labels(&labels)
+}
+
+/// Groups as something to open.
+fn group_target(groups: &[&GroupRef]) -> crate::table::Target {
+    match groups {
+        [one] => crate::table::Target::Group(Arc::new((*one).clone())),
+        many => crate::table::Target::Groups(many.iter().map(|g| Arc::new((*g).clone())).collect()),
+    }
+}

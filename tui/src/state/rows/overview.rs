@@ -1,0 +1,172 @@
+//! The first screen: is it stuck, who, since when.
+
+use super::{Lens, groups, in_flight, warnings};
+use crate::page::{Body, Line, Page, Pane, Strip, plain, words};
+use crate::state::digest::{RankState, since_ms};
+use crate::table::{Heads, Table};
+use crate::theme::Tone;
+use crate::units::{clock_age, count};
+use rcomm_analyzer::label::{group_label, rank_set};
+use rcomm_analyzer::{Verdict, causes};
+use rcomm_recorder::model::Rank;
+
+/// From how many rows on a terminal is high.
+const ROOMY: u16 = 36;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let mut head = vec![headline(lens)];
+    head.extend(why_line(lens));
+    let pane = |title: String, body| Pane { title, body };
+    let findings = Table {
+        heads: Heads::Left,
+        ..warnings::table(lens, warnings::Muted::Left)
+    };
+    let mut panes = vec![
+        pane(
+            format!("warnings: {}", warnings::summary(lens)),
+            Body::Table(findings),
+        ),
+        pane("groups".into(), Body::Table(groups::table(lens, None))),
+    ];
+    // A high terminal has room for what else one would ask for next.
+    if lens.size.1 >= ROOMY {
+        let table = in_flight::table(lens, |_| true);
+        panes.push(pane("in flight".into(), Body::Table(table)));
+    }
+    panes.push(pane(strip_title(lens), Body::Strip(strip(lens))));
+    Page { head, panes }
+}
+
+/// The verdict as a word with its tone.
+fn verdict(verdict: Verdict) -> (&'static str, Tone) {
+    match verdict {
+        Verdict::Healthy => ("HEALTHY", Tone::Good),
+        Verdict::Running => ("RUNNING", Tone::Good),
+        Verdict::Stuck => ("STUCK", Tone::Bad),
+        Verdict::Mismatch => ("MISMATCH", Tone::Bad),
+        Verdict::Slow => ("SLOW", Tone::Late),
+        Verdict::Inconclusive => ("CANNOT TELL", Tone::Silent),
+    }
+}
+
+fn headline(lens: &Lens<'_>) -> Line {
+    let report = &lens.snapshot.report;
+    let (word, tone) = verdict(report.verdict);
+    let head = lens.digest.head.map(|at| &report.findings[at]);
+    let mut line = vec![words(format!(" {word} "), tone)];
+    match head {
+        Some(finding) => {
+            if let Some(since) = lens.age(since_ms(lens.snapshot, finding))
+                && matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch)
+            {
+                line.push(words(format!("{}  ", clock_age(since)), tone));
+            }
+            line.push(plain(finding.sentence.clone()));
+        }
+        None => {
+            let input = &report.input;
+            let mut said = match report.verdict {
+                Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
+                Verdict::Running => match report.in_flight.len() {
+                    0 => "nothing is overdue".to_owned(),
+                    n => format!("{} in flight, none overdue", count(n, "operation")),
+                },
+                _ => "the records do not tell".to_owned(),
+            };
+            if input.ranks_read < input.ranks_expected {
+                let (read, all) = (input.ranks_read, input.ranks_expected);
+                said.push_str(&format!("; {read} of {all} ranks read"));
+            }
+            line.push(plain(said));
+        }
+    }
+    line
+}
+
+/// `why: 517 -> dp_5 #9133 (15 wait) -> tp_64..71 (56 wait)`.
+fn why_line(lens: &Lens<'_>) -> Option<Line> {
+    let roots = &lens.digest.roots;
+    if roots.is_empty() {
+        return None;
+    }
+    let chain = causes::chain(&lens.snapshot.report, roots);
+    if chain.is_empty() {
+        return None;
+    }
+    let mut text = format!("   why: {}", rank_set(roots, 4));
+    for link in &chain {
+        let groups = super::labels(&link.groups);
+        let seq = match link.seq {
+            (a, b) if a == b => format!(" #{a}"),
+            _ => String::new(),
+        };
+        text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
+    }
+    Some(vec![words(text, Tone::Dim), words("  [w]", Tone::Accent)])
+}
+
+fn by_host(lens: &Lens<'_>) -> bool {
+    let hosts = &lens.digest.hosts;
+    hosts.len() > 1 && lens.snapshot.ranks.len() > 256
+}
+
+fn strip_title(lens: &Lens<'_>) -> String {
+    let mut legend = String::new();
+    for (_, glyph, _, word) in RankState::ALL {
+        legend.push_str(&format!(" {glyph}={word}"));
+    }
+    let unit = if by_host(lens) { "hosts" } else { "ranks" };
+    format!("{unit} {legend}")
+}
+
+fn strip(lens: &Lens<'_>) -> Strip {
+    let shown = |rank: Rank, state: RankState| {
+        let subject = rcomm_analyzer::filter::Subject {
+            state: Some(state.word()),
+            ..Default::default()
+        };
+        lens.passes_rank(rank, &subject)
+    };
+    let dot = |state: RankState, visible: bool| {
+        let mark = state.mark();
+        let tone = if visible { mark.tone } else { Tone::Dim };
+        let worth = if visible { state as u8 + 1 } else { 0 };
+        (
+            worth,
+            crate::page::Dot {
+                glyph: mark.glyph,
+                tone,
+            },
+        )
+    };
+    let ranks = &lens.snapshot.ranks;
+    let states = &lens.digest.states;
+    if by_host(lens) {
+        let dots = lens.digest.hosts.iter().map(|host| {
+            let all = host.ranks.iter().map(|&at| (ranks[at].rank, states[at]));
+            let visible = lens.filter.is_empty() || all.clone().any(|(r, s)| shown(r, s));
+            let worst = all
+                .map(|(_, state)| state)
+                .max()
+                .unwrap_or(RankState::Silent);
+            dot(worst, visible)
+        });
+        Strip {
+            unit: "host",
+            dots: dots.collect(),
+        }
+    } else {
+        let all = ranks.iter().zip(states);
+        Strip {
+            unit: "rank",
+            dots: all
+                .map(|(view, &state)| dot(state, shown(view.rank, state)))
+                .collect(),
+        }
+    }
+}
+
+/// What a group's oldest pending operation is, in words: `all_reduce #41 on dp_5`.
+pub(super) fn call(op: &str, seq: u64, group: &rcomm_analyzer::GroupRef) -> String {
+    format!("{op} #{seq} on {}", group_label(group))
+}

@@ -1,0 +1,257 @@
+//! One rank: who it is, what it does, whom it waits for and who waits for it.
+
+use super::{Lens, in_flight, overview};
+use crate::page::{Body, Line, Page, Pane, plain, words};
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use crate::units::{age, count, time_of_day};
+use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::{GroupRef, RankView};
+use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
+use rcomm_recorder::publish::Dump;
+use std::sync::Arc;
+
+/// Operations listed.
+const LAST: usize = 20;
+
+pub(super) fn page(lens: &Lens<'_>, rank: Rank) -> Page {
+    let Some(view) = lens.snapshot.rank(rank) else {
+        let text = format!("there is no rank {rank}");
+        return Page {
+            head: vec![vec![words(text, Tone::Silent)]],
+            panes: vec![],
+        };
+    };
+    let pane = |title: &str, body| Pane {
+        title: title.into(),
+        body,
+    };
+    let mut panes = vec![
+        pane(
+            "in flight",
+            Body::Table(in_flight::table(lens, |i| {
+                i.joined.binary_search(&rank).is_ok()
+            })),
+        ),
+        pane(
+            "last operations, newest first",
+            Body::Table(operations(view)),
+        ),
+    ];
+    let stack = stack(view);
+    if !stack.is_empty() {
+        panes.push(pane("stack of its newest call", Body::Text(stack)));
+    }
+    Page {
+        head: head(lens, view),
+        panes,
+    }
+}
+
+fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
+    let rank = view.rank;
+    let state = lens.digest.rank(lens.snapshot, rank);
+    let mut who = vec![
+        words(lens.rank_label(rank), Tone::Title),
+        plain("  "),
+        words(state.word(), state.mark().tone),
+    ];
+    let mut facts = String::new();
+    if let Some(dump) = view.dump() {
+        if dump.identity.pid > 0 {
+            facts.push_str(&format!("  pid {}", dump.identity.pid));
+        }
+        if let Some(status) = &dump.status {
+            if status.step >= 0 {
+                facts.push_str(&format!("  step {}", status.step));
+            }
+            if !status.phase.is_empty() {
+                facts.push_str(&format!("  phase {:?}", status.phase));
+            }
+        }
+    }
+    facts.push_str(match view.liveness {
+        Liveness::Alive => "  process alive",
+        Liveness::Dead => "  process gone",
+        Liveness::Unknown => "",
+    });
+    who.push(plain(facts));
+    let mut lines = vec![who];
+    let waits = &lens.snapshot.report.waits;
+    if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
+        let call = overview::call(&wait.op, wait.seq, &wait.group);
+        let text = format!("waits for {} in {call}", rank_set(&wait.on, 6));
+        lines.push(vec![plain(text)]);
+    }
+    let waiting: Vec<Rank> = waits
+        .iter()
+        .filter(|wait| wait.on.binary_search(&rank).is_ok())
+        .map(|wait| wait.rank)
+        .collect();
+    if !waiting.is_empty() {
+        let mut waiting = waiting;
+        waiting.sort_unstable();
+        waiting.dedup();
+        let text = format!(
+            "{} for it: {}",
+            if waiting.len() == 1 {
+                "1 rank waits".to_owned()
+            } else {
+                format!("{} ranks wait", waiting.len())
+            },
+            rank_set(&waiting, 6)
+        );
+        lines.push(vec![plain(text)]);
+    }
+    lines.push(vec![words(health(lens, view), Tone::Dim)]);
+    if let Some(failure) = &view.failure {
+        lines.push(vec![words(
+            format!("does not answer: {failure}"),
+            Tone::Silent,
+        )]);
+    }
+    lines
+}
+
+/// How well its record does.
+fn health(lens: &Lens<'_>, view: &RankView) -> String {
+    let Some(dump) = view.dump() else {
+        return "no record of it was read".into();
+    };
+    let lost = lens
+        .digest
+        .report(lens.snapshot, view.rank)
+        .map_or(0, |r| r.lost);
+    let mut text = format!(
+        "record: {} held, {lost} lost",
+        count(dump.entries.len(), "operation")
+    );
+    if dump.identity.dump_time_ns > 0 {
+        text.push_str(&format!(
+            ", as of {}",
+            time_of_day(dump.identity.dump_time_ns)
+        ));
+    }
+    if let Some(silence) = view.silence.filter(|_| view.silent) {
+        let ms = silence.as_secs_f64() * 1e3 + lens.later_ms;
+        text.push_str(&format!(", silent for {}", age(Some(ms))));
+    }
+    if !dump.identity.reason.is_empty() {
+        text.push_str(&format!(", taken because: {}", dump.identity.reason));
+    }
+    text
+}
+
+/// An operation's name as its recorder spelt it where we have no word for it.
+pub(super) fn op_name<'a>(dump: &'a Dump, entry: &Entry) -> &'a str {
+    match dump.signatures.get(entry.signature as usize) {
+        Some(signature) if entry.op == OpType::Other => &signature.op_name,
+        _ => entry.op.name(),
+    }
+}
+
+/// An entry's group.
+pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
+    let group = dump.groups.get(entry.group as usize)?;
+    Some(GroupRef {
+        name: group.info.name.clone(),
+        desc: group.info.desc.clone(),
+        ranks: group.info.ranks.clone(),
+    })
+}
+
+fn operations(view: &RankView) -> Table {
+    let rows = view.dumps.iter().flat_map(|dump| {
+        dump.entries
+            .iter()
+            .rev()
+            .take(LAST)
+            .map(|entry| operation(dump, entry))
+    });
+    Table {
+        columns: vec![
+            text("issued", 2),
+            text("group", 0),
+            number("seq", 0),
+            text("op", 0),
+            text("state", 0),
+            number("ran", 1),
+            rest("where", 1),
+        ],
+        rows: rows.collect(),
+        heads: Heads::Shown,
+        empty: "no operation is recorded".into(),
+    }
+}
+
+fn operation(dump: &Dump, entry: &Entry) -> Row {
+    let (state, tone) = match entry.state {
+        EntryState::Completed => ("completed", Tone::Plain),
+        EntryState::Failed => ("failed", Tone::Bad),
+        EntryState::Started => ("started", Tone::Waiting),
+        EntryState::Scheduled => ("queued", Tone::Waiting),
+    };
+    let group = group_of(dump, entry);
+    let seq = if entry.op.is_p2p() {
+        entry.p2p_seq_id
+    } else {
+        entry.collective_seq_id
+    };
+    let place = innermost(dump, entry).map_or_else(String::new, |frame| {
+        format!("{}:{} {}", frame.filename, frame.line, frame.name)
+    });
+    let ran = entry.duration_ms.map(f64::from);
+    Row {
+        mark: Mark::NONE,
+        cells: vec![
+            Cell::number(
+                time_of_day(entry.time_created_ns),
+                entry.time_created_ns as f64,
+            ),
+            Cell::word(
+                group
+                    .as_ref()
+                    .map_or_else(String::new, rcomm_analyzer::label::group_label),
+            ),
+            Cell::number(seq.to_string(), seq as f64),
+            Cell::word(op_name(dump, entry)),
+            Cell::word(state),
+            Cell::number(
+                ran.map_or_else(String::new, |ms| {
+                    format!("{}ms", crate::units::millis(Some(ms)))
+                }),
+                ran.unwrap_or(f64::NAN),
+            ),
+            Cell::word(place),
+        ],
+        tone,
+        target: group.map(|group| Target::Group(Arc::new(group))),
+        problem: tone != Tone::Plain,
+    }
+}
+
+fn innermost<'a>(dump: &'a Dump, entry: &Entry) -> Option<&'a rcomm_recorder::model::Frame> {
+    let stack = dump.stacks.get(entry.stack? as usize)?;
+    dump.frames.get(*stack.first()? as usize)
+}
+
+fn stack(view: &RankView) -> Vec<Line> {
+    let Some(dump) = view.dump() else {
+        return vec![];
+    };
+    let newest = dump.entries.iter().rev().find_map(|entry| entry.stack);
+    let frames = newest
+        .and_then(|stack| dump.stacks.get(stack as usize))
+        .into_iter()
+        .flatten()
+        .filter_map(|&frame| dump.frames.get(frame as usize));
+    frames
+        .map(|frame| {
+            vec![plain(format!(
+                "{}:{} {}",
+                frame.filename, frame.line, frame.name
+            ))]
+        })
+        .collect()
+}

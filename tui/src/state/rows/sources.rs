@@ -1,0 +1,59 @@
+//! What is read, and how it answers.
+
+use super::Lens;
+use crate::page::{Page, plain};
+use crate::table::{Cell, Heads, Mark, Row, Table, number, rest};
+use crate::theme::Tone;
+use crate::units::{age, count};
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let snapshot = lens.snapshot;
+    let rows = snapshot.sources.iter().map(|source| {
+        let silence = lens.age(source.silence.map(|s| s.as_secs_f64() * 1e3));
+        let (tone, glyph, state) = match &source.error {
+            Some(error) => (Tone::Silent, '?', error.clone()),
+            None if source.answered < source.known => {
+                let missing = source.known - source.answered;
+                (
+                    Tone::Late,
+                    '~',
+                    format!("{} not answering", count(missing, "rank")),
+                )
+            }
+            None if source.silence.is_none() => (Tone::Dim, ' ', "not asked yet".into()),
+            None => (Tone::Plain, ' ', "answers".into()),
+        };
+        Row {
+            mark: Mark::new(glyph, tone),
+            cells: vec![
+                Cell::word(source.name.as_str()),
+                Cell::number(
+                    format!("{}/{}", source.answered, source.known),
+                    source.answered as f64,
+                ),
+                Cell::number(age(silence), silence.unwrap_or(f64::NAN)),
+                Cell::word(state),
+            ],
+            tone,
+            target: None,
+            problem: source.error.is_some() || source.answered < source.known,
+        }
+    });
+    let head = vec![vec![plain(format!(
+        "{} held; the last judgement took {:.1} ms",
+        count(snapshot.entries(), "operation"),
+        snapshot.cost.as_secs_f64() * 1e3
+    ))]];
+    let table = Table {
+        columns: vec![
+            rest("source", 0),
+            number("ranks", 0),
+            number("asked", 0),
+            rest("state", 0),
+        ],
+        rows: rows.collect(),
+        heads: Heads::Shown,
+        empty: "no source".into(),
+    };
+    Page::of(head, "sources", table)
+}

@@ -1,0 +1,79 @@
+//! Call stacks of all ranks' newest calls, merged from the outermost frame inwards.
+
+use super::Lens;
+use crate::page::{Page, words};
+use crate::state::digest::RankState;
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use rcomm_analyzer::StackNode;
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::label::rank_set;
+use rcomm_recorder::model::Rank;
+
+/// Rows listed at most: a stack of a thousand distinct frames is not read as a list.
+const ROWS: usize = 4096;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let mut rows = Vec::new();
+    // Depth first with a stack of our own: recorded call stacks may be deep.
+    let mut todo: Vec<(usize, &StackNode)> = lens
+        .snapshot
+        .report
+        .stacks
+        .iter()
+        .rev()
+        .map(|node| (0, node))
+        .collect();
+    while let Some((depth, node)) = todo.pop() {
+        let ranks: Vec<Rank> = (node.ranks.iter().copied())
+            .filter(|&rank| {
+                let state = lens.digest.rank(lens.snapshot, rank);
+                let subject = Subject {
+                    state: Some(state.word()),
+                    ..Subject::default()
+                };
+                (!lens.problems_only || state == RankState::Root)
+                    && lens.passes_rank(rank, &subject)
+            })
+            .collect();
+        if ranks.is_empty() || rows.len() >= ROWS {
+            continue;
+        }
+        rows.push(row(lens, depth, node, ranks));
+        todo.extend(node.children.iter().rev().map(|child| (depth + 1, child)));
+    }
+    let head = vec![vec![words(
+        "where each rank issued its newest recorded operation, outermost frame first",
+        Tone::Dim,
+    )]];
+    let table = Table {
+        columns: vec![number("count", 0), text("ranks", 1), rest("frame", 0)],
+        rows,
+        heads: Heads::Shown,
+        empty: "no call site is recorded".into(),
+    };
+    Page::of(head, "stacks", table)
+}
+
+fn row(lens: &Lens<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
+    let root = ranks
+        .iter()
+        .any(|&rank| lens.digest.rank(lens.snapshot, rank) == RankState::Root);
+    let indent = "  ".repeat(depth.min(30));
+    let frame = format!("{indent}{}:{} {}", node.filename, node.line, node.name);
+    Row {
+        mark: if root {
+            Mark::new('!', Tone::Bad)
+        } else {
+            Mark::NONE
+        },
+        cells: vec![
+            Cell::number(ranks.len().to_string(), ranks.len() as f64),
+            Cell::word(rank_set(&ranks, 3)).toned(Tone::Dim),
+            Cell::word(frame),
+        ],
+        tone: Tone::Plain,
+        target: Some(Target::Ranks(ranks.into())),
+        problem: root,
+    }
+}

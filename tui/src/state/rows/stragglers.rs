@@ -1,0 +1,124 @@
+//! Who comes late: ranks by what others waited for them, those of one host in one row.
+
+use super::Lens;
+use crate::page::{Page, plain};
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use crate::units::millis;
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::{Code, RankReport};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeSet, HashMap};
+
+/// From which share of the job's time on a rank is listed.
+const WORTH: f64 = 0.001;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let report = &lens.snapshot.report;
+    let accused: BTreeSet<Rank> = report
+        .findings
+        .iter()
+        .filter(|f| f.code == Code::W220)
+        .flat_map(|f| f.culprit_ranks.iter().copied())
+        .collect();
+    let late: HashMap<Rank, &RankReport> = report
+        .ranks
+        .iter()
+        .filter(|r| r.lag_share.unwrap_or(0.0) >= WORTH || accused.contains(&r.rank))
+        .map(|r| (r.rank, r))
+        .collect();
+    let mut rows = Vec::new();
+    for host in &lens.digest.hosts {
+        let ranks = || host.ranks.iter().map(|&at| lens.snapshot.ranks[at].rank);
+        let here: Vec<&RankReport> = ranks()
+            .filter_map(|rank| late.get(&rank).copied())
+            .filter(|report| passes(lens, report))
+            .collect();
+        // A host whose ranks are all late is one cause; single ranks are causes of their own.
+        let whole = here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
+        if whole {
+            rows.push(row(lens, &here, host.ranks.len(), &accused));
+        } else {
+            let each = here.iter();
+            rows.extend(each.map(|one| row(lens, &[one], host.ranks.len(), &accused)));
+        }
+    }
+    rows.retain(|row| row.problem || !lens.problems_only);
+    rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
+    let total: f64 = rows
+        .iter()
+        .filter(|r| r.problem)
+        .map(|r| r.cells[5].value)
+        .sum();
+    let mut head = vec![vec![plain(
+        "lag: how long the others of an operation waited for this rank; share: of the job's time",
+    )]];
+    if total > 0.0 {
+        let gain = total.min(100.0);
+        let text = format!(
+            "if the marked ones came in time, up to {gain:.1} % of the job's time were won"
+        );
+        head.push(vec![plain(text)]);
+    }
+    let table = Table {
+        columns: vec![
+            text("ranks", 0),
+            text("host", 1),
+            number("late", 2),
+            text("verdict", 0),
+            number("lag p50 ms", 0),
+            number("share %", 0),
+            rest("last call", 3),
+        ],
+        rows,
+        heads: Heads::Shown,
+        empty: "nobody comes late, as far as the records tell".into(),
+    };
+    Page::of(head, "stragglers", table)
+}
+
+fn passes(lens: &Lens<'_>, report: &RankReport) -> bool {
+    lens.passes_rank(
+        report.rank,
+        &Subject {
+            lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
+            state: Some(lens.digest.rank(lens.snapshot, report.rank).word()),
+            ..Subject::default()
+        },
+    )
+}
+
+fn row(lens: &Lens<'_>, late: &[&RankReport], on_host: usize, accused: &BTreeSet<Rank>) -> Row {
+    let ranks: Vec<Rank> = late.iter().map(|report| report.rank).collect();
+    let problem = ranks.iter().any(|rank| accused.contains(rank));
+    let lag = late.iter().filter_map(|r| r.lag_p50_ms).reduce(f64::max);
+    let share = late.iter().filter_map(|r| r.lag_share).reduce(f64::max);
+    let percent = share.map_or(f64::NAN, |share| share * 100.0);
+    let (mark, tone) = if problem {
+        (Mark::new('~', Tone::Late), Tone::Late)
+    } else {
+        (Mark::NONE, Tone::Plain)
+    };
+    let verdict = match (problem, late.len() > 1) {
+        (true, true) => "HOST LATE",
+        (true, false) => "RANK LATE",
+        _ => "-",
+    };
+    let last = late[0].last_call.clone().unwrap_or_default();
+    Row {
+        mark,
+        cells: vec![
+            Cell::number(rank_set(&ranks, 3), f64::from(ranks[0])),
+            Cell::word(lens.host(ranks[0])),
+            Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
+            Cell::word(verdict),
+            Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),
+            Cell::number(format!("{percent:.1}"), percent),
+            Cell::word(last),
+        ],
+        tone,
+        target: Some(Target::Ranks(ranks.into())),
+        problem,
+    }
+}

@@ -1,0 +1,146 @@
+//! Ranks along time: the root, the marked, and those who wait first.
+
+use super::Lens;
+use crate::page::{Body, Lane, Page, Pane, Span, Timeline, plain};
+use crate::state::digest::RankState;
+use crate::theme::Tone;
+use rcomm_analyzer::RankView;
+use rcomm_analyzer::filter::Subject;
+use rcomm_recorder::model::EntryState;
+
+/// What part of time is shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// Width, ns.
+    pub width_ns: i64,
+    /// How far the right edge lies before the last thing that happened, ns.
+    pub back_ns: i64,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self {
+            width_ns: 4_000_000_000,
+            back_ns: 0,
+        }
+    }
+}
+
+impl Scale {
+    /// Twice as close, or twice as far.
+    pub fn zoom(&mut self, factor: f64) {
+        let width = (self.width_ns as f64 * factor) as i64;
+        self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
+    }
+
+    /// A quarter of the width earlier (+) or later (-).
+    pub fn pan(&mut self, quarters: i64) {
+        let back = self.back_ns + quarters * self.width_ns / 4;
+        self.back_ns = back.max(0);
+    }
+}
+
+/// Lanes shown.
+const LANES: usize = 256;
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let ranks = &lens.snapshot.ranks;
+    let mut shown: Vec<(u8, usize)> = (0..ranks.len())
+        .filter(|&at| {
+            let state = lens.digest.states[at];
+            let subject = Subject {
+                state: Some(state.word()),
+                ..Subject::default()
+            };
+            (!lens.problems_only || state != RankState::Ok)
+                && lens.passes_rank(ranks[at].rank, &subject)
+        })
+        .map(|at| {
+            let first = match lens.digest.states[at] {
+                _ if lens.marks.contains(&ranks[at].rank) => 0,
+                RankState::Root => 1,
+                RankState::Late => 2,
+                RankState::Silent => 3,
+                RankState::Waits => 4,
+                RankState::Ok => 5,
+            };
+            (first, at)
+        })
+        .collect();
+    shown.sort_unstable();
+    let left = shown.len().saturating_sub(LANES);
+    shown.truncate(LANES);
+    let last = shown
+        .iter()
+        .filter_map(|&(_, at)| last_event(&ranks[at]))
+        .max()
+        .unwrap_or(lens.snapshot.at.wall_ns);
+    // A little of what came after the last event: that is where one sees that nothing did.
+    let to_ns = last + lens.scale.width_ns / 5 - lens.scale.back_ns;
+    let from_ns = to_ns - lens.scale.width_ns;
+    let lanes = shown
+        .iter()
+        .map(|&(_, at)| lane(lens, at, from_ns, to_ns))
+        .collect();
+    let mut head = vec![vec![plain("[h] earlier  [l] later  [+] closer  [_] wider")]];
+    if left > 0 {
+        head.push(vec![plain(format!(
+            "{left} ranks are left out: filter or mark what you look for"
+        ))]);
+    }
+    Page {
+        head,
+        panes: vec![Pane {
+            title: "timeline".into(),
+            body: Body::Timeline(Timeline {
+                from_ns,
+                to_ns,
+                lanes,
+            }),
+        }],
+    }
+}
+
+fn last_event(view: &RankView) -> Option<i64> {
+    let entries = view.dumps.iter().filter_map(|dump| dump.entries.last());
+    entries
+        .map(|e| e.time_discovered_completed_ns.max(e.time_created_ns))
+        .max()
+}
+
+fn lane(lens: &Lens<'_>, at: usize, from_ns: i64, to_ns: i64) -> Lane {
+    let view = &lens.snapshot.ranks[at];
+    let state = lens.digest.states[at];
+    let marked = lens.marks.contains(&view.rank);
+    let mut spans: Vec<Span> = view
+        .dumps
+        .iter()
+        .flat_map(|dump| &dump.entries)
+        .filter(|e| e.time_created_ns > 0 && e.time_created_ns < to_ns)
+        .filter_map(|e| {
+            let pending = e.state < EntryState::Completed && !e.retired;
+            let end = (!pending).then(|| e.time_discovered_completed_ns.max(e.time_created_ns));
+            let visible = end.is_none_or(|end| end >= from_ns);
+            visible.then_some(Span {
+                from_ns: e.time_created_ns,
+                to_ns: end,
+            })
+        })
+        .collect();
+    spans.sort_by_key(|span| span.from_ns);
+    let glyph = match state {
+        RankState::Ok if marked => '*',
+        RankState::Ok => ' ',
+        other => other.mark().glyph,
+    };
+    Lane {
+        rank: view.rank,
+        label: format!("{glyph} r{}", view.rank),
+        tone: if state == RankState::Ok {
+            Tone::Plain
+        } else {
+            state.mark().tone
+        },
+        spans,
+    }
+}

@@ -1,0 +1,205 @@
+//! Warnings: the report's findings with their codes and sentences.
+
+use super::Lens;
+use crate::page::{Page, words};
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::theme::Tone;
+use crate::units::count;
+use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::{Code, Finding, Severity};
+
+pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let mut table = table(lens, Muted::Shown);
+    if !lens.problems_only && lens.filter.is_empty() {
+        let said: Vec<Code> = lens
+            .snapshot
+            .report
+            .findings
+            .iter()
+            .map(|f| f.code)
+            .collect();
+        let silent = Code::ALL
+            .iter()
+            .filter(|code| !said.contains(code) && code.severity() != Severity::Note);
+        table.rows.extend(silent.map(|&code| absent(lens, code)));
+    }
+    Page::of(
+        vec![vec![words(summary(lens), tone(lens))]],
+        "warnings",
+        table,
+    )
+}
+
+/// `2 errors, 1 warning`.
+pub(super) fn summary(lens: &Lens<'_>) -> String {
+    let said = |severity| {
+        let all = lens.snapshot.report.findings.iter();
+        all.filter(|f| f.severity == severity && !lens.muted.contains(&f.code))
+            .count()
+    };
+    let (errors, warnings) = (said(Severity::Error), said(Severity::Warning));
+    let notes = said(Severity::Note) + lens.snapshot.report.problems.len();
+    let mut parts = Vec::new();
+    for (n, what) in [(errors, "error"), (warnings, "warning"), (notes, "note")] {
+        if n > 0 {
+            parts.push(count(n, what));
+        }
+    }
+    if parts.is_empty() {
+        parts.push("none".into());
+    }
+    if !lens.muted.is_empty() {
+        parts.push(format!("{} muted", count(lens.muted.len(), "code")));
+    }
+    parts.join(", ")
+}
+
+/// Whether muted findings are listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Muted {
+    /// Dimmed.
+    Shown,
+    /// Not at all.
+    Left,
+}
+
+/// The findings and the problems of the input.
+pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
+    let report = &lens.snapshot.report;
+    let findings = report
+        .findings
+        .iter()
+        .filter(|f| muted == Muted::Shown || !lens.muted.contains(&f.code))
+        .filter(|f| passes(lens, f))
+        .map(|finding| row(lens, finding));
+    let problems = report
+        .problems
+        .iter()
+        .filter(|problem| {
+            !lens.problems_only
+                && lens.passes(&Subject {
+                    code: Some(problem.code.id()),
+                    text: &problem.sentence,
+                    ..Subject::default()
+                })
+        })
+        .map(|problem| Row {
+            mark: Mark::NONE,
+            cells: vec![
+                Cell::word(problem.code.id()),
+                Cell::word(problem.code.name()),
+                Cell::word(""),
+                Cell::word(format!("{}: {}", problem.path, problem.sentence)),
+            ],
+            tone: Tone::Dim,
+            target: None,
+            problem: false,
+        });
+    Table {
+        columns: vec![
+            text("code", 0),
+            text("name", 2),
+            number("ranks", 1),
+            rest("what", 0),
+        ],
+        rows: findings.chain(problems).collect(),
+        heads: Heads::Shown,
+        empty: if report.findings.is_empty() {
+            "nothing to warn of".into()
+        } else {
+            "no warning passes the filter".into()
+        },
+    }
+}
+
+fn passes(lens: &Lens<'_>, finding: &Finding) -> bool {
+    if lens.problems_only && finding.severity == Severity::Note {
+        return false;
+    }
+    if lens.filter.is_empty() {
+        return true;
+    }
+    let host_of = |rank| lens.host(rank);
+    lens.passes(&Subject {
+        ranks: &finding.culprit_ranks,
+        group: finding.group.as_ref(),
+        op: finding.op.as_deref(),
+        host_of: Some(&host_of),
+        code: Some(finding.code.id()),
+        seq: finding.seq,
+        text: &finding.sentence,
+        ..Subject::default()
+    })
+}
+
+fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
+    let muted = lens.muted.contains(&finding.code);
+    let (glyph, tone) = match finding.severity {
+        _ if muted => (' ', Tone::Dim),
+        Severity::Error => ('!', Tone::Bad),
+        Severity::Warning => ('~', Tone::Late),
+        Severity::Note => (' ', Tone::Dim),
+    };
+    // Consequences stand under their cause.
+    let under = if finding.caused_by.is_some() {
+        "  + "
+    } else {
+        ""
+    };
+    let muted = if muted { " (muted)" } else { "" };
+    let ranks = finding.culprit_ranks.len();
+    Row {
+        mark: Mark::new(glyph, tone),
+        cells: vec![
+            Cell::word(finding.code.id()).toned(tone),
+            Cell::word(finding.name.as_str()),
+            Cell::number(ranks.to_string(), ranks as f64),
+            Cell::word(format!("{under}{}{muted}", finding.sentence)),
+        ],
+        tone: if finding.caused_by.is_some() || !muted.is_empty() {
+            Tone::Dim
+        } else {
+            Tone::Plain
+        },
+        target: Some(Target::Finding(finding.id)),
+        problem: finding.severity != Severity::Note,
+    }
+}
+
+/// A code of which there is nothing to say.
+fn absent(lens: &Lens<'_>, code: Code) -> Row {
+    let muted = if lens.muted.contains(&code) {
+        " (muted)"
+    } else {
+        ""
+    };
+    Row {
+        mark: Mark::NONE,
+        cells: vec![
+            Cell::word(code.id()),
+            Cell::word(code.name()),
+            Cell::number("0", 0.0),
+            Cell::word(format!("{}{muted}", code.meaning())),
+        ],
+        tone: Tone::Dim,
+        target: None,
+        problem: false,
+    }
+}
+
+/// The tone of the worst of them.
+fn tone(lens: &Lens<'_>) -> Tone {
+    let worst = lens
+        .snapshot
+        .report
+        .findings
+        .iter()
+        .filter(|f| !lens.muted.contains(&f.code))
+        .map(|f| f.severity)
+        .min();
+    match worst {
+        Some(Severity::Error) => Tone::Bad,
+        Some(Severity::Warning) => Tone::Late,
+        _ => Tone::Plain,
+    }
+}

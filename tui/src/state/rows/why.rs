@@ -1,0 +1,179 @@
+//! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
+
+use super::{Lens, group_target, labels, overview};
+use crate::page::{Line, Page, plain, words};
+use crate::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
+use crate::theme::Tone;
+use rcomm_analyzer::causes::{self, Link};
+use rcomm_analyzer::label::rank_set;
+use rcomm_recorder::model::Rank;
+
+pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
+    let report = &lens.snapshot.report;
+    // A rank that waits is explained by the way to its cause; everything else by what it causes.
+    let waiting = match target {
+        Some(Target::Rank(rank)) => report
+            .waits
+            .iter()
+            .any(|w| w.rank == *rank)
+            .then_some(*rank),
+        Some(Target::Ranks(ranks)) => ranks
+            .iter()
+            .copied()
+            .find(|rank| report.waits.iter().any(|w| w.rank == *rank)),
+        Some(Target::Group(group)) => waiter(lens, &[group.as_ref()]),
+        Some(Target::Groups(groups)) => {
+            let groups: Vec<_> = groups.iter().map(AsRef::as_ref).collect();
+            waiter(lens, &groups)
+        }
+        Some(Target::Finding(_)) | None => None,
+    };
+    let roots = roots(lens, target);
+    let mut rows = Vec::new();
+    let mut head: Vec<Line> = Vec::new();
+    if let Some(rank) = waiting {
+        head.push(vec![plain(format!(
+            "from {} to its cause",
+            lens.rank_label(rank)
+        ))]);
+        rows.extend(path(lens, rank));
+    }
+    let chain = causes::chain(report, &roots);
+    if !roots.is_empty() {
+        head.push(vec![
+            plain("root: "),
+            words(rank_set(&roots, 8), Tone::Bad),
+            plain(format!(", {} waiting because of it", waiters(&chain))),
+        ]);
+    }
+    if let Some(at) = lens.digest.head.filter(|_| waiting.is_none()) {
+        head.push(vec![plain(report.findings[at].sentence.clone())]);
+    }
+    rows.extend(roots.iter().take(8).map(|&rank| root(lens, rank)));
+    rows.extend(chain.iter().map(link));
+    let table = Table {
+        columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
+        rows,
+        heads: Heads::Shown,
+        empty: "nobody waits for anybody".into(),
+    };
+    Page::of(head, "why", table)
+}
+
+fn waiters(chain: &[Link]) -> String {
+    let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
+    crate::units::count(n, "rank")
+}
+
+/// A rank that waits in one of these groups.
+fn waiter(lens: &Lens<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
+    let waits = &lens.snapshot.report.waits;
+    waits
+        .iter()
+        .find(|wait| groups.contains(&&wait.group))
+        .map(|wait| wait.rank)
+}
+
+fn roots(lens: &Lens<'_>, target: Option<&Target>) -> Vec<Rank> {
+    if let Some(Target::Finding(id)) = target {
+        let findings = &lens.snapshot.report.findings;
+        if let Some(finding) = findings.iter().find(|f| f.id == *id)
+            && !finding.culprit_ranks.is_empty()
+        {
+            return finding.culprit_ranks.clone();
+        }
+    }
+    lens.digest.roots.clone()
+}
+
+fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: Target) -> Row {
+    Row {
+        mark,
+        cells: vec![
+            Cell::word(step).toned(Tone::Dim),
+            Cell::word(who),
+            Cell::word(what),
+        ],
+        tone,
+        target: Some(target),
+        problem: tone == Tone::Bad,
+    }
+}
+
+fn path(lens: &Lens<'_>, from: Rank) -> Vec<Row> {
+    let path = causes::path(&lens.snapshot.report, from);
+    let step = |wait: &rcomm_analyzer::Wait| {
+        let call = overview::call(&wait.op, wait.seq, &wait.group);
+        let what = format!("waits in {call} for {}", rank_set(&wait.on, 4));
+        let who = lens.rank_label(wait.rank);
+        let mark = Mark::new('.', Tone::Waiting);
+        row(
+            mark,
+            "".into(),
+            who,
+            what,
+            Tone::Waiting,
+            Target::Rank(wait.rank),
+        )
+    };
+    path.iter().map(step).collect()
+}
+
+/// What a root does instead of joining.
+fn root(lens: &Lens<'_>, rank: Rank) -> Row {
+    let report = lens.digest.report(lens.snapshot, rank);
+    let findings = lens.snapshot.report.findings.iter();
+    let frame = findings.flat_map(|f| &f.frames).find(|f| f.rank == rank);
+    let mut what = match report.and_then(|r| r.last_call.as_ref()) {
+        Some(call) => format!("last recorded call: {call}"),
+        None => "recorded no call".into(),
+    };
+    if let Some(f) = frame {
+        what.push_str(&format!(" at {}:{} {}", f.filename, f.line, f.name));
+    }
+    if let Some(phase) = report
+        .and_then(|r| r.phase.as_ref())
+        .filter(|p| !p.is_empty())
+    {
+        what.push_str(&format!(", phase {phase:?}"));
+    }
+    let who = lens.rank_label(rank);
+    let mark = Mark::new('!', Tone::Bad);
+    row(
+        mark,
+        "root".into(),
+        who,
+        what,
+        Tone::Bad,
+        Target::Rank(rank),
+    )
+}
+
+fn link(link: &Link) -> Row {
+    let seq = match link.seq {
+        (a, b) if a == b => format!("#{a}"),
+        (a, b) => format!("#{a}..{b}"),
+    };
+    let groups: Vec<_> = link.groups.iter().collect();
+    let n = crate::units::count(link.ranks.len(), "rank");
+    let verb = if link.ranks.len() == 1 {
+        "waits"
+    } else {
+        "wait"
+    };
+    let what = format!(
+        "{verb} in {} {seq} on {}",
+        link.op,
+        labels(groups.iter().copied())
+    );
+    let step = format!("{}-> ", "  ".repeat(link.level.min(8) - 1));
+    let who = format!("{n}: {}", rank_set(&link.ranks, 3));
+    row(
+        Mark::new('.', Tone::Waiting),
+        step,
+        who,
+        what,
+        Tone::Waiting,
+        group_target(&groups),
+    )
+}

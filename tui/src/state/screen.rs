@@ -1,0 +1,229 @@
+//! Which screen is shown, and the way back.
+
+use crate::table::Target;
+use rcomm_analyzer::GroupRef;
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+
+/// A screen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Screen {
+    /// Is it stuck, who, since when.
+    Overview,
+    /// All groups, alike ones in one row.
+    Groups,
+    /// Some groups, one row each.
+    GroupsOf(Arc<[Arc<GroupRef>]>),
+    /// One group: the rank × sequence matrix.
+    Group(Arc<GroupRef>),
+    /// Ranks by host.
+    Ranks,
+    /// Some ranks, one row each.
+    RanksOf(Arc<[Rank]>),
+    /// One rank.
+    Rank(Rank),
+    /// Collectives in flight.
+    InFlight,
+    /// Who comes late.
+    Stragglers,
+    /// What the analysis found.
+    Warnings,
+    /// One finding with its evidence.
+    Finding(u32),
+    /// Ranks along time.
+    Timeline,
+    /// The causal chain of something.
+    Why(Option<Target>),
+    /// Call stacks.
+    Stacks,
+    /// Marked ranks side by side.
+    Compare,
+    /// What is read, and how it answers.
+    Sources,
+    /// Help for the screen it was opened on.
+    Help,
+}
+
+/// The screens that number keys and `:` go to, with their names.
+pub const VIEWS: &[(Screen, &str)] = &[
+    (Screen::Overview, "overview"),
+    (Screen::Groups, "groups"),
+    (Screen::Ranks, "ranks"),
+    (Screen::InFlight, "inflight"),
+    (Screen::Stragglers, "stragglers"),
+    (Screen::Warnings, "warnings"),
+    (Screen::Timeline, "timeline"),
+    (Screen::Sources, "sources"),
+];
+
+impl Screen {
+    /// The screen of a number key, from 1.
+    pub fn numbered(number: u8) -> Option<Self> {
+        let at = usize::from(number).checked_sub(1)?;
+        VIEWS.get(at).map(|(screen, _)| screen.clone())
+    }
+
+    /// What opening `target` leads to.
+    pub fn of(target: &Target) -> Self {
+        match target {
+            Target::Group(group) => Self::Group(group.clone()),
+            Target::Groups(groups) => match groups.as_ref() {
+                [one] => Self::Group(one.clone()),
+                _ => Self::GroupsOf(groups.clone()),
+            },
+            Target::Rank(rank) => Self::Rank(*rank),
+            Target::Ranks(ranks) => match ranks.as_ref() {
+                [one] => Self::Rank(*one),
+                _ => Self::RanksOf(ranks.clone()),
+            },
+            Target::Finding(id) => Self::Finding(*id),
+        }
+    }
+
+    /// One level up; `None` at the top.
+    pub fn parent(&self) -> Option<Self> {
+        match self {
+            Self::Overview => None,
+            Self::Group(_) | Self::GroupsOf(_) => Some(Self::Groups),
+            Self::Rank(_) | Self::RanksOf(_) => Some(Self::Ranks),
+            Self::Finding(_) => Some(Self::Warnings),
+            _ => Some(Self::Overview),
+        }
+    }
+
+    /// Which screens share selection and order: one number per kind.
+    pub fn kind(&self) -> std::mem::Discriminant<Self> {
+        std::mem::discriminant(self)
+    }
+}
+
+/// Where one has been.
+#[derive(Clone, Debug)]
+pub struct Navigation {
+    visited: Vec<Screen>,
+    at: usize,
+    last: Option<Screen>,
+}
+
+impl Default for Navigation {
+    fn default() -> Self {
+        Self {
+            visited: vec![Screen::Overview],
+            at: 0,
+            last: None,
+        }
+    }
+}
+
+impl Navigation {
+    /// How many screens are remembered.
+    const DEPTH: usize = 64;
+
+    /// The screen shown.
+    pub fn screen(&self) -> &Screen {
+        &self.visited[self.at]
+    }
+
+    /// Goes somewhere, forgetting what was ahead.
+    pub fn go(&mut self, screen: Screen) {
+        if *self.screen() == screen {
+            return;
+        }
+        self.last = Some(self.screen().clone());
+        self.visited.truncate(self.at + 1);
+        self.visited.push(screen);
+        if self.visited.len() > Self::DEPTH {
+            self.visited.remove(0);
+        }
+        self.at = self.visited.len() - 1;
+    }
+
+    /// One level up: where one came from if that is above, else the parent.
+    pub fn up(&mut self) -> bool {
+        let before = self.at.checked_sub(1).map(|at| self.visited[at].clone());
+        match (self.screen().parent(), before) {
+            (None, _) => false,
+            // Help, why, stacks and details are opened from somewhere: esc closes them.
+            (Some(_), Some(before)) if self.is_detail() => {
+                self.last = Some(self.screen().clone());
+                self.visited.truncate(self.at);
+                self.at -= 1;
+                debug_assert_eq!(*self.screen(), before);
+                true
+            }
+            (Some(parent), _) => {
+                self.go(parent);
+                true
+            }
+        }
+    }
+
+    fn is_detail(&self) -> bool {
+        !VIEWS.iter().any(|(screen, _)| screen == self.screen())
+    }
+
+    /// The screen before.
+    pub fn back(&mut self) {
+        if self.at > 0 {
+            self.last = Some(self.screen().clone());
+            self.at -= 1;
+        }
+    }
+
+    /// Forward again.
+    pub fn forward(&mut self) {
+        if self.at + 1 < self.visited.len() {
+            self.last = Some(self.screen().clone());
+            self.at += 1;
+        }
+    }
+
+    /// To and fro between the last two screens.
+    pub fn swap(&mut self) {
+        if let Some(last) = self.last.take() {
+            self.go(last);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn esc_closes_a_detail_where_it_was_opened_and_else_goes_up() {
+        let mut nav = Navigation::default();
+        nav.go(Screen::InFlight);
+        nav.go(Screen::Rank(3));
+        assert!(nav.up());
+        assert_eq!(*nav.screen(), Screen::InFlight);
+        assert!(nav.up());
+        assert_eq!(*nav.screen(), Screen::Overview);
+        assert!(!nav.up());
+    }
+
+    #[test]
+    fn history_goes_back_forward_and_to_the_last() {
+        let mut nav = Navigation::default();
+        nav.go(Screen::Groups);
+        nav.go(Screen::Ranks);
+        nav.back();
+        assert_eq!(*nav.screen(), Screen::Groups);
+        nav.forward();
+        assert_eq!(*nav.screen(), Screen::Ranks);
+        nav.swap();
+        assert_eq!(*nav.screen(), Screen::Groups);
+        nav.swap();
+        assert_eq!(*nav.screen(), Screen::Ranks);
+    }
+
+    #[test]
+    fn the_way_back_is_bounded() {
+        let mut nav = Navigation::default();
+        for rank in 0..1000 {
+            nav.go(Screen::Rank(rank));
+        }
+        assert_eq!(nav.visited.len(), Navigation::DEPTH);
+        assert_eq!(*nav.screen(), Screen::Rank(999));
+    }
+}

@@ -1,0 +1,53 @@
+//! What is selected on each screen.
+
+use crate::table::Sort;
+
+/// Selection, scroll and order of one screen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Selected row of the focused pane.
+    pub row: usize,
+    /// Selected column, where a screen has any to select (heat map).
+    pub column: usize,
+    /// Focused pane.
+    pub pane: usize,
+    /// Order of its rows.
+    pub sort: Sort,
+}
+
+impl Selection {
+    /// Moves by `delta` rows among `rows`, stopping at the ends.
+    pub fn move_by(&mut self, delta: isize, rows: usize) {
+        self.row = self.row.saturating_add_signed(delta);
+        self.clamp(rows);
+    }
+
+    /// Keeps the selection within `rows`.
+    pub fn clamp(&mut self, rows: usize) {
+        self.row = self.row.min(rows.saturating_sub(1));
+    }
+}
+
+/// The first row shown so that the selected one is among `height` shown rows of `rows`.
+///
+/// A function of the selection alone: the selected row is kept in the middle, except near the ends.
+pub fn first_shown(selected: usize, rows: usize, height: usize) -> usize {
+    let last = rows.saturating_sub(height);
+    selected.saturating_sub(height / 2).min(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_selected_row_is_always_shown(rows in 1usize..500, at in 0usize..500, height in 1usize..60) {
+            let at = at.min(rows - 1);
+            let first = first_shown(at, rows, height);
+            prop_assert!(first <= at && at < first + height);
+            prop_assert!(first + height <= rows || first == 0);
+        }
+    }
+}

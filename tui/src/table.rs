@@ -1,0 +1,253 @@
+//! Rows and columns as data: what a view lists, before anything is drawn.
+
+use crate::theme::Tone;
+use rcomm_analyzer::GroupRef;
+use rcomm_recorder::model::Rank;
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+/// What a row is about, and what opening it leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// One group.
+    Group(Arc<GroupRef>),
+    /// Groups shown in one row.
+    Groups(Arc<[Arc<GroupRef>]>),
+    /// One rank.
+    Rank(Rank),
+    /// Several ranks.
+    Ranks(Arc<[Rank]>),
+    /// The finding of this number in the report.
+    Finding(u32),
+}
+
+/// How a column is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// One column.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Column {
+    /// Its head.
+    pub name: Cow<'static, str>,
+    /// How it is laid out.
+    pub align: Align,
+    /// Narrow terminals leave out the columns with the largest number; 0 = never.
+    pub rank: u8,
+    /// Takes what width is left.
+    pub grows: bool,
+}
+
+/// A column of text.
+pub const fn text(name: &'static str, rank: u8) -> Column {
+    Column {
+        name: Cow::Borrowed(name),
+        align: Align::Left,
+        rank,
+        grows: false,
+    }
+}
+
+/// A column of numbers.
+pub const fn number(name: &'static str, rank: u8) -> Column {
+    Column {
+        name: Cow::Borrowed(name),
+        align: Align::Right,
+        rank,
+        grows: false,
+    }
+}
+
+/// A column of text that takes what width is left.
+pub const fn rest(name: &'static str, rank: u8) -> Column {
+    Column {
+        name: Cow::Borrowed(name),
+        align: Align::Left,
+        rank,
+        grows: true,
+    }
+}
+
+/// What one cell holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cell {
+    /// As shown.
+    pub text: String,
+    /// As sorted, where it is a number; NaN sorts as text.
+    pub value: f64,
+    /// How it looks; `Plain` = as the row.
+    pub tone: Tone,
+}
+
+impl Cell {
+    /// A word.
+    pub fn word(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            value: f64::NAN,
+            tone: Tone::Plain,
+        }
+    }
+
+    /// A number, shown as `text`.
+    pub fn number(text: impl Into<String>, value: f64) -> Self {
+        Self {
+            text: text.into(),
+            value,
+            tone: Tone::Plain,
+        }
+    }
+
+    /// The same in another tone.
+    pub fn toned(mut self, tone: Tone) -> Self {
+        self.tone = tone;
+        self
+    }
+}
+
+/// A row's mark: what kind of row it is, in one character and a tone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The character.
+    pub glyph: char,
+    /// How it looks.
+    pub tone: Tone,
+}
+
+impl Mark {
+    /// No mark.
+    pub const NONE: Self = Self::new(' ', Tone::Plain);
+
+    /// A mark.
+    pub const fn new(glyph: char, tone: Tone) -> Self {
+        Self { glyph, tone }
+    }
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What stands before it.
+    pub mark: Mark,
+    /// One cell per column.
+    pub cells: Vec<Cell>,
+    /// How it looks.
+    pub tone: Tone,
+    /// What it is about.
+    pub target: Option<Target>,
+    /// It shows a problem: `n` goes there, and problems-only keeps it.
+    pub problem: bool,
+}
+
+impl Row {
+    /// The row as a line of text, for the clipboard.
+    pub fn line(&self) -> String {
+        let words: Vec<&str> = self
+            .cells
+            .iter()
+            .map(|cell| cell.text.trim())
+            .filter(|text| !text.is_empty())
+            .collect();
+        words.join("  ")
+    }
+}
+
+/// Rows under columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// What to say where there is no row.
+    pub empty: String,
+    /// Whether the heads of the columns are shown.
+    pub heads: Heads,
+}
+
+/// Whether the heads of columns are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heads {
+    /// Above the rows.
+    #[default]
+    Shown,
+    /// Not: the rows speak for themselves.
+    Left,
+}
+
+/// The order of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sort {
+    /// By which column; `None` = the view's own order, most pressing first.
+    pub column: Option<usize>,
+    /// Turned round.
+    pub reversed: bool,
+}
+
+impl Table {
+    /// Puts the rows in order; equal ones stay as they were.
+    pub fn sort(&mut self, sort: Sort) {
+        if let Some(column) = sort.column {
+            self.rows.sort_by(|a, b| compare(a, b, column));
+        }
+        if sort.reversed {
+            self.rows.reverse();
+        }
+    }
+}
+
+fn compare(a: &Row, b: &Row, column: usize) -> Ordering {
+    let (Some(a), Some(b)) = (a.cells.get(column), b.cells.get(column)) else {
+        return Ordering::Equal;
+    };
+    match (a.value.is_nan(), b.value.is_nan()) {
+        // Large numbers first: the most pressing are the largest.
+        (false, false) => b.value.total_cmp(&a.value),
+        (false, true) => Ordering::Less,
+        (true, false) => Ordering::Greater,
+        (true, true) => a.text.cmp(&b.text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(cells: &[(&str, f64)]) -> Table {
+        let row = |&(text, value): &(&str, f64)| Row {
+            mark: Mark::NONE,
+            cells: vec![Cell::number(text, value)],
+            tone: Tone::Plain,
+            target: None,
+            problem: false,
+        };
+        Table {
+            columns: vec![number("n", 0)],
+            rows: cells.iter().map(row).collect(),
+            ..Table::default()
+        }
+    }
+
+    #[test]
+    fn large_numbers_come_first_and_unknown_ones_last() {
+        let mut table = table(&[("2", 2.0), ("--", f64::NAN), ("10", 10.0)]);
+        let sort = Sort {
+            column: Some(0),
+            reversed: false,
+        };
+        table.sort(sort);
+        let texts: Vec<_> = table.rows.iter().map(Row::line).collect();
+        assert_eq!(texts, ["10", "2", "--"]);
+        table.sort(Sort {
+            reversed: true,
+            ..sort
+        });
+        assert_eq!(table.rows[0].line(), "--");
+    }
+}

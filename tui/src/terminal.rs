@@ -1,0 +1,97 @@
+//! The terminal as a guard: entered in one place, restored when dropped, also by a panic.
+
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{DisableMouseCapture, EnableMouseCapture};
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::crossterm::{cursor, execute};
+use ratatui::layout::{Position, Rect};
+use std::io::{self, Stdout, stdout};
+
+/// Whether the mouse is listened to. Then the terminal's own selection needs the shift key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mouse {
+    /// It is the terminal's.
+    #[default]
+    Off,
+    /// It is ours.
+    On,
+}
+
+/// The terminal while it is ours.
+pub struct Guard {
+    terminal: Terminal<CrosstermBackend<Stdout>>,
+    mouse: Mouse,
+}
+
+impl Guard {
+    /// Takes the terminal over: raw mode, the alternate screen.
+    ///
+    /// # Errors
+    ///
+    /// If standard output is no terminal, or refuses.
+    pub fn enter(mouse: Mouse) -> io::Result<Self> {
+        take(mouse).inspect_err(|_| give_back())?;
+        Ok(Self {
+            terminal: Terminal::new(CrosstermBackend::new(stdout()))?,
+            mouse,
+        })
+    }
+
+    /// Draws through this.
+    pub fn terminal(&mut self) -> &mut Terminal<CrosstermBackend<Stdout>> {
+        &mut self.terminal
+    }
+
+    /// Gives the terminal back while `away` runs, then takes it again.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be taken again.
+    pub fn lend(&mut self, away: impl FnOnce()) -> io::Result<()> {
+        give_back();
+        away();
+        take(self.mouse)?;
+        self.clear()
+    }
+
+    /// Clears the terminal, so that the next frame is drawn whole.
+    ///
+    /// # Errors
+    ///
+    /// If the terminal refuses.
+    pub fn clear(&mut self) -> io::Result<()> {
+        // `Terminal::clear` would ask the terminal where the cursor stands, and the answer would be
+        // taken for keys by the thread that reads them.
+        let size = self.terminal.size()?;
+        self.terminal.resize(Rect::from((Position::ORIGIN, size)))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+fn take(mouse: Mouse) -> io::Result<()> {
+    enable_raw_mode()?;
+    execute!(stdout(), EnterAlternateScreen, cursor::Hide)?;
+    if mouse == Mouse::On {
+        execute!(stdout(), EnableMouseCapture)?;
+    }
+    Ok(())
+}
+
+/// Restores the terminal. Harmless where it was not taken; whoever calls this has no use for errors.
+pub fn give_back() {
+    let _ = execute!(
+        stdout(),
+        DisableMouseCapture,
+        LeaveAlternateScreen,
+        cursor::Show
+    );
+    let _ = disable_raw_mode();
+}

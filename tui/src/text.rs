@@ -1,0 +1,43 @@
+//! A screen as plain text: for scripts, for export, for those who cannot look.
+
+use crate::state::State;
+use crate::view;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+
+/// The screen of `state` as lines of text, as wide and as high as the state's size; empty lines at
+/// the end are left out.
+pub fn of(state: &State) -> String {
+    lines(&buffer(state))
+}
+
+/// The screen of `state` as cells.
+pub fn buffer(state: &State) -> Buffer {
+    let (columns, rows) = state.size;
+    // A backend in memory cannot fail.
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(columns, rows));
+    let Ok(_) = terminal.draw(|frame| view::draw(state, frame));
+    terminal.backend().buffer().clone()
+}
+
+fn lines(buffer: &Buffer) -> String {
+    let area = buffer.area;
+    let mut text = String::new();
+    for y in area.y..area.bottom() {
+        let mut line = String::new();
+        let mut x = area.x;
+        while x < area.right() {
+            let symbol = buffer[(x, y)].symbol();
+            line.push_str(symbol);
+            // A wide character takes the cells behind it.
+            x += u16::try_from(ratatui::text::Span::raw(symbol).width().max(1)).unwrap_or(1);
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    let kept = text.trim_end().len();
+    text.truncate(kept);
+    text.push('\n');
+    text
+}

@@ -1,0 +1,234 @@
+//! Colours: what they mean, and how a terminal shows them.
+//!
+//! Views speak of [`Tone`]s. No tone carries a meaning alone: beside it stand a glyph and a word.
+
+use ratatui::style::{Color, Modifier, Style};
+use serde::{Deserialize, Serialize};
+
+/// What a piece of text means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Tone {
+    /// Nothing in particular.
+    #[default]
+    Plain,
+    /// Of less interest.
+    Dim,
+    /// A title or a column's head.
+    Title,
+    /// A key, or something to be acted on.
+    Accent,
+    /// In order.
+    Good,
+    /// Waits for others.
+    Waiting,
+    /// The cause of a problem, or an error.
+    Bad,
+    /// Late, or a warning.
+    Late,
+    /// Not known: silent, lost, never read.
+    Silent,
+}
+
+/// How many colours a terminal shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Depth {
+    /// None: bold, dim and reverse only.
+    None,
+    /// The sixteen of the terminal's own palette.
+    #[value(name = "16")]
+    #[serde(rename = "16")]
+    Ansi,
+    /// The 256 of xterm.
+    #[value(name = "256")]
+    #[serde(rename = "256")]
+    Indexed,
+    /// 24 bits.
+    True,
+}
+
+impl Depth {
+    /// The depth that a terminal's environment speaks of.
+    ///
+    /// `no_color`, `colorterm` and `term` are the values of `NO_COLOR`, `COLORTERM` and `TERM`.
+    pub fn detect(no_color: Option<&str>, colorterm: Option<&str>, term: Option<&str>) -> Self {
+        let term = term.unwrap_or("");
+        if no_color.is_some_and(|value| !value.is_empty()) || term == "dumb" {
+            Self::None
+        } else if matches!(colorterm, Some("truecolor" | "24bit")) {
+            Self::True
+        } else if term.contains("256color") || term.contains("direct") {
+            Self::Indexed
+        } else {
+            Self::Ansi
+        }
+    }
+}
+
+/// A set of colours by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ThemeName {
+    /// For dark backgrounds; apart for the colour-blind (Okabe and Ito's palette).
+    #[default]
+    Dark,
+    /// For light backgrounds, with the same hues.
+    Light,
+    /// As much contrast as the terminal has.
+    Contrast,
+}
+
+/// A theme at a depth: tones to styles.
+#[derive(Clone, Copy, Debug)]
+pub struct Theme {
+    name: ThemeName,
+    depth: Depth,
+}
+
+type Rgb = (u8, u8, u8);
+
+impl Theme {
+    /// A theme as this depth shows it.
+    pub fn new(name: ThemeName, depth: Depth) -> Self {
+        Self { name, depth }
+    }
+
+    /// How many colours it has.
+    pub fn depth(&self) -> Depth {
+        self.depth
+    }
+
+    /// How a tone looks.
+    pub fn style(&self, tone: Tone) -> Style {
+        let style = match tone {
+            Tone::Title | Tone::Bad => Style::new().add_modifier(Modifier::BOLD),
+            Tone::Dim => Style::new().add_modifier(Modifier::DIM),
+            Tone::Silent if self.depth == Depth::None => {
+                Style::new().add_modifier(Modifier::ITALIC)
+            }
+            _ => Style::new(),
+        };
+        let Some((rgb, ansi)) = self.colour(tone) else {
+            return style;
+        };
+        match self.depth {
+            Depth::None => style,
+            Depth::Ansi => style.fg(ansi),
+            Depth::Indexed => style.fg(Color::Indexed(nearest_index(rgb))),
+            Depth::True => style.fg(Color::Rgb(rgb.0, rgb.1, rgb.2)),
+        }
+    }
+
+    /// How the selected row looks, on top of its own style.
+    pub fn selected(&self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    fn colour(&self, tone: Tone) -> Option<(Rgb, Color)> {
+        let (dark, light, ansi): (Rgb, Rgb, Color) = match tone {
+            Tone::Plain | Tone::Dim | Tone::Title => return None,
+            Tone::Accent => ((86, 180, 233), (0, 90, 150), Color::Cyan),
+            Tone::Good => ((0, 158, 115), (0, 110, 80), Color::Green),
+            Tone::Waiting => ((86, 180, 233), (0, 114, 178), Color::Blue),
+            Tone::Bad => ((240, 100, 40), (180, 60, 0), Color::Red),
+            Tone::Late => ((230, 159, 0), (150, 95, 0), Color::Yellow),
+            Tone::Silent => ((204, 121, 167), (150, 60, 110), Color::Magenta),
+        };
+        Some(match self.name {
+            ThemeName::Dark => (dark, ansi),
+            ThemeName::Light => (light, ansi),
+            ThemeName::Contrast => {
+                let strong = |c: u8| if c > 110 { 255 } else { 0 };
+                (
+                    (strong(dark.0), strong(dark.1), strong(dark.2)),
+                    bright(ansi),
+                )
+            }
+        })
+    }
+}
+
+fn bright(colour: Color) -> Color {
+    match colour {
+        Color::Cyan => Color::LightCyan,
+        Color::Green => Color::LightGreen,
+        Color::Blue => Color::LightBlue,
+        Color::Red => Color::LightRed,
+        Color::Yellow => Color::LightYellow,
+        Color::Magenta => Color::LightMagenta,
+        other => other,
+    }
+}
+
+/// The nearest of xterm's 6 × 6 × 6 colours.
+fn nearest_index((r, g, b): Rgb) -> u8 {
+    let level = |c: u8| -> u8 {
+        // Levels are 0, 95, 135, 175, 215, 255.
+        match c {
+            0..=47 => 0,
+            48..=114 => 1,
+            _ => (c - 35) / 40,
+        }
+    };
+    16 + 36 * level(r) + 6 * level(g) + level(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_environment_chooses_the_depth() {
+        let depth = Depth::detect;
+        assert_eq!(
+            depth(Some("1"), Some("truecolor"), Some("xterm")),
+            Depth::None
+        );
+        assert_eq!(
+            depth(Some(""), Some("truecolor"), Some("xterm")),
+            Depth::True
+        );
+        assert_eq!(depth(None, None, Some("tmux-256color")), Depth::Indexed);
+        assert_eq!(depth(None, None, Some("xterm")), Depth::Ansi);
+        assert_eq!(depth(None, None, Some("dumb")), Depth::None);
+    }
+
+    #[test]
+    fn without_colours_no_tone_has_one() {
+        let theme = Theme::new(ThemeName::Dark, Depth::None);
+        let tones = [
+            Tone::Plain,
+            Tone::Dim,
+            Tone::Title,
+            Tone::Accent,
+            Tone::Good,
+            Tone::Waiting,
+            Tone::Bad,
+            Tone::Late,
+            Tone::Silent,
+        ];
+        for tone in tones {
+            assert_eq!(theme.style(tone).fg, None, "{tone:?}");
+        }
+    }
+
+    #[test]
+    fn problems_differ_from_each_other_in_every_theme_and_depth() {
+        for name in [ThemeName::Dark, ThemeName::Light, ThemeName::Contrast] {
+            for depth in [Depth::Ansi, Depth::Indexed, Depth::True] {
+                let theme = Theme::new(name, depth);
+                let tones = [Tone::Good, Tone::Bad, Tone::Late, Tone::Silent, Tone::Plain];
+                let colours: HashSet<_> = tones.iter().map(|&t| theme.style(t).fg).collect();
+                assert_eq!(colours.len(), tones.len(), "{name:?} {depth:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn indexed_colours_are_near() {
+        assert_eq!(nearest_index((0, 0, 0)), 16);
+        assert_eq!(nearest_index((255, 255, 255)), 231);
+        assert_eq!(nearest_index((95, 135, 175)), 67);
+    }
+}

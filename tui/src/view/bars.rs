@@ -1,0 +1,178 @@
+//! The line at the top and the line at the bottom.
+
+use super::{fit, put_line, text_width};
+use crate::keys::{Action, BINDINGS};
+use crate::page::{Line, plain, words};
+use crate::state::State;
+use crate::state::filter::Purpose;
+use crate::state::screen::VIEWS;
+use crate::theme::Tone;
+use crate::units::{count, time_of_day};
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+
+/// Job, size, connection, step, time.
+pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
+    if area.height == 0 {
+        return;
+    }
+    let theme = &state.options.theme;
+    let mut line: Line = vec![words("rcomm-top ", Tone::Title)];
+    let view = VIEWS
+        .iter()
+        .position(|(screen, _)| screen == state.screen());
+    // On a narrow terminal the first screen needs its line for the job.
+    let narrow = area.width < 100 && view == Some(0);
+    if let Some(at) = view.filter(|_| !narrow) {
+        line.push(words(format!("{}:{} ", at + 1, VIEWS[at].1), Tone::Accent));
+    }
+    if let Some(snapshot) = state.snapshot() {
+        if !snapshot.job.is_empty() {
+            line.push(plain(format!(" job {} ", snapshot.job)));
+        }
+        let mut hosts: Vec<&str> = snapshot
+            .ranks
+            .iter()
+            .map(|view| view.host.as_ref())
+            .collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts.retain(|host| !host.is_empty());
+        let mut size = format!(" {}", count(snapshot.ranks.len(), "rank"));
+        if !hosts.is_empty() {
+            size.push_str(&format!(" / {}", count(hosts.len(), "host")));
+        }
+        line.push(plain(size));
+        line.push(plain("  "));
+        line.push(connection(state));
+        let step = snapshot
+            .report
+            .ranks
+            .iter()
+            .filter_map(|rank| rank.step)
+            .max();
+        if let Some(step) = step.filter(|&step| step >= 0) {
+            line.push(plain(format!("  step {step}")));
+        }
+    }
+    if !state.filter.is_empty() {
+        line.push(words(format!("  /{}", state.filter.text()), Tone::Accent));
+    }
+    if state.problems_only {
+        line.push(words("  problems only", Tone::Accent));
+    }
+    if state.follow {
+        line.push(words("  following", Tone::Accent));
+    }
+    let held = state.history.is_paused() || state.options.still;
+    let clock = state.snapshot().filter(|_| held);
+    let wall = clock.map_or(state.now.wall_ns, |snapshot| snapshot.at.wall_ns);
+    let time = format!("{}Z", time_of_day(wall));
+    let wide = u16::try_from(time.len()).unwrap_or(0);
+    let room = area.width.saturating_sub(wide + 1);
+    put_line(&line, Rect::new(area.x, area.y, room, 1), theme, buffer);
+    if area.width > 2 * wide {
+        let x = area.right() - wide;
+        buffer.set_stringn(x, area.y, &time, time.len(), theme.style(Tone::Dim));
+    }
+}
+
+/// Live, paused, or cut off.
+fn connection(state: &State) -> crate::page::Words {
+    let Some(snapshot) = state.snapshot() else {
+        return words("CONNECTING", Tone::Silent);
+    };
+    if state.history.is_paused() {
+        let (at, all) = state.history.position();
+        return words(format!("PAUSED {at}/{all}"), Tone::Accent);
+    }
+    let failing = snapshot
+        .sources
+        .iter()
+        .filter(|source| source.error.is_some())
+        .count();
+    let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
+    if failing == snapshot.sources.len() && failing > 0 {
+        words("DISCONNECTED [8]", Tone::Silent)
+    } else if failing > 0 {
+        words(
+            format!("{} FAILING [8]", count(failing, "SOURCE")),
+            Tone::Late,
+        )
+    } else if silent > 0 {
+        words(format!("LIVE, {silent} silent"), Tone::Late)
+    } else if state.options.still {
+        words("REPLAY", Tone::Accent)
+    } else {
+        words("LIVE", Tone::Good)
+    }
+}
+
+/// What is typed, what is said, or the keys. Returns where the cursor goes.
+pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<Position> {
+    if area.height == 0 {
+        return None;
+    }
+    let theme = &state.options.theme;
+    if let Some(folder) = &state.confirm {
+        let ranks = state.snapshot().map_or(0, |s| s.dumps().count());
+        let text = format!(
+            " write {} to {}?  [y] yes  [any other key] no",
+            count(ranks, "record"),
+            folder.display()
+        );
+        put_line(&vec![words(text, Tone::Late)], area, theme, buffer);
+        return None;
+    }
+    if let Some(input) = &state.input {
+        let sign = match input.purpose {
+            Purpose::Filter => "/",
+            Purpose::Command => ":",
+        };
+        let before: String = input.text.chars().take(input.cursor).collect();
+        let mut line = vec![
+            words(sign, Tone::Accent),
+            plain(input.text.clone()),
+            plain("  "),
+        ];
+        match &input.error {
+            Some(error) => line.push(words(error.clone(), Tone::Bad)),
+            None => {
+                let next = input.candidates(&state.facts());
+                let next: Vec<String> = next.into_iter().take(8).collect();
+                line.push(words(next.join("  "), Tone::Dim));
+            }
+        }
+        put_line(&line, area, theme, buffer);
+        let column = u16::try_from(1 + text_width(&before)).unwrap_or(u16::MAX);
+        return Some(Position::new(area.x + column.min(area.width - 1), area.y));
+    }
+    if let Some(message) = &state.message {
+        let line = vec![plain(" "), words(message.text.clone(), message.tone)];
+        put_line(&line, area, theme, buffer);
+        return None;
+    }
+    let mut line: Line = vec![plain(" ")];
+    let mut used = 1;
+    for binding in BINDINGS.iter().filter(|b| !b.hint.is_empty()) {
+        if binding.action == Action::Dump && !state.options.allow_actions {
+            continue;
+        }
+        let Some(key) = state.options.keymap.keys(binding.action).first() else {
+            continue;
+        };
+        let hint = match binding.action {
+            Action::Pause if state.history.is_paused() => "go on",
+            _ => binding.hint,
+        };
+        let wide = text_width(key) + hint.len() + 3;
+        if used + wide > usize::from(area.width) {
+            break;
+        }
+        used += wide;
+        line.push(words(format!("[{key}]"), Tone::Accent));
+        line.push(plain(format!("{} ", fit(hint, 20))));
+    }
+    put_line(&line, area, theme, buffer);
+    None
+}

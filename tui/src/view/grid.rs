@@ -1,0 +1,70 @@
+//! Cells in rows and columns: the heat map.
+
+use super::put_line;
+use crate::page::Grid;
+use crate::state::selection::first_shown;
+use crate::theme::{Theme, Tone};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+/// Room for the heads of the rows.
+const LABEL: u16 = 7;
+
+pub(super) fn draw(
+    grid: &Grid,
+    area: Rect,
+    selected: Option<(usize, usize)>,
+    theme: &Theme,
+    buffer: &mut Buffer,
+) {
+    if area.height < 2 || area.width <= LABEL {
+        return;
+    }
+    let dim = theme.style(Tone::Dim);
+    let room = usize::from(area.width - LABEL);
+    let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
+    // Names where all fit, else one character a column.
+    let each = if grid.columns.len() * widest <= room {
+        widest
+    } else {
+        1
+    };
+    let fitting = (room / each).max(1);
+    let (row, column) = selected.unwrap_or((0, 0));
+    let left = first_shown(column, grid.columns.len(), fitting);
+    let body = usize::from(area.height) - 2;
+    let top = first_shown(row, grid.rows.len(), body);
+    let shown = left..(left + fitting).min(grid.columns.len());
+    if each > 1 {
+        for (at, name) in grid.columns[shown.clone()].iter().enumerate() {
+            let x = area.x + LABEL + u16::try_from(at * each).unwrap_or(0);
+            buffer.set_stringn(x, area.y, name, each, dim);
+        }
+    } else if let (Some(first), Some(last)) = (
+        grid.columns.get(shown.start),
+        grid.columns.get(shown.end.wrapping_sub(1)),
+    ) {
+        let text = format!(
+            "{first} .. {last}  ({} of {})",
+            shown.len(),
+            grid.columns.len()
+        );
+        buffer.set_stringn(area.x + LABEL, area.y, text, room, dim);
+    }
+    for (y, at) in (area.y + 1..area.bottom() - 1).zip(top..grid.rows.len()) {
+        buffer.set_stringn(area.x + 1, y, &grid.rows[at], usize::from(LABEL) - 2, dim);
+        for column in shown.clone() {
+            let Some(Some((_, dot))) = grid.dots[at].get(column) else {
+                continue;
+            };
+            let x = area.x + LABEL + u16::try_from((column - left) * each).unwrap_or(0);
+            let mut style = theme.style(dot.tone);
+            if selected == Some((at, column)) {
+                style = style.patch(theme.selected());
+            }
+            buffer.set_string(x, y, dot.glyph.to_string(), style);
+        }
+    }
+    let last = Rect::new(area.x + 1, area.bottom() - 1, area.width - 1, 1);
+    put_line(&grid.legend, last, theme, buffer);
+}

@@ -1,0 +1,206 @@
+//! Where everything goes. Drawing and pointing read the same layout.
+
+use super::{table, text_width};
+use crate::page::{Body, Line, Pane, words};
+use crate::state::State;
+use crate::state::selection::first_shown;
+use ratatui::layout::Rect;
+
+/// Rectangles of one screen.
+pub(super) struct Layout {
+    pub(super) header: Rect,
+    /// The head's lines, wrapped to the width.
+    pub(super) head: Vec<Line>,
+    head_area: Rect,
+    pub(super) panes: Vec<Rect>,
+    pub(super) footer: Rect,
+}
+
+impl Layout {
+    pub(super) fn head_rects(&self) -> impl Iterator<Item = Rect> {
+        let area = self.head_area;
+        (area.y..area.bottom()).map(move |y| Rect::new(area.x, y, area.width, 1))
+    }
+}
+
+/// Where things go on a screen of this size.
+pub(super) fn of(state: &State, area: Rect) -> Layout {
+    let row = |y: u16, height: u16| {
+        let y = y.min(area.bottom());
+        Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
+    };
+    // The first things to go on a tiny screen are the bars: the head has the answer.
+    let header = u16::from(area.height >= 4);
+    let footer = u16::from(area.height >= 3);
+    let room = area.height - header - footer;
+    let head: Vec<Line> = (state.page.head.iter())
+        .flat_map(|line| wrap(line, usize::from(area.width)))
+        .collect();
+    let least = if state.page.panes.is_empty() {
+        room
+    } else {
+        (room / 2).max(1)
+    };
+    let head_height = u16::try_from(head.len()).unwrap_or(u16::MAX).min(least);
+    let top = area.y + header + head_height;
+    let left = room - head_height;
+    let wanted: Vec<u16> = state
+        .page
+        .panes
+        .iter()
+        .map(|pane| natural(pane, area.width))
+        .collect();
+    let mut y = top;
+    let panes = share(&wanted, left).into_iter().map(|height| {
+        let rect = row(y, height);
+        y += height;
+        rect
+    });
+    Layout {
+        panes: panes.collect(),
+        header: row(area.y, header),
+        head,
+        head_area: row(area.y + header, head_height),
+        footer: row(area.bottom() - footer, footer),
+    }
+}
+
+/// At most two lines for one: sentences are rarely longer, and a screen has more to tell.
+fn wrap(line: &Line, width: usize) -> Vec<Line> {
+    let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
+    if whole <= width || width < 20 {
+        return vec![line.clone()];
+    }
+    let mut lines: Vec<Line> = vec![vec![]];
+    let mut used = 0;
+    for part in line {
+        for word in part.text.split_inclusive(' ') {
+            let wide = text_width(word.trim_end());
+            if used + wide > width && used > 0 && lines.len() < 2 {
+                lines.push(vec![words("   ", part.tone)]);
+                used = 3;
+            }
+            used += text_width(word);
+            let last = lines.len() - 1;
+            match lines[last].last_mut() {
+                Some(before) if before.tone == part.tone => before.text.push_str(word),
+                _ => lines[last].push(words(word, part.tone)),
+            }
+        }
+    }
+    lines
+}
+
+/// How many rows a pane would like.
+fn natural(pane: &Pane, width: u16) -> u16 {
+    let title = usize::from(!pane.title.is_empty());
+    let rows = match &pane.body {
+        Body::Table(rows) => table::heads(rows) + rows.rows.len().max(1),
+        Body::Strip(strip) => strip
+            .dots
+            .len()
+            .div_ceil(usize::from(width.max(2)) - 1)
+            .clamp(1, 3),
+        Body::Text(lines) => lines.len(),
+        Body::Grid(_) | Body::Timeline(_) => usize::from(u16::MAX),
+    };
+    u16::try_from(title + rows).unwrap_or(u16::MAX)
+}
+
+/// How many rows a terminal needs to show everything, if that can be said.
+pub fn needed(state: &State) -> u16 {
+    let width = state.size.0;
+    let head: usize = (state.page.head.iter())
+        .map(|line| wrap(line, usize::from(width)).len())
+        .sum();
+    let panes = state.page.panes.iter().map(|pane| natural(pane, width));
+    let rows = panes.fold(2, u16::saturating_add);
+    rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
+}
+
+/// Shares `room` rows: who wants little gets it, the others share what is left; what nobody wants
+/// goes to the last but one, so that a short last pane stays at the bottom.
+fn share(wanted: &[u16], room: u16) -> Vec<u16> {
+    let mut given = vec![0u16; wanted.len()];
+    let mut left = room;
+    while left > 0 {
+        let hungry: Vec<usize> = (0..wanted.len())
+            .filter(|&i| given[i] < wanted[i])
+            .collect();
+        if hungry.is_empty() {
+            break;
+        }
+        // Round by round, from the bottom up: the short ones at the bottom are served first.
+        for &i in hungry.iter().rev() {
+            if left > 0 {
+                given[i] += 1;
+                left -= 1;
+            }
+        }
+    }
+    if left > 0 {
+        let at = wanted.len().saturating_sub(2);
+        if let Some(pane) = given.get_mut(at) {
+            *pane += left;
+        }
+    }
+    given
+}
+
+/// A pane without its title line.
+pub(super) fn below_title(pane: &Pane, area: Rect) -> Rect {
+    let title = u16::from(!pane.title.is_empty() && area.height > 1);
+    Rect::new(area.x, area.y + title, area.width, area.height - title)
+}
+
+/// The pane and its row under column `x`, row `y` of a terminal of the state's size.
+pub fn hit(state: &State, x: u16, y: u16) -> Option<(usize, usize)> {
+    let area = Rect::new(0, 0, state.size.0, state.size.1);
+    let layout = of(state, area);
+    let at = layout
+        .panes
+        .iter()
+        .position(|rect| rect.contains((x, y).into()))?;
+    let pane = state.page.panes.get(at)?;
+    let body = below_title(pane, layout.panes[at]);
+    let mut row = usize::from(y.checked_sub(body.y)?);
+    let mut height = usize::from(body.height);
+    if let Body::Table(rows) = &pane.body {
+        row = row.checked_sub(table::heads(rows))?;
+        height = height.saturating_sub(table::heads(rows));
+    }
+    let selection = state.selection();
+    let selected = if selection.pane == at {
+        selection.row
+    } else {
+        0
+    };
+    let rows = state.page.rows(at);
+    let row = row + first_shown(selected, rows, height);
+    (row < rows).then_some((at, row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_shared_and_never_exceeded() {
+        assert_eq!(share(&[2, 5, 3], 20), [2, 15, 3]);
+        assert_eq!(share(&[10, 10, 3], 9), [3, 3, 3]);
+        assert_eq!(share(&[10], 4), [4]);
+        assert_eq!(share(&[10, 10], 0), [0, 0]);
+        assert_eq!(share(&[], 7), [0u16; 0]);
+    }
+
+    #[test]
+    fn a_long_line_goes_on_in_a_second_one() {
+        let line = vec![words(
+            "a sentence of several words that is long",
+            crate::theme::Tone::Plain,
+        )];
+        let lines = wrap(&line, 24);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0][0].text.trim_end(), "a sentence of several");
+    }
+}

@@ -1,0 +1,196 @@
+//! Drawing: the state goes in, cells of the terminal come out. Nothing here changes anything.
+
+mod bars;
+mod grid;
+mod layout;
+mod strip;
+mod table;
+mod timeline;
+
+use crate::page::{Body, Line, Pane};
+use crate::state::State;
+use crate::state::selection::first_shown;
+use crate::theme::{Theme, Tone};
+use ratatui::Frame;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+pub use layout::{hit, needed};
+
+/// Draws the whole screen.
+pub fn draw(state: &State, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let buffer = frame.buffer_mut();
+    if area.width == 0 || area.height == 0 {
+        return;
+    }
+    let layout = layout::of(state, area);
+    let theme = &state.options.theme;
+    bars::header(state, layout.header, buffer);
+    for (line, rect) in layout.head.iter().zip(layout.head_rects()) {
+        put_line(line, rect, theme, buffer);
+    }
+    let selection = state.selection();
+    for (number, (pane, rect)) in state.page.panes.iter().zip(&layout.panes).enumerate() {
+        let focused = number == selection.pane;
+        draw_pane(state, pane, *rect, focused, buffer);
+    }
+    let cursor = bars::footer(state, layout.footer, buffer);
+    if state.options.ascii {
+        to_ascii(area, buffer);
+    }
+    if let Some(position) = cursor {
+        frame.set_cursor_position(position);
+    }
+}
+
+fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
+    let theme = &state.options.theme;
+    let body = layout::below_title(pane, area);
+    if body.y > area.y && area.height > 0 {
+        title(state, pane, area, focused, buffer);
+    }
+    if body.height == 0 || body.width == 0 {
+        return;
+    }
+    let selection = state.selection();
+    let selected = focused.then_some(selection.row);
+    match &pane.body {
+        Body::Table(rows) => table::draw(rows, body, selected, theme, buffer),
+        Body::Strip(dots) => strip::draw(dots, body, theme, buffer),
+        Body::Grid(cells) => {
+            let selected = focused.then_some((selection.row, selection.column));
+            grid::draw(cells, body, selected, theme, buffer);
+        }
+        Body::Timeline(lanes) => timeline::draw(lanes, body, selected, theme, buffer),
+        Body::Text(lines) => {
+            let height = usize::from(body.height);
+            let first = first_shown(selected.unwrap_or(0), lines.len(), height);
+            let shown = lines.iter().enumerate().skip(first).take(height);
+            for (row, (at, line)) in (body.y..).zip(shown) {
+                let rect = Rect::new(body.x, row, body.width, 1);
+                put_line(line, rect, theme, buffer);
+                if selected == Some(at) && lines.len() > height {
+                    buffer.set_style(rect, theme.selected());
+                }
+            }
+        }
+    }
+}
+
+/// `-- groups ------------------ 1-9/128 --`
+fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
+    let theme = &state.options.theme;
+    let dim = theme.style(Tone::Dim);
+    let width = usize::from(area.width);
+    buffer.set_stringn(area.x, area.y, "─".repeat(width), width, dim);
+    let tone = if focused { Tone::Accent } else { Tone::Title };
+    let text = format!(" {} ", pane.title);
+    let room = width.saturating_sub(2);
+    buffer.set_stringn(
+        area.x + 1.min(area.width - 1),
+        area.y,
+        fit(&text, room),
+        room,
+        theme.style(tone),
+    );
+    let shown = usize::from(layout::below_title(pane, area).height);
+    if let Body::Table(rows) = &pane.body {
+        let shown = shown.saturating_sub(table::heads(rows));
+        let all = rows.rows.len();
+        if all > shown && shown > 0 {
+            let selected = if focused { state.selection().row } else { 0 };
+            let first = first_shown(selected, all, shown);
+            let text = format!(" {}-{}/{all} ", first + 1, first + shown);
+            let taken = text_width(&pane.title) + text.len() + 6;
+            if taken < width {
+                let x = area.right() - u16::try_from(text.len() + 1).unwrap_or(0);
+                buffer.set_stringn(x, area.y, &text, text.len(), dim);
+            }
+        }
+    }
+}
+
+/// Words beside each other, cut at the edge.
+fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
+    let mut x = area.x;
+    for words in line {
+        let room = usize::from(area.right().saturating_sub(x));
+        if room == 0 {
+            break;
+        }
+        (x, _) = buffer.set_stringn(
+            x,
+            area.y,
+            fit(&words.text, room),
+            room,
+            theme.style(words.tone),
+        );
+    }
+}
+
+/// How many columns a text takes.
+fn text_width(text: &str) -> usize {
+    ratatui::text::Span::raw(text).width()
+}
+
+/// A text that takes at most `width` columns; where something was cut off stands an ellipsis.
+fn fit(text: &str, width: usize) -> String {
+    if text_width(text) <= width {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    let mut used = 0;
+    for c in text.chars() {
+        let wide = text_width(c.encode_utf8(&mut [0; 4]));
+        if used + wide + 1 > width {
+            break;
+        }
+        used += wide;
+        kept.push(c);
+    }
+    if width > 0 {
+        kept.push('…');
+    }
+    kept
+}
+
+/// Replaces what is not ASCII.
+fn to_ascii(area: Rect, buffer: &mut Buffer) {
+    for position in area.positions() {
+        let cell = &mut buffer[position];
+        let symbol = match cell.symbol() {
+            text if text.is_ascii() => continue,
+            "─" => "-",
+            "█" => "=",
+            "▒" => ">",
+            "…" => "~",
+            "·" => ".",
+            _ => "?",
+        };
+        cell.set_symbol(symbol);
+    }
+}
+
+/// The style of a tone on top of a row's own.
+fn toned(theme: &Theme, row: Tone, cell: Tone) -> Style {
+    if cell == Tone::Plain {
+        theme.style(row)
+    } else {
+        theme.style(cell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_ends_with_an_ellipsis() {
+        assert_eq!(fit("abcdef", 6), "abcdef");
+        assert_eq!(fit("abcdef", 4), "abc…");
+        assert_eq!(fit("日本語", 4), "日…");
+        assert_eq!(fit("abc", 0), "");
+    }
+}

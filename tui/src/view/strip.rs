@@ -1,0 +1,39 @@
+//! One cell per host or rank. Where there are more than cells, several share one, the worst shows.
+
+use crate::page::Strip;
+use crate::theme::Theme;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer) {
+    let width = usize::from(area.width.saturating_sub(1)).max(1);
+    let cells = width * usize::from(area.height);
+    let each = strip.dots.len().div_ceil(cells.max(1)).max(1);
+    for (at, sharing) in strip.dots.chunks(each).enumerate() {
+        let Some((_, dot)) = sharing.iter().max_by_key(|(worth, _)| *worth) else {
+            continue;
+        };
+        let x = area.x + 1 + u16::try_from(at % width).unwrap_or(0);
+        let y = area.y + u16::try_from(at / width).unwrap_or(0);
+        if let Some(cell) = buffer.cell_mut((x, y))
+            && x < area.right()
+            && y < area.bottom()
+        {
+            cell.set_char(dot.glyph).set_style(theme.style(dot.tone));
+        }
+    }
+    if each > 1 && area.height > 0 {
+        let text = format!(" one cell = {each} {}s ", strip.unit);
+        let wide = u16::try_from(text.len()).unwrap_or(0);
+        if wide < area.width {
+            let x = area.right() - wide;
+            let style = theme.style(crate::theme::Tone::Dim);
+            let y = area.bottom() - 1;
+            let used = strip.dots.len().div_ceil(each);
+            // Only where it hides no cell.
+            if used + usize::from(wide) <= cells {
+                buffer.set_stringn(x, y, &text, text.len(), style);
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Rows under columns.
+
+use super::{fit, text_width, toned};
+use crate::state::selection::first_shown;
+use crate::table::{Align, Heads, Table};
+use crate::theme::{Theme, Tone};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+/// Between two columns.
+const GAP: usize = 2;
+/// A growing column is not narrower than this while others can be left out.
+const LEAST: usize = 48;
+/// The mark and the space behind it.
+const MARK: usize = 2;
+
+/// Lines that the heads of the columns take.
+pub(super) fn heads(table: &Table) -> usize {
+    usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
+}
+
+pub(super) fn draw(
+    table: &Table,
+    area: Rect,
+    selected: Option<usize>,
+    theme: &Theme,
+    buffer: &mut Buffer,
+) {
+    if table.rows.is_empty() {
+        let style = theme.style(Tone::Dim);
+        let room = usize::from(area.width).saturating_sub(MARK);
+        buffer.set_stringn(area.x + 1, area.y, fit(&table.empty, room), room, style);
+        return;
+    }
+    let heads = heads(table);
+    let height = usize::from(area.height).saturating_sub(heads);
+    let first = first_shown(selected.unwrap_or(0), table.rows.len(), height);
+    let shown = first..(first + height).min(table.rows.len());
+    let columns = widths(table, shown.clone(), usize::from(area.width));
+    if heads > 0 {
+        let texts = table.columns.iter().map(|c| (c.name.as_ref(), Tone::Dim));
+        put_row(
+            table,
+            texts,
+            &columns,
+            area.y,
+            area,
+            theme,
+            Tone::Dim,
+            buffer,
+        );
+    }
+    let top = area.y + u16::try_from(heads).unwrap_or(0);
+    for (y, at) in (top..area.bottom()).zip(shown) {
+        let row = &table.rows[at];
+        let mark = row.mark.glyph.to_string();
+        buffer.set_stringn(
+            area.x,
+            y,
+            mark,
+            usize::from(area.width),
+            theme.style(row.mark.tone),
+        );
+        let texts = row.cells.iter().map(|cell| (cell.text.as_str(), cell.tone));
+        put_row(table, texts, &columns, y, area, theme, row.tone, buffer);
+        if selected == Some(at) {
+            buffer.set_style(Rect::new(area.x, y, area.width, 1), theme.selected());
+        }
+    }
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one call draws a line of a table, nothing more"
+)]
+fn put_row<'a>(
+    table: &Table,
+    texts: impl Iterator<Item = (&'a str, Tone)>,
+    widths: &[usize],
+    y: u16,
+    area: Rect,
+    theme: &Theme,
+    tone: Tone,
+    buffer: &mut Buffer,
+) {
+    let mut x = usize::from(area.x) + MARK;
+    let right = usize::from(area.right());
+    for (((text, cell), column), &width) in texts.zip(&table.columns).zip(widths) {
+        if width == 0 {
+            continue;
+        }
+        let room = width.min(right.saturating_sub(x));
+        if room == 0 {
+            break;
+        }
+        let text = fit(text, room);
+        let before = match column.align {
+            Align::Left => 0,
+            Align::Right => room.saturating_sub(text_width(&text)),
+        };
+        let at = u16::try_from(x + before).unwrap_or(u16::MAX);
+        buffer.set_stringn(at, y, &text, room, toned(theme, tone, cell));
+        x += width + GAP;
+    }
+}
+
+/// The width of each column, 0 = left out.
+fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usize> {
+    let natural: Vec<usize> = table
+        .columns
+        .iter()
+        .enumerate()
+        .map(|(at, column)| {
+            let cells = table.rows[shown.clone()]
+                .iter()
+                .filter_map(|row| row.cells.get(at));
+            let widest = cells.map(|cell| text_width(&cell.text)).max().unwrap_or(0);
+            let head = if table.heads == Heads::Shown {
+                text_width(&column.name)
+            } else {
+                0
+            };
+            widest.max(head)
+        })
+        .collect();
+    let mut kept: Vec<bool> = natural.iter().map(|&n| n > 0).collect();
+    let least = |at: usize| {
+        if table.columns[at].grows {
+            natural[at].min(LEAST)
+        } else {
+            natural[at]
+        }
+    };
+    let needed = |kept: &[bool]| -> usize {
+        let all = (0..kept.len()).filter(|&at| kept[at]);
+        MARK + all.map(|at| least(at) + GAP).sum::<usize>()
+    };
+    while needed(&kept) > width + GAP {
+        let droppable = (0..kept.len()).filter(|&at| kept[at] && table.columns[at].rank > 0);
+        match droppable.max_by_key(|&at| table.columns[at].rank) {
+            Some(at) => kept[at] = false,
+            None => break,
+        }
+    }
+    let fixed: usize = (0..kept.len())
+        .filter(|&at| kept[at] && !table.columns[at].grows)
+        .map(|at| natural[at] + GAP)
+        .sum();
+    let growing = (0..kept.len())
+        .filter(|&at| kept[at] && table.columns[at].grows)
+        .count();
+    // Of several growing columns, all but the last take what they need, up to their share.
+    let mut left = width.saturating_sub(MARK + fixed);
+    let mut todo = growing;
+    (0..kept.len())
+        .map(|at| match (kept[at], table.columns[at].grows) {
+            (false, _) => 0,
+            (true, false) => natural[at],
+            (true, true) => {
+                let room = left.saturating_sub(GAP * (todo - 1)) / todo;
+                let own = natural[at].min(room.max(1));
+                left = left.saturating_sub(own + GAP);
+                todo -= 1;
+                own
+            }
+        })
+        .collect()
+}

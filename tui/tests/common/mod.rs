@@ -1,0 +1,126 @@
+//! Six situations, as recorded: the dumps come from the simulated job, the reports from files beside
+//! this one, so that screens change when screens change and not when the analysis finds better words.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{SimulatedSource, SourceError};
+use rcomm_analyzer::{Live, LiveOptions, Moment, Report, Snapshot, Source};
+use rcomm_top::event::{Command, Event};
+use rcomm_top::keys::Keymap;
+use rcomm_top::state::{Options, State, update};
+use rcomm_top::theme::{Depth, Theme, ThemeName};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// 14:03:17 on some day, when the simulated jobs begin.
+pub(crate) const START_NS: i64 = 1_700_056_997_000_000_000;
+
+/// How long after the fault one looks.
+pub(crate) const LATER_S: i64 = 102;
+
+pub(crate) fn simulation(situation: Situation) -> Simulation {
+    Simulation::new(situation, 32, START_NS).with_window(96)
+}
+
+pub(crate) fn moment(simulation: &Simulation, wall_ns: i64) -> Moment {
+    Moment {
+        elapsed: Duration::from_nanos((wall_ns - simulation.fault_ns() + 3_600_000_000_000) as u64),
+        wall_ns,
+    }
+}
+
+/// The job some time after the fault, as the analysis sees it now.
+pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_analyzer::analyze,
+        vec!["simulated".into()],
+    );
+    let mut last = None;
+    // A look before the fault, and one now: who fell silent was heard before.
+    for wall_ns in [simulation.fault_ns() - 1, wall_ns] {
+        let mut source = SimulatedSource::new(simulation.clone(), move || wall_ns);
+        let poll: Result<_, SourceError> = source.poll(Instant::now());
+        let at = moment(simulation, wall_ns);
+        live.observe(0, poll, at);
+        last = live.refresh(at).or(last);
+    }
+    let mut snapshot = last.expect("the first look is always news");
+    snapshot.cost = Duration::from_micros(4200);
+    snapshot
+}
+
+pub(crate) fn fixture(situation: Situation) -> PathBuf {
+    let name = format!("{}.json", situation.name());
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// The situation as recorded; made once a program.
+pub(crate) fn recorded(situation: Situation) -> Snapshot {
+    static MADE: Mutex<Vec<(Situation, Snapshot)>> = Mutex::new(Vec::new());
+    let mut made = MADE.lock().expect("no test panics while it holds this");
+    if let Some((_, known)) = made.iter().find(|(known, _)| *known == situation) {
+        return known.clone();
+    }
+    let snapshot = record(situation);
+    made.push((situation, snapshot.clone()));
+    snapshot
+}
+
+fn record(situation: Situation) -> Snapshot {
+    let simulation = simulation(situation);
+    let now = simulation.fault_ns() + LATER_S * 1_000_000_000;
+    let mut snapshot = judged(&simulation, now);
+    let text = std::fs::read_to_string(fixture(situation)).expect("fixtures are checked in");
+    let report: Report = serde_json::from_str(&text).expect("fixtures are reports");
+    snapshot.report = Arc::new(report);
+    snapshot
+}
+
+pub(crate) fn options() -> Options {
+    Options {
+        theme: Theme::new(ThemeName::Dark, Depth::True),
+        ascii: false,
+        allow_actions: false,
+        still: false,
+        history: 64 << 20,
+        keymap: Keymap::default(),
+        muted: Default::default(),
+    }
+}
+
+/// A state that shows `snapshot` on a terminal of `size`.
+pub(crate) fn showing(snapshot: Snapshot, size: (u16, u16)) -> State {
+    let mut state = State::new(options(), size, snapshot.at);
+    update(&mut state, Event::Observed(Arc::new(snapshot)));
+    state
+}
+
+/// Presses keys: characters as they are, `<enter>`, `<esc>`, `<tab>`, `<down>` by name.
+pub(crate) fn press(state: &mut State, keys: &str) -> Option<Command> {
+    let mut last = None;
+    let mut rest = keys;
+    while let Some(c) = rest.chars().next() {
+        let named = [
+            ("<enter>", KeyCode::Enter),
+            ("<esc>", KeyCode::Esc),
+            ("<tab>", KeyCode::Tab),
+            ("<down>", KeyCode::Down),
+            ("<backspace>", KeyCode::Backspace),
+        ];
+        let (code, length) = named
+            .iter()
+            .find(|(name, _)| rest.starts_with(name))
+            .map_or((KeyCode::Char(c), c.len_utf8()), |(name, code)| {
+                (*code, name.len())
+            });
+        rest = &rest[length..];
+        last = update(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    }
+    last
+}

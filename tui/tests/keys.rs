@@ -1,0 +1,231 @@
+//! What keys and commands do, on the state alone.
+
+mod common;
+
+use common::{options, press, recorded, showing, simulation};
+use rcomm_analyzer::Code;
+use rcomm_analyzer::simulate::Situation;
+use rcomm_top::event::{Command, Event};
+use rcomm_top::state::command::Format;
+use rcomm_top::state::screen::Screen;
+use rcomm_top::state::{State, update};
+use rcomm_top::text;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn stuck() -> State {
+    showing(recorded(Situation::StuckRank), (100, 30))
+}
+
+#[test]
+fn enter_drills_from_the_finding_to_the_rank_and_esc_comes_back() {
+    let mut state = stuck();
+    press(&mut state, "<enter>");
+    assert!(
+        matches!(state.screen(), Screen::Finding(1)),
+        "{:?}",
+        state.screen()
+    );
+    press(&mut state, "<enter>");
+    let culprit = simulation(Situation::StuckRank).culprit();
+    assert_eq!(*state.screen(), Screen::Rank(culprit));
+    press(&mut state, "<esc><esc>");
+    assert_eq!(*state.screen(), Screen::Overview);
+}
+
+#[test]
+fn a_filter_applies_while_it_is_typed_and_esc_takes_it_back() {
+    let mut state = stuck();
+    press(&mut state, "2");
+    let all = state.page.rows(0);
+    press(&mut state, "/group:dp_5");
+    assert!(state.page.rows(0) < all);
+    press(&mut state, "<esc>");
+    assert_eq!(state.page.rows(0), all);
+    press(&mut state, "/group:dp_5<enter>");
+    assert_eq!(state.filter.text(), "group:dp_5");
+    // At the top, esc clears it.
+    press(&mut state, "<esc><esc>");
+    assert!(state.filter.is_empty());
+}
+
+#[test]
+fn a_filter_that_cannot_be_read_is_explained_and_hides_nothing() {
+    let mut state = stuck();
+    press(&mut state, "2");
+    let all = state.page.rows(0);
+    press(&mut state, "/hots:n07<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("unknown key `hots`"), "{screen}");
+    assert_eq!(state.page.rows(0), all);
+}
+
+#[test]
+fn problems_only_hides_what_is_in_order() {
+    let mut state = stuck();
+    press(&mut state, "2");
+    let all = state.page.rows(0);
+    press(&mut state, "z");
+    assert!(state.page.rows(0) < all && state.page.rows(0) > 0);
+}
+
+#[test]
+fn pausing_holds_the_picture_and_stepping_goes_through_frames() {
+    let mut state = showing(recorded(Situation::Healthy), (100, 30));
+    let at = state.snapshot().expect("shown").at;
+    press(&mut state, " ");
+    for number in 1..=20u64 {
+        let mut next = recorded(Situation::StuckRank);
+        next.number += number;
+        next.at.elapsed = at.elapsed + std::time::Duration::from_secs(number);
+        update(&mut state, Event::Observed(Arc::new(next)));
+    }
+    assert!(
+        text::of(&state).contains("PAUSED 1/21"),
+        "{}",
+        text::of(&state)
+    );
+    press(&mut state, ".");
+    assert!(text::of(&state).contains("PAUSED 2/21"));
+    press(&mut state, ">");
+    assert!(text::of(&state).contains("PAUSED 12/21"));
+    press(&mut state, "<,");
+    assert!(text::of(&state).contains("PAUSED 1/21"));
+    assert!(!text::of(&state).contains("STUCK"));
+    press(&mut state, "L");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("LIVE") && screen.contains("STUCK"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn a_muted_warning_leaves_the_first_screen_and_comes_back() {
+    let mut state = showing(recorded(Situation::Straggler), (100, 30));
+    assert!(text::of(&state).contains("W220"));
+    press(&mut state, "a");
+    assert!(state.muted.contains(&Code::W220));
+    assert!(!text::of(&state).contains("W220"), "{}", text::of(&state));
+    press(&mut state, ":mute W220<enter>");
+    assert!(text::of(&state).contains("W220"));
+}
+
+#[test]
+fn following_goes_to_the_suspect_as_soon_as_there_is_one() {
+    let mut state = showing(recorded(Situation::Healthy), (100, 30));
+    press(&mut state, "f");
+    assert_eq!(*state.screen(), Screen::Overview);
+    update(
+        &mut state,
+        Event::Observed(Arc::new(recorded(Situation::StuckRank))),
+    );
+    let culprit = simulation(Situation::StuckRank).culprit();
+    assert_eq!(*state.screen(), Screen::Rank(culprit));
+}
+
+#[test]
+fn sorting_goes_by_columns_and_back_to_the_views_own_order() {
+    let mut state = stuck();
+    press(&mut state, "2:sort ranks<enter>");
+    let largest = |state: &State| state.table().expect("a table").rows[0].cells[2].value;
+    assert_eq!(largest(&state), 32.0);
+    press(&mut state, "S");
+    assert!(largest(&state) < 32.0);
+    press(&mut state, "S:sort<enter>");
+    assert!(state.table().expect("a table").rows[0].problem);
+    press(&mut state, ":sort nothing<enter>");
+    assert!(text::of(&state).contains("no column is called"));
+}
+
+#[test]
+fn writing_needs_leave_and_a_yes() {
+    let mut state = stuck();
+    assert_eq!(press(&mut state, "d"), None);
+    assert!(text::of(&state).contains("--allow-actions"));
+    state.options.allow_actions = true;
+    assert_eq!(press(&mut state, "d"), None);
+    assert!(text::of(&state).contains("[y] yes"));
+    assert_eq!(press(&mut state, "n"), None);
+    assert_eq!(press(&mut state, "d"), None);
+    let folder = PathBuf::from("rcomm-dumps");
+    assert_eq!(press(&mut state, "y"), Some(Command::WriteRecords(folder)));
+}
+
+#[test]
+fn copy_and_export_are_asked_of_the_outside() {
+    let mut state = stuck();
+    press(&mut state, "2");
+    let Some(Command::Copy(line)) = press(&mut state, "y") else {
+        panic!("a selected row can be copied");
+    };
+    assert!(line.starts_with("dp_5  4  49/48"), "{line}");
+    let export = press(&mut state, "xperfetto out.json<enter>");
+    let path = PathBuf::from("out.json");
+    assert_eq!(export, Some(Command::Export(Format::Perfetto, path)));
+}
+
+#[test]
+fn n_goes_from_problem_to_problem_and_says_where_there_is_none() {
+    let mut state = stuck();
+    press(&mut state, "2Gn");
+    assert!(state.table().expect("a table").rows[state.selection().row].problem);
+    let mut healthy = showing(recorded(Situation::Healthy), (100, 30));
+    press(&mut healthy, "2n");
+    assert!(text::of(&healthy).contains("no row here shows a problem"));
+}
+
+#[test]
+fn the_footer_and_the_help_show_changed_keys() {
+    let changes = [("why".to_owned(), vec!["W".to_owned()])].into();
+    let mut options = options();
+    options.keymap = rcomm_top::keys::Keymap::with(&changes).expect("a free key");
+    let mut state = State::new(options, (120, 60), Default::default());
+    update(
+        &mut state,
+        Event::Observed(Arc::new(recorded(Situation::StuckRank))),
+    );
+    assert!(text::of(&state).contains("[W]why"));
+    press(&mut state, "?");
+    let help = text::of(&state);
+    assert!(
+        help.lines()
+            .any(|line| line.contains(" W ") && line.contains("causal chain"))
+    );
+    press(&mut state, "?");
+    assert_eq!(*state.screen(), Screen::Overview);
+}
+
+#[test]
+fn what_a_record_says_cannot_move_the_cursor_of_the_terminal() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    snapshot.job = "evil\x1b[2J\x07job".into();
+    let state = showing(snapshot, (100, 30));
+    let buffer = text::buffer(&state);
+    for cell in buffer.content() {
+        assert!(
+            !cell.symbol().contains(char::is_control),
+            "{:?}",
+            cell.symbol()
+        );
+    }
+}
+
+#[test]
+fn every_way_out_ends_the_program() {
+    let mut state = stuck();
+    assert_eq!(press(&mut state, "q"), Some(Command::Quit));
+    assert_eq!(press(&mut state, ":quit<enter>"), Some(Command::Quit));
+    assert_eq!(update(&mut state, Event::Terminate), Some(Command::Quit));
+    assert_eq!(update(&mut state, Event::Suspend), Some(Command::Suspend));
+}
+
+#[test]
+fn the_manual_lists_every_key() {
+    let manual = include_str!("../../docs/TOP.md");
+    for binding in rcomm_top::keys::BINDINGS {
+        let keys: Vec<String> = binding.keys.iter().map(|key| format!("`{key}`")).collect();
+        let line = format!("| {} | {} |", keys.join(" "), binding.help);
+        assert!(manual.contains(&line), "docs/TOP.md lacks: {line}");
+    }
+}

@@ -1,0 +1,62 @@
+//! The verdict live at a moment is the verdict of dumps cut at that moment.
+
+mod common;
+
+use common::moment;
+use proptest::prelude::*;
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{SimulatedSource, Source};
+use rcomm_analyzer::{Live, LiveOptions, analyze};
+use std::time::Instant;
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn live_and_post_mortem_agree_at_every_moment(
+        situation in prop::sample::select(vec![
+            Situation::Healthy,
+            Situation::StuckRank,
+            Situation::Deadlock,
+            Situation::Mismatch,
+            Situation::Straggler,
+        ]),
+        looks in prop::collection::vec(-3_000i64..30_000, 1..5),
+    ) {
+        let simulation = Simulation::new(situation, 16, common::START_NS).with_window(64);
+        let mut looks = looks;
+        looks.sort_unstable();
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
+        let mut source = {
+            let mut at = looks.clone().into_iter();
+            let fault = simulation.fault_ns();
+            SimulatedSource::new(simulation.clone(), move || {
+                fault + at.next().expect("one poll a look") * 1_000_000
+            })
+        };
+        let mut seen = None;
+        let mut now = 0;
+        for ms in looks {
+            now = simulation.fault_ns() + ms * 1_000_000;
+            let at = moment(&simulation, now);
+            live.observe(0, source.poll(Instant::now()), at);
+            seen = live.refresh(at).map(|snapshot| snapshot.report).or(seen);
+        }
+        let live = seen.expect("the first look is news");
+        let mut policy = LiveOptions::default().policy;
+        policy.now_ns = Some(now);
+        policy.world_size = Some(16);
+        let dumps = simulation.dumps_at(now);
+        let cut = analyze(&dumps, &policy);
+        // A report is made anew when something changes or falls due, so one that stands is as good.
+        prop_assert_eq!(live.verdict, cut.verdict, "{:?}", situation);
+        let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
+            report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()
+        };
+        prop_assert_eq!(blamed(&live), blamed(&cut), "{:?}", situation);
+    }
+}

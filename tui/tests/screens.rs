@@ -1,0 +1,274 @@
+//! Every view in six situations and several sizes, as text; colours where they matter.
+
+mod common;
+
+use common::{judged, moment, press, recorded, showing, simulation};
+use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::{Code, Snapshot, Verdict};
+use rcomm_top::event::Event;
+use rcomm_top::state::screen::Screen;
+use rcomm_top::state::update;
+use rcomm_top::theme::Tone;
+use rcomm_top::{text, view};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// Every view with the keys that lead there from the first screen.
+const VIEWS: &[(&str, &str)] = &[
+    ("overview", ""),
+    ("groups", "2"),
+    ("groups unfolded", "2o"),
+    ("group", "2<enter>"),
+    ("ranks", "3"),
+    ("ranks by lag", "3c"),
+    ("in flight", "4"),
+    ("stragglers", "5"),
+    ("warnings", "6"),
+    ("finding", "6<enter>"),
+    ("timeline", "7"),
+    ("sources", "8"),
+    ("rank", ":rank 21<enter>"),
+    ("why", "w"),
+    ("stacks", "t"),
+    ("compare", ":mark 5<enter>:mark 21<enter>M"),
+    ("help", "?"),
+    ("filter being typed", "/rank:0-7 op:"),
+    ("problems only", "2z"),
+    ("paused", " "),
+];
+
+fn all_views(situation: Situation, size: (u16, u16)) -> String {
+    let mut all = String::new();
+    for (name, keys) in VIEWS {
+        let mut state = showing(recorded(situation), size);
+        // Unfold and metric stay as they are between views of one state; each view starts anew.
+        press(&mut state, keys);
+        let _ = writeln!(all, "=== {name}\n{}", text::of(&state));
+    }
+    all
+}
+
+macro_rules! views {
+    ($($test:ident $situation:ident $columns:literal $rows:literal;)+) => {
+        $(
+            #[test]
+            fn $test() {
+                insta::assert_snapshot!(all_views(Situation::$situation, ($columns, $rows)));
+            }
+        )+
+    };
+}
+
+views! {
+    healthy_at_80_by_24 Healthy 80 24;
+    healthy_at_120_by_40 Healthy 120 40;
+    healthy_at_200_by_50 Healthy 200 50;
+    stuck_rank_at_80_by_24 StuckRank 80 24;
+    stuck_rank_at_120_by_40 StuckRank 120 40;
+    stuck_rank_at_200_by_50 StuckRank 200 50;
+    deadlock_at_80_by_24 Deadlock 80 24;
+    deadlock_at_120_by_40 Deadlock 120 40;
+    deadlock_at_200_by_50 Deadlock 200 50;
+    mismatch_at_80_by_24 Mismatch 80 24;
+    mismatch_at_120_by_40 Mismatch 120 40;
+    mismatch_at_200_by_50 Mismatch 200 50;
+    straggler_at_80_by_24 Straggler 80 24;
+    straggler_at_120_by_40 Straggler 120 40;
+    straggler_at_200_by_50 Straggler 200 50;
+    silent_rank_at_80_by_24 SilentRank 80 24;
+    silent_rank_at_120_by_40 SilentRank 120 40;
+    silent_rank_at_200_by_50 SilentRank 200 50;
+}
+
+#[test]
+fn no_view_panics_at_any_tiny_size_and_the_answer_is_the_last_thing_to_go() {
+    for &(situation, _) in Situation::ALL {
+        for (columns, rows) in [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (5, 3),
+            (20, 4),
+            (40, 1),
+            (1, 40),
+            (300, 2),
+        ] {
+            for (_, keys) in VIEWS {
+                let mut state = showing(recorded(situation), (columns, rows));
+                press(&mut state, keys);
+                text::of(&state);
+            }
+        }
+    }
+    let state = showing(recorded(Situation::StuckRank), (60, 1));
+    assert!(text::of(&state).contains("STUCK"));
+}
+
+#[test]
+fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
+    let state = showing(recorded(Situation::StuckRank), (80, 24));
+    let screen = text::of(&state);
+    let culprit = simulation(Situation::StuckRank).culprit();
+    let answer: String = screen.lines().skip(1).take(2).collect();
+    assert!(answer.contains("STUCK"), "{screen}");
+    assert!(answer.contains(&format!("rank {culprit}")), "{screen}");
+    assert!(answer.contains("00:01:4"), "{screen}");
+}
+
+#[test]
+fn problems_are_coloured_and_marked_with_a_glyph_and_without_colours_the_glyph_stays() {
+    let mut state = showing(recorded(Situation::StuckRank), (100, 30));
+    press(&mut state, "2");
+    let find = |state: &rcomm_top::state::State| {
+        let buffer = text::buffer(state);
+        let mut marked = None;
+        for y in 0..buffer.area.height {
+            if buffer[(0, y)].symbol() == "!" {
+                marked = Some((y, buffer[(0, y)].fg, buffer[(0, y)].modifier));
+            }
+        }
+        marked.expect("a marked row")
+    };
+    let (row, colour, _) = find(&state);
+    assert_eq!(Some(colour), state.options.theme.style(Tone::Bad).fg);
+    state.options.theme = rcomm_top::theme::Theme::new(
+        rcomm_top::theme::ThemeName::Dark,
+        rcomm_top::theme::Depth::None,
+    );
+    let (same, colour, _) = find(&state);
+    assert_eq!((same, colour), (row, ratatui::style::Color::Reset));
+}
+
+#[test]
+fn ascii_screens_hold_nothing_but_ascii() {
+    for &(situation, _) in Situation::ALL {
+        for (name, keys) in VIEWS {
+            let mut state = showing(recorded(situation), (100, 30));
+            state.options.ascii = true;
+            press(&mut state, keys);
+            let screen = text::of(&state);
+            assert!(screen.is_ascii(), "{situation:?} {name}\n{screen}");
+        }
+    }
+}
+
+#[test]
+fn every_situation_is_judged_for_what_it_is() {
+    for &(situation, name) in Situation::ALL {
+        let simulation = simulation(situation);
+        let snapshot = judged(&simulation, simulation.fault_ns() + 30_000_000_000);
+        let report = &snapshot.report;
+        let codes: Vec<Code> = report.findings.iter().map(|f| f.code).collect();
+        let (verdict, code): (&[Verdict], Option<Code>) = match situation {
+            Situation::Healthy => (&[Verdict::Healthy, Verdict::Running], None),
+            Situation::StuckRank => (&[Verdict::Stuck], Some(Code::E101)),
+            Situation::Deadlock => (&[Verdict::Stuck], None),
+            Situation::Mismatch => (&[Verdict::Mismatch], Some(Code::E110)),
+            Situation::Straggler => (&[Verdict::Slow], Some(Code::W220)),
+            Situation::SilentRank => (&[Verdict::Healthy, Verdict::Running], Some(Code::W150)),
+        };
+        assert!(
+            verdict.contains(&report.verdict),
+            "{name}: {:?} {codes:?}",
+            report.verdict
+        );
+        if situation == Situation::Healthy {
+            assert!(codes.is_empty(), "{codes:?}");
+        }
+        if let Some(code) = code {
+            assert_eq!(codes.first(), Some(&code), "{name}: {codes:?}");
+            let culprits = &report.findings[0].culprit_ranks;
+            assert!(
+                culprits.contains(&simulation.culprit()),
+                "{name}: {culprits:?}"
+            );
+        }
+        if situation == Situation::Deadlock {
+            let named = report.findings.iter().any(|f| {
+                f.culprit_ranks.contains(&simulation.culprit())
+                    || f.cycle.contains(&simulation.culprit())
+            });
+            assert!(named, "{:#?}", report.findings);
+        }
+    }
+}
+
+#[test]
+fn a_stopped_job_grows_older_on_the_screen_while_nothing_is_observed() {
+    let simulation = simulation(Situation::StuckRank);
+    let mut state = showing(recorded(Situation::StuckRank), (80, 24));
+    let before = text::of(&state);
+    let later = state.now.wall_ns + 20_000_000_000;
+    update(&mut state, Event::Tick(moment(&simulation, later)));
+    let after = text::of(&state);
+    assert!(
+        before.contains("00:01:4") && after.contains("00:02:0"),
+        "{after}"
+    );
+}
+
+#[test]
+fn nothing_is_drawn_again_while_nothing_changes() {
+    let mut state = showing(recorded(Situation::Healthy), (80, 24));
+    state.changed = false;
+    let now = state.now;
+    update(&mut state, Event::Tick(now));
+    assert!(!state.changed);
+}
+
+#[test]
+fn a_job_that_is_not_there_is_told_with_what_to_do() {
+    let mut snapshot = Snapshot::empty(Default::default());
+    snapshot.sources.push(rcomm_analyzer::SourceStatus {
+        name: "rings of the newest job in /dev/shm/rcomm-0".into(),
+        error: Some("no ring of any job; start a job on this node".into()),
+        ..Default::default()
+    });
+    let state = showing(snapshot, (80, 24));
+    insta::assert_snapshot!(text::of(&state));
+}
+
+#[test]
+fn a_click_selects_a_row_and_another_opens_it() {
+    let mut state = showing(recorded(Situation::StuckRank), (80, 24));
+    press(&mut state, "2");
+    let screen = text::of(&state);
+    let row = screen
+        .lines()
+        .position(|line| line.starts_with("! "))
+        .expect("a marked row");
+    let row = u16::try_from(row).expect("small");
+    assert!(view::hit(&state, 5, row).is_some());
+    assert_eq!(view::hit(&state, 5, 0), None);
+    update(&mut state, Event::Click(5, row));
+    update(&mut state, Event::Click(5, row));
+    assert!(
+        matches!(state.screen(), Screen::Group(_)),
+        "{:?}",
+        state.screen()
+    );
+}
+
+#[test]
+fn thousands_of_ranks_do_not_make_a_longer_first_screen() {
+    let simulation =
+        rcomm_analyzer::simulate::Simulation::new(Situation::StuckRank, 2048, common::START_NS)
+            .with_window(24);
+    let snapshot = judged(&simulation, simulation.fault_ns() + 60_000_000_000);
+    let state = showing(snapshot, (80, 24));
+    assert!(text::of(&state).lines().count() <= 24);
+    let rows: usize = (0..2).map(|pane| state.page.rows(pane)).sum();
+    assert!(rows < 40, "{rows} rows at the top level");
+}
+
+#[test]
+#[ignore = "writes the recorded reports anew"]
+fn record_the_situations_anew() {
+    for &(situation, _) in Situation::ALL {
+        let simulation = simulation(situation);
+        let now = simulation.fault_ns() + common::LATER_S * 1_000_000_000;
+        let report: Arc<_> = judged(&simulation, now).report;
+        let text = serde_json::to_string_pretty(report.as_ref()).expect("reports are JSON");
+        std::fs::write(common::fixture(situation), text + "\n").expect("writable");
+    }
+}

@@ -115,10 +115,14 @@ impl SignatureKey<'_> {
 
 struct Mixer(u64);
 
+/// The golden ratio's multiplier.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl Mixer {
+    /// The products do not wait for each other, which matters more here than how well they mix.
     #[inline]
     fn add(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.rotate_left(11) ^ (word ^ MIX).wrapping_mul(MIX);
     }
 
     #[inline]
@@ -219,6 +223,8 @@ pub(crate) struct OwnedKey {
     op_name: Box<str>,
     inputs: Box<[OwnedTensor]>,
     outputs: Box<[OwnedTensor]>,
+    pub(crate) input_elements: u64,
+    pub(crate) output_elements: u64,
 }
 
 type OwnedTensor = (DType, Box<[u64]>);
@@ -235,6 +241,8 @@ impl OwnedKey {
             op_name: key.op_name.into(),
             inputs: own(key.inputs),
             outputs: own(key.outputs),
+            input_elements: key.input_elements(),
+            output_elements: key.output_elements(),
         }
     }
 

@@ -38,10 +38,15 @@ impl<K> Known<K> {
 
     #[inline]
     fn find(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<u32> {
+        self.find_with_key(hash, is).map(|(_, row)| row)
+    }
+
+    #[inline]
+    fn find_with_key(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
         self.probe(hash)
             .map_while(OnceLock::get)
             .find(|(at, key, _)| *at == hash && is(key))
-            .map(|(_, _, row)| *row)
+            .map(|(_, key, row)| (key, *row))
     }
 
     /// Only under the lock that orders additions.
@@ -121,14 +126,18 @@ impl Tables {
     /// The signature's id, if it is known or there is room for it.
     pub(super) fn signature(&self, map: &Map, key: &SignatureKey<'_>) -> Option<SignatureId> {
         let hash = key.hash_code();
-        let row = match self.signatures.find(hash, |own| own.is(key)) {
-            Some(row) => row,
-            None => self.add_signature(map, key, hash)?,
-        };
-        Some(SignatureId {
-            row,
-            input_elements: key.input_elements(),
-            output_elements: key.output_elements(),
+        let known = self.signatures.find_with_key(hash, |own| own.is(key));
+        Some(match known {
+            Some((own, row)) => SignatureId {
+                row,
+                input_elements: own.input_elements,
+                output_elements: own.output_elements,
+            },
+            None => SignatureId {
+                row: self.add_signature(map, key, hash)?,
+                input_elements: key.input_elements(),
+                output_elements: key.output_elements(),
+            },
         })
     }
 

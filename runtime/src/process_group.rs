@@ -400,6 +400,42 @@ impl Group {
         })
     }
 
+    /// Gives a number and a record to an operation that no backend carries.
+    pub(crate) fn note(
+        &self,
+        op: OpType,
+        timeout: Duration,
+        site: &'static Location<'static>,
+    ) -> Result<(Voyage, Tickets)> {
+        let mut issue = self.lock();
+        self.check_open(op)?;
+        issue.collective_seq += 1;
+        issue.op_id += 1;
+        let key = SignatureKey {
+            backend: "store",
+            op_name: op.name(),
+            ..SignatureKey::default()
+        };
+        let own = self.recorder.begin(&Operation {
+            collective_seq_id: issue.collective_seq,
+            p2p_seq_id: issue.p2p_seq,
+            op_id: issue.op_id,
+            timeout,
+            call_site: Some(site),
+            ..Operation::new(self.handle, op, SignatureRef::Key(&key))
+        });
+        self.recorder.started(own);
+        let voyage = Voyage {
+            record_id: own.record_id(),
+            op,
+            seq: issue.collective_seq,
+            is_p2p: false,
+            timeout,
+        };
+        let members = Vec::new();
+        Ok((voyage, Tickets { members, own }))
+    }
+
     /// Names group, operation and number in an error that does not yet.
     pub(crate) fn explain(&self, voyage: &Voyage, error: Error) -> Error {
         if error.group().is_some() {

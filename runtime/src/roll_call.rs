@@ -1,0 +1,166 @@
+//! What members agree on through the store, without their backend: the monitored barrier, which names
+//! who does not come, and shrinking a group to those who are left.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::membership::GroupOptions;
+use crate::process_group::ProcessGroup;
+use crate::store::{PrefixStore, Store};
+use rcomm_recorder::model::{OpType, Rank};
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Whether a monitored barrier stops at the first rank that does not come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RollCall {
+    /// The first is named.
+    #[default]
+    First,
+    /// All are named.
+    All,
+}
+
+impl ProcessGroup {
+    /// A barrier in which rank 0 of the group calls the roll, and everybody learns who did not come.
+    ///
+    /// Goes through the store, so it works where the backend hangs; slower than
+    /// [`barrier`](Self::barrier) by far. A failed one leaves the group usable.
+    ///
+    /// # Blocking
+    /// Until all have come, or the handle's time-out has passed; a little longer on other ranks than 0,
+    /// which wait for its verdict.
+    ///
+    /// # Errors
+    /// `Timeout` names the ranks, by their numbers in the world.
+    #[track_caller]
+    pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
+        let site = Location::caller();
+        let timeout = self.timeout();
+        let group = &self.group;
+        let store = self.notes()?;
+        let (voyage, tickets) = group.note(OpType::MonitoredBarrier, timeout, site)?;
+        let result = self.call_the_roll(&*store, voyage.seq, timeout, roll_call);
+        match &result {
+            Ok(()) => tickets.completed(group.recorder(), crate::backend::Done::default()),
+            Err(_) => tickets.failed(group.recorder()),
+        }
+        tickets.retired(group.recorder());
+        result.map_err(|error| group.explain(&voyage, error))
+    }
+
+    fn call_the_roll(
+        &self,
+        store: &dyn Store,
+        seq: u64,
+        timeout: Duration,
+        roll_call: RollCall,
+    ) -> Result<()> {
+        let key = |what: &str| format!("roll/{seq}/{what}");
+        store.set(&key(&self.rank().to_string()), b"1")?;
+        let verdict = if self.rank() == 0 {
+            let until = Instant::now() + timeout;
+            let mut absent: Vec<Rank> = Vec::new();
+            for (group_rank, &rank) in self.ranks().iter().enumerate().skip(1) {
+                let rest = until.saturating_duration_since(Instant::now());
+                let here = key(&group_rank.to_string());
+                if store
+                    .wait(&[&here], rest.max(Duration::from_millis(1)))
+                    .is_err()
+                {
+                    absent.push(rank);
+                    if roll_call == RollCall::First {
+                        break;
+                    }
+                }
+            }
+            let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
+            let verdict = names.join(", ");
+            store.set(&key("verdict"), verdict.as_bytes())?;
+            verdict
+        } else {
+            let patience = timeout.saturating_add(Duration::from_secs(5));
+            let verdict = store.get(&key("verdict"), patience).map_err(|error| {
+                Error::new(
+                    ErrorKind::Timeout,
+                    format!("rank {} never called the roll", self.ranks()[0]),
+                )
+                .with_source(error)
+            })?;
+            String::from_utf8_lossy(&verdict).into_owned()
+        };
+        if verdict.is_empty() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Timeout,
+            format!("within {timeout:.1?} these did not come: rank {verdict}"),
+        ))
+    }
+
+    /// A group of the members that are left, after `excluding` (ranks of the world) were lost. All that
+    /// are left call it with the same list; this group may be aborted.
+    ///
+    /// # Blocking
+    /// Until all that are left have come, or the handle's time-out has passed.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if
+    /// another member wants to exclude others; `Timeout` names who did not come.
+    pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
+        let mut excluding = excluding.to_vec();
+        excluding.sort_unstable();
+        excluding.dedup();
+        if let Some(stranger) = excluding.iter().find(|rank| !self.ranks().contains(rank)) {
+            let message = format!("rank {stranger} is not a member and cannot be excluded");
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        let world = self.group.world()?;
+        let own = self.ranks()[self.rank() as usize];
+        if excluding.contains(&own) {
+            let message = format!("rank {own} excludes itself");
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        let left: Vec<Rank> = self
+            .ranks()
+            .iter()
+            .copied()
+            .filter(|rank| !excluding.contains(rank))
+            .collect();
+        let store = self.notes()?;
+        let wanted = format!("{excluding:?}");
+        let agreed = store.compare_set("shrink/list", b"", wanted.as_bytes())?;
+        if agreed != wanted.as_bytes() {
+            let agreed = String::from_utf8_lossy(&agreed).into_owned();
+            let message = format!("this rank excludes {wanted}, another member {agreed}");
+            return Err(refuse(ErrorKind::Mismatch, message));
+        }
+        store.set(&format!("shrink/{own}"), b"1")?;
+        let keys: Vec<String> = left.iter().map(|rank| format!("shrink/{rank}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if store.wait(&keys, self.timeout()).is_err() {
+            let absent = left.iter().filter(|rank| {
+                let here = store.check(&[&format!("shrink/{rank}")]);
+                !here.unwrap_or(false)
+            });
+            let absent: Vec<String> = absent.map(Rank::to_string).collect();
+            let message = format!(
+                "these did not come to shrink it: rank {}",
+                absent.join(", ")
+            );
+            return Err(refuse(ErrorKind::Timeout, message));
+        }
+        world.new_group(&left, options)
+    }
+
+    /// The group's own corner of the store.
+    fn notes(&self) -> Result<Arc<dyn Store>> {
+        let world = self.group.world()?;
+        let prefix = format!(
+            "rcomm/{}/group/{:016x}",
+            world.place.attempt,
+            self.group.wire_id()
+        );
+        Ok(Arc::new(PrefixStore::new(prefix, world.root.clone())))
+    }
+}

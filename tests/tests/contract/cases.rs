@@ -1,0 +1,405 @@
+//! The list of cases for one group: each operation, blocking and asynchronous.
+//!
+//! Every rank knows what every rank has put in (a function of rank, position and seed), so each checks
+//! its own result alone.
+
+use crate::scalar::{Scalar, reductions};
+use rcomm::{Buffer, Op, ProcessGroup, ReduceOp, Reduction};
+
+/// Runs cases on one group and counts them.
+pub(crate) struct Cases<'a> {
+    group: &'a ProcessGroup,
+    len: usize,
+    seed: u64,
+    checked: u64,
+}
+
+fn mix(mut x: u64) -> u64 {
+    // The finaliser of SplitMix64.
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+type Lists<T> = Vec<Vec<T>>;
+
+fn slices<T>(lists: &Lists<T>) -> Vec<&[T]> {
+    lists.iter().map(Vec::as_slice).collect()
+}
+
+fn slices_mut<T>(lists: &mut Lists<T>) -> Vec<&mut [T]> {
+    lists.iter_mut().map(Vec::as_mut_slice).collect()
+}
+
+impl<'a> Cases<'a> {
+    pub(crate) fn new(group: &'a ProcessGroup, len: usize, seed: u64) -> Self {
+        Self {
+            group,
+            len,
+            seed,
+            checked: 0,
+        }
+    }
+
+    pub(crate) fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    fn own(&self) -> usize {
+        self.group.rank() as usize
+    }
+
+    fn size(&self) -> usize {
+        self.group.size() as usize
+    }
+
+    /// The vector number `which` of a rank.
+    fn input<T: Scalar>(&self, rank: usize, which: usize, len: usize) -> Vec<T> {
+        let start = mix(self.seed ^ mix(rank as u64) ^ mix(which as u64).rotate_left(7));
+        let value = |at: usize| T::of((mix(start ^ at as u64) % 3) as u8 + 1);
+        (0..len).map(value).collect()
+    }
+
+    fn inputs<T: Scalar>(&self, rank: usize, lens: &[usize]) -> Lists<T> {
+        let lens = lens.iter().enumerate();
+        lens.map(|(which, &len)| self.input(rank, which, len))
+            .collect()
+    }
+
+    /// The reduction of vector `which` over all ranks.
+    fn reduced<T: Scalar>(&self, op: ReduceOp, which: usize, len: usize) -> Vec<T> {
+        let all: Lists<T> = (0..self.size())
+            .map(|r| self.input(r, which, len))
+            .collect();
+        let at = |at: usize| -> Vec<T> { all.iter().map(|values| values[at]).collect() };
+        (0..len).map(|i| T::reduce(op, &at(i))).collect()
+    }
+
+    fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
+        self.checked += 1;
+        if got == expected {
+            return;
+        }
+        let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
+        let cut = |text: &str| text.chars().take(400).collect::<String>();
+        panic!(
+            "{what}, {} elements, rank {} of {}: got {}, expected {}",
+            self.len,
+            self.own(),
+            self.size(),
+            cut(&got),
+            cut(&expected)
+        );
+    }
+
+    /// Every collective on elements of this type.
+    pub(crate) fn check<T: Scalar>(&mut self) {
+        self.check_reductions::<T>();
+        self.check_rooted::<T>();
+        self.check_gathers::<T>();
+        self.check_exchanges::<T>();
+    }
+
+    fn check_reductions<T: Scalar>(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let root = n - 1;
+        for op in reductions::<T>() {
+            let what = |name: &str| format!("{name} {op} of {}", T::DTYPE);
+            let expected = self.reduced::<T>(op, 0, len);
+            let input = self.input::<T>(own, 0, len);
+            let mut buffer = input.clone();
+            group.all_reduce(&mut buffer, op).unwrap();
+            self.same(&what("all_reduce"), buffer, expected.clone());
+            let got = group.all_reduce_async(input.clone(), op).unwrap().wait();
+            self.same(&what("all_reduce_async"), got.unwrap(), expected.clone());
+
+            let mut buffer = input.clone();
+            group.reduce(&mut buffer, op, root as u32).unwrap();
+            let left = if own == root { &expected } else { &input };
+            self.same(&what("reduce"), buffer, left.clone());
+
+            let lens = [len, len / 2];
+            let expected: Lists<T> = (0..2).map(|i| self.reduced(op, i, lens[i])).collect();
+            let mut buffers = self.inputs::<T>(own, &lens);
+            group
+                .all_reduce_coalesced(&mut slices_mut(&mut buffers), op)
+                .unwrap();
+            self.same(&what("all_reduce_coalesced"), buffers, expected.clone());
+            let mut buffers = self.inputs::<T>(own, &lens);
+            let [first, second] = &mut buffers[..] else {
+                unreachable!()
+            };
+            group
+                .coalesce(|block| {
+                    block.all_reduce(first.as_mut_slice(), op);
+                    block.all_reduce(second.as_mut_slice(), op);
+                })
+                .unwrap();
+            self.same(&what("coalesce"), buffers, expected);
+
+            let whole = self.reduced::<T>(op, 0, len * n);
+            let mut output = vec![T::default(); len];
+            let input = self.input::<T>(own, 0, len * n);
+            group
+                .reduce_scatter_single(&input, &mut output, op)
+                .unwrap();
+            let part = whole[own * len..][..len].to_vec();
+            self.same(&what("reduce_scatter_single"), output.clone(), part.clone());
+            let work = group
+                .reduce_scatter_single_async(input, output, op)
+                .unwrap();
+            let (_, got) = work.wait().unwrap();
+            self.same(&what("reduce_scatter_single_async"), got, part);
+
+            let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
+            let inputs = self.inputs::<T>(own, &lens);
+            let mut output = vec![T::default(); lens[own]];
+            group
+                .reduce_scatter_v(&slices(&inputs), &mut output, op)
+                .unwrap();
+            let expected = self.reduced::<T>(op, own, lens[own]);
+            self.same(&what("reduce_scatter_v"), output, expected);
+
+            let inputs = self.inputs::<T>(own, &vec![len; n]);
+            let mut output = vec![T::default(); len];
+            group
+                .reduce_scatter(&slices(&inputs), &mut output, op)
+                .unwrap();
+            let expected = self.reduced::<T>(op, own, len);
+            self.same(&what("reduce_scatter"), output, expected);
+        }
+        if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
+            // Twice what every rank gives is the sum of twice as many.
+            let all: Lists<T> = (0..n).map(|r| self.input(r, 0, len)).collect();
+            let twice = |at: usize| -> Vec<T> { all.iter().flat_map(|v| [v[at]; 2]).collect() };
+            let expected: Vec<T> = (0..len)
+                .map(|i| T::reduce(ReduceOp::Sum, &twice(i)))
+                .collect();
+            let mut buffer = self.input::<T>(own, 0, len);
+            group
+                .all_reduce(&mut buffer, Reduction::premul_sum(2.0))
+                .unwrap();
+            self.same("all_reduce premul_sum", buffer, expected);
+        }
+    }
+
+    fn check_rooted<T: Scalar>(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        for root in [0, n - 1] {
+            let what = |name: &str| format!("{name} of {} from {root}", T::DTYPE);
+            let is_root = own == root;
+            let to = root as u32;
+            let expected = self.input::<T>(root, 0, len);
+            let mut buffer = self.input::<T>(own, 0, len);
+            group.broadcast(&mut buffer, to).unwrap();
+            self.same(&what("broadcast"), buffer, expected.clone());
+            let buffer = self.input::<T>(own, 0, len);
+            let got = group.broadcast_async(buffer, to).unwrap().wait().unwrap();
+            self.same(&what("broadcast_async"), got, expected);
+
+            for (name, lens) in [
+                ("even", vec![len; n]),
+                ("uneven", (0..n).map(|rank| len / (rank + 1)).collect()),
+            ] {
+                let all: Lists<T> = (0..n).map(|r| self.input(r, 0, lens[r])).collect();
+                let expected = if is_root { all } else { Vec::new() };
+                let blank = |len: &usize| vec![T::default(); *len];
+                let mut outputs: Lists<T> = if is_root {
+                    lens.iter().map(blank).collect()
+                } else {
+                    Vec::new()
+                };
+                let input = self.input::<T>(own, 0, lens[own]);
+                if name == "even" {
+                    group
+                        .gather(&input, &mut slices_mut(&mut outputs), to)
+                        .unwrap();
+                } else {
+                    group
+                        .gather_v(&input, &mut slices_mut(&mut outputs), to)
+                        .unwrap();
+                }
+                self.same(&what(&format!("gather {name}")), outputs, expected);
+
+                let inputs: Lists<T> = if is_root {
+                    self.inputs(own, &lens)
+                } else {
+                    Vec::new()
+                };
+                let expected = self.inputs::<T>(root, &lens).swap_remove(own);
+                let output = vec![T::default(); lens[own]];
+                let (_, got) = if name == "even" {
+                    group
+                        .scatter_async(inputs, output, to)
+                        .unwrap()
+                        .wait()
+                        .unwrap()
+                } else {
+                    group
+                        .scatter_v_async(inputs, output, to)
+                        .unwrap()
+                        .wait()
+                        .unwrap()
+                };
+                self.same(&what(&format!("scatter {name}")), got, expected);
+            }
+        }
+    }
+
+    fn check_gathers<T: Scalar>(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let what = |name: &str| format!("{name} of {}", T::DTYPE);
+        let input = self.input::<T>(own, 0, len);
+        let all: Lists<T> = (0..n).map(|r| self.input(r, 0, len)).collect();
+        let mut outputs = vec![vec![T::default(); len]; n];
+        group
+            .all_gather(&input, &mut slices_mut(&mut outputs))
+            .unwrap();
+        self.same(&what("all_gather"), outputs, all.clone());
+        let outputs = vec![vec![T::default(); len]; n];
+        let work = group.all_gather_async(input.clone(), outputs).unwrap();
+        let (_, got) = work.wait().unwrap();
+        self.same(&what("all_gather_async"), got, all.clone());
+
+        let mut output = vec![T::default(); len * n];
+        group.all_gather_single(&input, &mut output).unwrap();
+        self.same(&what("all_gather_single"), output.clone(), all.concat());
+        let work = group
+            .all_gather_single_async(input.clone(), output)
+            .unwrap();
+        let (_, got) = work.wait().unwrap();
+        self.same(&what("all_gather_single_async"), got, all.concat());
+
+        let inputs = self.inputs::<T>(own, &[len, 1]);
+        let mut outputs = vec![vec![T::default(); len * n], vec![T::default(); n]];
+        group
+            .all_gather_coalesced(&slices(&inputs), &mut slices_mut(&mut outputs))
+            .unwrap();
+        let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
+        self.same(
+            &what("all_gather_coalesced"),
+            outputs,
+            vec![all.concat(), ones],
+        );
+
+        let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
+        let input = self.input::<T>(own, 0, lens[own]);
+        let all: Lists<T> = (0..n).map(|r| self.input(r, 0, lens[r])).collect();
+        let mut outputs: Lists<T> = lens.iter().map(|&len| vec![T::default(); len]).collect();
+        group
+            .all_gather_v(&input, &mut slices_mut(&mut outputs))
+            .unwrap();
+        self.same(&what("all_gather_v"), outputs, all);
+    }
+
+    fn check_exchanges<T: Scalar>(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let what = |name: &str| format!("{name} of {}", T::DTYPE);
+        // Rank a sends len / (a + b + 1) elements to rank b.
+        let amount = |from: usize, to: usize| len / (from + to + 1);
+        let out: Vec<usize> = (0..n).map(|to| amount(own, to)).collect();
+        let back: Vec<usize> = (0..n).map(|from| amount(from, own)).collect();
+        let expected: Lists<T> = (0..n)
+            .map(|from| self.input(from, own, back[from]))
+            .collect();
+        let inputs = self.inputs::<T>(own, &out);
+        let mut outputs: Lists<T> = back.iter().map(|&len| vec![T::default(); len]).collect();
+        group
+            .all_to_all(&slices(&inputs), &mut slices_mut(&mut outputs))
+            .unwrap();
+        self.same(&what("all_to_all"), outputs, expected.clone());
+
+        let input = inputs.concat();
+        let mut output = vec![T::default(); back.iter().sum()];
+        group
+            .all_to_all_v_single(&input, &mut output, &out, &back)
+            .unwrap();
+        self.same(
+            &what("all_to_all_v_single"),
+            output.clone(),
+            expected.concat(),
+        );
+        let work = group
+            .all_to_all_v_single_async(input, output, &out, &back)
+            .unwrap();
+        let (_, got) = work.wait().unwrap();
+        self.same(&what("all_to_all_v_single_async"), got, expected.concat());
+
+        let input: Vec<T> = (0..n).flat_map(|to| self.input(own, to, len)).collect();
+        let expected: Vec<T> = (0..n).flat_map(|from| self.input(from, own, len)).collect();
+        let mut output = vec![T::default(); len * n];
+        group.all_to_all_single(&input, &mut output).unwrap();
+        self.same(&what("all_to_all_single"), output, expected);
+    }
+
+    /// Barriers, messages and objects.
+    pub(crate) fn check_messages(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        group.barrier().unwrap();
+        group.barrier_async().unwrap().wait().unwrap();
+        let everybody = group.all_gather_object(&format!("rank {own}")).unwrap();
+        let expected: Vec<String> = (0..n).map(|rank| format!("rank {rank}")).collect();
+        self.same("all_gather_object", everybody, expected.clone());
+        let mut object = (own, vec![own; 3]);
+        group.broadcast_object(&mut object, 0).unwrap();
+        self.same("broadcast_object", object, (0, vec![0; 3]));
+        let gathered = group.gather_object(&own, 0).unwrap();
+        let all = (own == 0).then(|| (0..n).collect::<Vec<_>>());
+        self.same("gather_object", gathered, all);
+        let mine: String = group.scatter_object(&expected, 0).unwrap();
+        self.same("scatter_object", mine, expected[own].clone());
+        if n == 1 {
+            return;
+        }
+        let (next, before) = ((own + 1) % n, (own + n - 1) % n);
+        let message = self.input::<u32>(own, 0, len);
+        let expected = self.input::<u32>(before, 0, len);
+        let sent = group.send_async(message.clone(), next as u32, 1).unwrap();
+        let mut got = vec![0u32; len];
+        group.recv(&mut got, before as u32, 1).unwrap();
+        assert_eq!(sent.wait().unwrap(), message);
+        self.same("send and recv", got, expected.clone());
+
+        // Tags are met, not the order of issue.
+        let first = group.send_async(vec![1u8], next as u32, 11).unwrap();
+        let second = group.send_async(vec![2u8], next as u32, 12).unwrap();
+        let later = group.recv_async(vec![0u8], before as u32, 12).unwrap();
+        let earlier = group.recv_async(vec![0u8], before as u32, 11).unwrap();
+        self.same("recv by tag", later.wait().unwrap(), vec![2]);
+        self.same("recv by tag", earlier.wait().unwrap(), vec![1]);
+        first.wait().unwrap();
+        second.wait().unwrap();
+
+        let ops = vec![
+            Op::Recv {
+                buffer: Buffer::from_vec(vec![0u32; len]),
+                peer: Some(before as u32),
+                tag: 2,
+            },
+            Op::Send {
+                buffer: Buffer::from_vec(message.clone()),
+                peer: next as u32,
+                tag: 2,
+            },
+        ];
+        let mut ops = group.batch_isend_irecv(ops).unwrap().wait().unwrap();
+        let Op::Recv { buffer, .. } = ops.swap_remove(0) else {
+            panic!("the operations come back in their order");
+        };
+        self.same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
+
+        if own == 0 {
+            let mut seen: Vec<(u32, u8)> = Vec::new();
+            for _ in 1..n {
+                let mut byte = [0u8];
+                seen.push((group.recv_any(&mut byte, 3).unwrap(), byte[0]));
+            }
+            seen.sort_unstable();
+            let all: Vec<(u32, u8)> = (1..n).map(|rank| (rank as u32, rank as u8)).collect();
+            self.same("recv_any", seen, all);
+        } else {
+            group.send(&[own as u8], 0, 3).unwrap();
+        }
+        group.barrier().unwrap();
+    }
+}

@@ -1,0 +1,126 @@
+//! What every backend must do: each operation, element type, length, group shape, blocking and not,
+//! compared with a scalar reference that knows nothing of ranks.
+#![allow(clippy::unwrap_used)]
+
+mod cases;
+mod scalar;
+
+use cases::Cases;
+use proptest::prelude::*;
+use rcomm::{Complex, F8E4M3, F8E5M2, FakeFabric, GroupOptions, World, bf16, f16};
+use rcomm_tests::world::{Carrier, on_threads};
+
+fn carriers() -> [Carrier; 2] {
+    [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
+}
+
+/// Every operation on every type, in this world's group and in one whose ranks are in reverse order.
+fn check_all_types(world: &World, len: usize) -> u64 {
+    let reversed: Vec<u32> = (0..world.size()).rev().collect();
+    let reversed = world.new_group(&reversed, &GroupOptions::named("reversed"));
+    let mut checked = 0;
+    for group in [world.group().clone(), reversed.unwrap()] {
+        let mut cases = Cases::new(&group, len, 7);
+        cases.check::<f32>();
+        cases.check::<f64>();
+        cases.check::<f16>();
+        cases.check::<bf16>();
+        cases.check::<i8>();
+        cases.check::<u8>();
+        cases.check::<i16>();
+        cases.check::<u16>();
+        cases.check::<i32>();
+        cases.check::<i64>();
+        cases.check::<u32>();
+        cases.check::<u64>();
+        cases.check::<bool>();
+        cases.check::<Complex<f32>>();
+        cases.check::<Complex<f64>>();
+        cases.check::<F8E4M3>();
+        cases.check::<F8E5M2>();
+        cases.check_messages();
+        checked += cases.checked();
+    }
+    checked
+}
+
+#[test]
+fn every_backend_computes_what_the_reference_computes() {
+    let mut checked = 0;
+    for carrier in carriers() {
+        for world_size in [1, 2, 3, 5] {
+            for len in [0, 1, 33] {
+                let counts = on_threads(
+                    world_size,
+                    &carrier,
+                    |_| {},
+                    |world| {
+                        let count = check_all_types(&world, len);
+                        world.shutdown().unwrap();
+                        count
+                    },
+                );
+                checked += counts[0];
+            }
+        }
+    }
+    eprintln!("{checked} cases");
+    // A list that shrinks by accident would go unnoticed otherwise.
+    assert!(checked >= 2 * 4 * 3 * 2 * 17 * 40, "only {checked} cases");
+}
+
+#[test]
+fn thirty_two_ranks_agree() {
+    let counts = on_threads(
+        32,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            let mut cases = Cases::new(world.group(), 100, 3);
+            cases.check::<f32>();
+            cases.check_messages();
+            let count = cases.checked();
+            world.shutdown().unwrap();
+            count
+        },
+    );
+    assert!(counts.iter().all(|&count| count == counts[0] && count > 40));
+}
+
+#[test]
+fn long_buffers_are_cut_and_put_together_again() {
+    for carrier in carriers() {
+        on_threads(
+            3,
+            &carrier,
+            |_| {},
+            |world| {
+                let mut cases = Cases::new(world.group(), 1_000_003, 5);
+                cases.check::<f32>();
+                cases.check::<u8>();
+                world.shutdown().unwrap();
+            },
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_size_length_and_content_will_do(
+        world_size in 1u32..7,
+        len in 0usize..5000,
+        seed in any::<u64>(),
+    ) {
+        for carrier in carriers() {
+            on_threads(world_size, &carrier, |_| {}, |world| {
+                let mut cases = Cases::new(world.group(), len, seed);
+                cases.check::<i64>();
+                cases.check::<bf16>();
+                cases.check_messages();
+                world.shutdown().unwrap();
+            });
+        }
+    }
+}

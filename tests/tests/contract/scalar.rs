@@ -1,0 +1,120 @@
+//! The reference: reductions of a few numbers, one at a time.
+//!
+//! Values are small, so that sums and products are exact in the wide type; what is narrower than the
+//! wide type is rounded once, at the end, as backends promise.
+
+use rcomm::{Complex, Element, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16, f16};
+
+/// An element that the reference can compute with.
+pub(crate) trait Scalar: Element + PartialEq {
+    /// A small value.
+    fn of(small: u8) -> Self;
+
+    /// The reduction of `values` in their order.
+    fn reduce(op: ReduceOp, values: &[Self]) -> Self;
+}
+
+/// The reductions that a type allows, but for the one with a factor.
+pub(crate) fn reductions<T: Scalar>() -> impl Iterator<Item = ReduceOp> {
+    let all = ReduceOp::ALL.iter().copied();
+    all.filter(|&op| op != ReduceOp::PremulSum && Reduction::allows(op, T::DTYPE))
+}
+
+macro_rules! integers {
+    ($($type:ty),+) => {
+        $(impl Scalar for $type {
+            fn of(small: u8) -> Self {
+                small as Self
+            }
+
+            fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+                let wide = values.iter().map(|&x| x as i128);
+                let result = match op {
+                    ReduceOp::Sum => wide.sum(),
+                    // The sum wraps in the type itself before it is divided.
+                    ReduceOp::Avg => wide.sum::<i128>() as $type as i128 / values.len() as i128,
+                    ReduceOp::Product => wide.product(),
+                    ReduceOp::Min => wide.min().unwrap(),
+                    ReduceOp::Max => wide.max().unwrap(),
+                    ReduceOp::BitAnd => wide.reduce(|a, b| a & b).unwrap(),
+                    ReduceOp::BitOr => wide.reduce(|a, b| a | b).unwrap(),
+                    ReduceOp::BitXor => wide.reduce(|a, b| a ^ b).unwrap(),
+                    ReduceOp::PremulSum => unreachable!("not for integers"),
+                };
+                result as Self
+            }
+        })+
+    };
+}
+
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
+
+macro_rules! floats {
+    ($($type:ty: $wide:ty, $widen:expr, $narrow:expr;)+) => {
+        $(impl Scalar for $type {
+            fn of(small: u8) -> Self {
+                let narrow: fn($wide) -> $type = $narrow;
+                narrow(<$wide>::from(small))
+            }
+
+            fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+                let (widen, narrow): (fn($type) -> $wide, fn($wide) -> $type) = ($widen, $narrow);
+                let wide = values.iter().map(|&x| widen(x));
+                narrow(match op {
+                    ReduceOp::Sum => wide.sum(),
+                    ReduceOp::Avg => wide.sum::<$wide>() / values.len() as $wide,
+                    ReduceOp::Product => wide.product(),
+                    ReduceOp::Min => wide.reduce(<$wide>::min).unwrap(),
+                    ReduceOp::Max => wide.reduce(<$wide>::max).unwrap(),
+                    _ => unreachable!("not for floats"),
+                })
+            }
+        })+
+    };
+}
+
+floats! {
+    f32: f32, |x| x, |x| x;
+    f64: f64, |x| x, |x| x;
+    f16: f32, f16::to_f32, f16::from_f32;
+    bf16: f32, bf16::to_f32, bf16::from_f32;
+    F8E4M3: f32, F8E4M3::to_f32, F8E4M3::from_f32;
+    F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
+}
+
+macro_rules! complexes {
+    ($($part:ty),+) => {
+        $(impl Scalar for Complex<$part> {
+            fn of(small: u8) -> Self {
+                Self::new(<$part>::from(small), 1.0)
+            }
+
+            fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+                let values_of = values.iter().copied();
+                match op {
+                    ReduceOp::Sum => values_of.sum(),
+                    ReduceOp::Avg => values_of.sum::<Self>() / values.len() as $part,
+                    ReduceOp::Product => values_of.product(),
+                    _ => unreachable!("complex numbers have no order"),
+                }
+            }
+        })+
+    };
+}
+
+complexes!(f32, f64);
+
+impl Scalar for bool {
+    fn of(small: u8) -> Self {
+        small % 2 == 1
+    }
+
+    fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+        match op {
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => values.contains(&true),
+            ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => !values.contains(&false),
+            ReduceOp::BitXor => values.iter().filter(|&&x| x).count() % 2 == 1,
+            _ => unreachable!("a truth value has no average"),
+        }
+    }
+}

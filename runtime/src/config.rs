@@ -9,9 +9,7 @@
 //! | `RCOMM_INIT_TIMEOUT_MS` | [`init_timeout`](Config::init_timeout) | 120,000 |
 //! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
-//! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
-//! | `RCOMM_DEBUG`, `TORCH_DISTRIBUTED_DEBUG` | [`debug`](Config::debug): `off`, `info`, `detail` | `off` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
@@ -40,15 +38,11 @@ pub struct Config {
     pub backend: String,
     /// How ranks of the CPU backend reach each other.
     pub transport: TransportChoice,
-    /// Network interface for data connections; `None` = the one whose address leads to the store.
-    pub socket_ifname: Option<String>,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
     /// asked when the world is made.
     pub rendezvous: Option<Rendezvous>,
     /// The job's secret; `None` = rank 0 makes one and tells the others through the store.
     pub secret: Option<Secret>,
-    /// What is checked and said beyond the usual.
-    pub debug: Debug,
     /// Where the ring file goes.
     pub ring_dir: RingDir,
     /// Operations that the ring holds.
@@ -79,18 +73,6 @@ pub enum TransportChoice {
     Shm,
     /// Sockets everywhere.
     Tcp,
-}
-
-/// What is checked and said beyond the usual.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Debug {
-    /// Nothing.
-    #[default]
-    Off,
-    /// More in the log.
-    Info,
-    /// Before each operation all ranks agree on what it is.
-    Detail,
 }
 
 /// Where the ring file goes.
@@ -124,10 +106,8 @@ impl Default for Config {
             init_timeout: Duration::from_secs(120),
             backend: "cpu".to_owned(),
             transport: TransportChoice::Auto,
-            socket_ifname: None,
             rendezvous: None,
             secret: None,
-            debug: Debug::Off,
             ring_dir: RingDir::Shared,
             ring_entries: 16_384,
             dump_dir: PathBuf::from("rcomm-dumps"),
@@ -195,18 +175,7 @@ impl Config {
                 _ => return Err(refused("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
             };
         }
-        config.socket_ifname = text("RCOMM_SOCKET_IFNAME").or_else(|| text("GLOO_SOCKET_IFNAME"));
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
-        for name in ["TORCH_DISTRIBUTED_DEBUG", "RCOMM_DEBUG"] {
-            if let Some(value) = text(name) {
-                config.debug = match value.to_ascii_lowercase().as_str() {
-                    "off" => Debug::Off,
-                    "info" => Debug::Info,
-                    "detail" => Debug::Detail,
-                    _ => return Err(refused(name, &value, "off, info or detail")),
-                };
-            }
-        }
         if let Some(value) = text("RCOMM_RING_DIR") {
             config.ring_dir = match value.as_str() {
                 "memory" => RingDir::Memory,
@@ -267,31 +236,14 @@ mod tests {
     fn what_is_set_is_taken_over() {
         let config = from(&[
             ("RCOMM_TIMEOUT_MS", "1500"),
-            ("GLOO_SOCKET_IFNAME", "eth1"),
-            ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
             ("RCOMM_DUMP_PIPE", "/tmp/a"),
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
             ("RCOMM_RING_DIR", "memory"),
         ])
         .unwrap();
         assert_eq!(config.timeout, Duration::from_millis(1500));
-        assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
-        assert_eq!(config.debug, Debug::Detail);
         assert_eq!(config.ring_dir, RingDir::Memory);
         assert_eq!(config.dump_pipes.len(), 2);
-    }
-
-    #[test]
-    fn our_variable_counts_before_the_borrowed_one() {
-        let config = from(&[
-            ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
-            ("RCOMM_DEBUG", "off"),
-            ("GLOO_SOCKET_IFNAME", "eth1"),
-            ("RCOMM_SOCKET_IFNAME", "eth0"),
-        ])
-        .unwrap();
-        assert_eq!(config.debug, Debug::Off);
-        assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
     }
 
     #[test]

@@ -358,7 +358,7 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
                 (None, Err(stopped)) => Err(stopped.into()),
             };
             let task = active.remove(at);
-            let result = group.finish_p2p(&task.op, task.call, &task.requests, outcome);
+            let result = group.finish_p2p(&task.requests, outcome);
             shared.end(task, result);
             moved = true;
         }

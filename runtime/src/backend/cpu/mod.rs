@@ -308,16 +308,10 @@ impl CpuGroup {
         let mut requests = Vec::new();
         self.p2p.post(op, &mut requests);
         let outcome = self.p2p.run(op, &mut requests, &mut patience);
-        self.finish_p2p(op, call, &requests, outcome)
+        self.finish_p2p(&requests, outcome)
     }
 
-    fn finish_p2p(
-        &self,
-        _op: &Op<'_>,
-        _call: Call,
-        requests: &[Request],
-        outcome: Result<(), Failure>,
-    ) -> Result<Done> {
+    fn finish_p2p(&self, requests: &[Request], outcome: Result<(), Failure>) -> Result<Done> {
         outcome.map_err(|failure| {
             self.p2p.withdraw(requests);
             self.fail(failure)

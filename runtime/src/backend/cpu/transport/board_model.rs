@@ -1,0 +1,106 @@
+//! The phase protocol of the board, model-checked: every order of steps, and what each may see.
+//!
+//! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot: a cell that is
+//! written while it is read, or read without the write being visible, fails the model. Variants that
+//! leave out what the protocol relies on must fail, or the model would show nothing.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+use std::sync::atomic::AtomicUsize;
+
+const PHASES: u32 = 3;
+
+/// What a variant does otherwise.
+#[derive(Clone, Copy)]
+struct Protocol {
+    /// How the flag is stored.
+    store: Ordering,
+    /// How the flag is read.
+    load: Ordering,
+    /// Slots used in turn.
+    slots: u32,
+}
+
+const REAL: Protocol = Protocol {
+    store: Ordering::Release,
+    load: Ordering::Acquire,
+    slots: 2,
+};
+
+struct Side {
+    flags: [AtomicU32; 2],
+    slots: [UnsafeCell<u32>; 2],
+}
+
+impl Side {
+    fn new() -> Self {
+        Self {
+            flags: [AtomicU32::new(0), AtomicU32::new(0)],
+            slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        }
+    }
+}
+
+fn walk(protocol: Protocol, own: &Side, other: &Side) {
+    for phase in 1..=PHASES {
+        let parity = (phase % protocol.slots) as usize;
+        own.slots[parity].with_mut(|slot| {
+            // SAFETY: loom checks that nobody else uses the cell now; that is what is tested.
+            unsafe { *slot = phase }
+        });
+        own.flags[parity].store(phase, protocol.store);
+        while other.flags[parity].load(protocol.load) != phase {
+            thread::yield_now();
+        }
+        other.slots[parity].with(|slot| {
+            // SAFETY: as above.
+            assert_eq!(unsafe { *slot }, phase);
+        });
+    }
+}
+
+/// Runs every order of steps of two ranks; gives their number.
+fn explore(protocol: Protocol) -> usize {
+    let orders = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = orders.clone();
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let sides = Arc::new((Side::new(), Side::new()));
+        let theirs = sides.clone();
+        let other = thread::spawn(move || walk(protocol, &theirs.1, &theirs.0));
+        walk(protocol, &sides.0, &sides.1);
+        other.join().unwrap();
+    });
+    orders.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+fn fails(protocol: Protocol) -> bool {
+    std::panic::catch_unwind(|| explore(protocol)).is_err()
+}
+
+#[test]
+fn every_order_of_two_ranks_reads_what_was_written_in_its_phase() {
+    let orders = explore(REAL);
+    assert!(orders > 50, "only {orders} orders were explored");
+}
+
+#[test]
+fn a_flag_without_release_or_acquire_is_found_out() {
+    assert!(fails(Protocol {
+        store: Ordering::Relaxed,
+        ..REAL
+    }));
+    assert!(fails(Protocol {
+        load: Ordering::Relaxed,
+        ..REAL
+    }));
+}
+
+#[test]
+fn a_single_slot_is_found_out() {
+    assert!(fails(Protocol { slots: 1, ..REAL }));
+}

@@ -1,0 +1,150 @@
+//! A rank is killed in the middle of collectives: the others get an error that names it, at once.
+//!
+//! Ranks are processes: this test starts itself once for each.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::backend::cpu::CpuFactory;
+use rcomm::backend::{Backend, BackendFactory, Call, GroupContext, Observer, WorldContext};
+use rcomm::{
+    Buffer, Config, Deadline, ErrorKind, FileStore, Op, ProcessGroupInfo, ReduceOp, Secret, Store,
+};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 4;
+const KILLED: u32 = 2;
+/// Far beyond what noticing takes; an operation that waits until then has noticed nothing.
+const DEADLINE: Duration = Duration::from_secs(120);
+const NOTICED: Duration = Duration::from_secs(60);
+
+struct Deaf;
+impl Observer for Deaf {
+    fn started(&self) {}
+    fn ended(&self) {}
+}
+
+fn store(folder: &Path) -> Arc<dyn Store> {
+    Arc::new(FileStore::open(folder.join("store"), None).unwrap())
+}
+
+/// What a child does; does nothing when the tests are run.
+#[test]
+fn rank_process() {
+    let Ok(folder) = std::env::var("CPU_KILLED_FOLDER") else {
+        return;
+    };
+    let variable = |name: &str| std::env::var(name).unwrap();
+    let rank: u32 = variable("CPU_KILLED_RANK").parse().unwrap();
+    let count: usize = variable("CPU_KILLED_COUNT").parse().unwrap();
+    let store = store(Path::new(&folder));
+    let world = WorldContext {
+        rank,
+        world_size: RANKS,
+        local_rank: Some(rank),
+        local_world_size: Some(RANKS),
+        job: "killed".into(),
+        attempt: 0,
+        store: store.clone(),
+        secret: Secret::from_text("killed"),
+        config: Arc::new(
+            Config::from_lookup(|name| {
+                (name == "RCOMM_TRANSPORT").then(|| variable("CPU_KILLED_TRANSPORT"))
+            })
+            .unwrap(),
+        ),
+    };
+    let factory = CpuFactory::open(&world).unwrap();
+    let group = GroupContext {
+        info: ProcessGroupInfo {
+            id: 0,
+            name: "world".into(),
+            desc: "world".into(),
+            ranks: (0..RANKS).collect(),
+        },
+        group_rank: rank,
+        wire_id: 1,
+        store: store.clone(),
+    };
+    let backend: Arc<dyn Backend> = factory.connect(group, DEADLINE.into()).unwrap();
+    let mut data = vec![1f32; count];
+    for turn in 1.. {
+        let began = Instant::now();
+        let mut op = Op::AllReduce {
+            buffer: Buffer::from_mut(&mut data),
+            op: ReduceOp::Max.into(),
+        };
+        let call = Call {
+            seq: turn,
+            turn,
+            deadline: Deadline::In(DEADLINE),
+        };
+        match backend.run(&mut op, call, &Deaf) {
+            Ok(_) if turn == 20 => store.set(&format!("ready/{rank}"), b"").unwrap(),
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+                assert_eq!(error.rank(), Some(KILLED), "{error}");
+                assert!(began.elapsed() < NOTICED, "{:?}", began.elapsed());
+                return;
+            }
+        }
+    }
+}
+
+/// Kills what is left when a test fails.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Most have ended by themselves.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn kill_one(transport: &str, count: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = (0..RANKS).map(|rank| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "rank_process", "--nocapture"])
+            .env("CPU_KILLED_FOLDER", folder.path())
+            .env("CPU_KILLED_RANK", rank.to_string())
+            .env("CPU_KILLED_TRANSPORT", transport)
+            .env("CPU_KILLED_COUNT", count.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    });
+    let mut ranks = Ranks(ranks.collect());
+    let ready: Vec<String> = (0..RANKS).map(|rank| format!("ready/{rank}")).collect();
+    let ready: Vec<&str> = ready.iter().map(String::as_str).collect();
+    store(folder.path()).wait(&ready, DEADLINE).unwrap();
+    ranks.0[KILLED as usize].kill().unwrap();
+    for (rank, child) in ranks.0.iter_mut().enumerate() {
+        let status = child.wait().unwrap();
+        assert_eq!(
+            status.success(),
+            rank != KILLED as usize,
+            "rank {rank}: {status}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
+    kill_one("shm", 2 << 20);
+}
+
+#[test]
+fn a_rank_killed_among_small_operations_in_shared_memory_is_named() {
+    kill_one("shm", 2);
+}
+
+#[test]
+fn a_rank_killed_while_it_sends_is_named() {
+    kill_one("tcp", 1 << 20);
+}

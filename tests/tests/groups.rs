@@ -1,0 +1,180 @@
+//! Groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::{
+    Config, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions, ReduceOp, RollCall,
+    WorkStatus, World,
+};
+use rcomm_tests::world::{Carrier, on_threads};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Options for groups that are meant to fail: no dump may land in the working directory.
+fn failing(config: &mut Config) {
+    config.dump_dir = std::env::temp_dir().join("rcomm-tests-groups");
+    config.status_wait = Duration::from_millis(200);
+}
+
+fn run(size: u32, body: impl Fn(World) + Sync) {
+    on_threads(size, &Carrier::Cpu, failing, body);
+}
+
+#[test]
+fn splitting_orders_by_key_and_leaves_out_who_names_no_color() {
+    run(5, |world| {
+        let rank = world.rank();
+        let color = (rank != 4).then_some(rank % 2);
+        let options = GroupOptions::named("half");
+        let half = world.group().split(color, -i64::from(rank), &options);
+        match half.unwrap() {
+            None => assert_eq!(rank, 4),
+            Some(half) => {
+                assert_eq!(half.ranks(), [2 + rank % 2, rank % 2]);
+                assert_eq!(half.global_rank(half.rank()), Some(rank));
+                let mut sum = [rank];
+                half.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [2 + 2 * (rank % 2)]);
+                half.destroy().unwrap();
+            }
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_time_out_of_one_call_ends_that_call_and_its_group() {
+    run(2, |world| {
+        if world.rank() == 0 {
+            let group = world.group().within(Duration::from_millis(100));
+            let error = group.barrier().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            assert!(error.to_string().contains("not arrived: rank 1"), "{error}");
+            let later = world.group().barrier().unwrap_err();
+            assert_eq!(later.kind(), ErrorKind::Aborted);
+            assert!(later.to_string().contains("aborted before"), "{later}");
+            world.store().set("test/done", b"1").unwrap();
+        } else {
+            // Stays until rank 0 has what it came for.
+            let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+            done.unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_abort_from_another_thread_ends_what_is_stuck() {
+    run(2, |world| {
+        if world.rank() == 0 {
+            let group = world.group().clone();
+            let work = group
+                .all_reduce_async(vec![1.0f32; 8], ReduceOp::Sum)
+                .unwrap();
+            assert!(!work.is_completed());
+            let aborted = std::thread::spawn(move || group.abort("enough"));
+            let error = work.wait().unwrap_err();
+            aborted.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            assert!(error.to_string().contains("enough"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn the_ranks_that_are_left_go_on_in_a_smaller_group() {
+    run(3, |world| {
+        if world.rank() == 1 {
+            return drop(world);
+        }
+        let error = world.group().barrier().unwrap_err();
+        assert!(!error.is_recoverable());
+        let options = GroupOptions::named("survivors");
+        let group = world.group().shrink(&[1], &options).unwrap();
+        assert_eq!(group.ranks(), [0, 2]);
+        let mut sum = [world.rank()];
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [2]);
+        let other = world.group().shrink(&[0, 1, 2], &options).unwrap_err();
+        assert!(other.to_string().contains("excludes itself"), "{other}");
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn the_monitored_barrier_names_who_does_not_come() {
+    run(4, |world| {
+        let group = world.group().within(Duration::from_millis(300));
+        group.monitored_barrier(RollCall::First).unwrap();
+        if world.rank() < 2 {
+            let error = group.monitored_barrier(RollCall::All).unwrap_err();
+            assert!(
+                error.to_string().contains("did not come: rank 2, 3"),
+                "{error}"
+            );
+            assert_eq!(error.seq(), Some(2));
+        }
+    });
+}
+
+#[test]
+fn work_tells_whoever_asks() {
+    run(2, |world| {
+        let group = world.group();
+        let work = group
+            .all_reduce_async(vec![1u64; 4], ReduceOp::Sum)
+            .unwrap();
+        assert_eq!(work.seq(), 1);
+        let (sender, told) = mpsc::channel();
+        work.on_completion(move |result| drop(sender.send(result.is_ok())));
+        assert!(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        assert_eq!(work.status(), WorkStatus::Completed);
+        assert!(work.is_success() && work.error().is_none());
+        assert_eq!(block_on(work).unwrap(), [2; 4]);
+        world.shutdown().unwrap();
+    });
+}
+
+/// The smallest of executors: one future, one thread.
+fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    loop {
+        match std::pin::Pin::new(&mut future).poll(&mut context) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(30)),
+        }
+    }
+}
+
+#[test]
+fn work_that_nobody_waits_for_is_watched() {
+    let fabric = FakeFabric::new();
+    fabric.add_fault(FakeFault {
+        rank: 0,
+        group: "0".to_owned(),
+        seq: 1,
+        kind: FakeFaultKind::Stall,
+    });
+    let change = |config: &mut Config| {
+        failing(config);
+        config.timeout = Duration::from_millis(200);
+    };
+    on_threads(2, &Carrier::Fake(fabric), change, |world| {
+        drop(
+            world
+                .group()
+                .all_reduce_async(vec![1u8], ReduceOp::Sum)
+                .unwrap(),
+        );
+        let refusal = rcomm_tests::process::wait_until("the watchdog to abort", || {
+            world.group().refusal().cloned()
+        });
+        assert!(!refusal.is_recoverable(), "{refusal}");
+        assert_eq!(refusal.seq(), Some(1), "{refusal}");
+    });
+}

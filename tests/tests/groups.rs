@@ -124,7 +124,7 @@ fn work_tells_whoever_asks() {
             .unwrap();
         assert_eq!(work.seq(), 1);
         let (sender, told) = mpsc::channel();
-        work.on_completion(move |result| drop(sender.send(result.is_ok())));
+        work.on_completion(move |result| sender.send(result.is_ok()).unwrap());
         assert!(told.recv_timeout(Duration::from_secs(30)).unwrap());
         assert_eq!(work.status(), WorkStatus::Completed);
         assert!(work.is_success() && work.error().is_none());

@@ -3,6 +3,7 @@
 use crate::theme::{Depth, ThemeName};
 use clap::{Args, Parser, Subcommand};
 use rcomm_analyzer::filter::parse_duration_ms;
+use rcomm_recorder::publish::EndpointAddress;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +33,17 @@ pub struct Cli {
     /// The job [default: the newest]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
+    /// The endpoint of any rank, instead of rings: unix:PATH or tcp:ADDRESS:PORT; it knows the others
+    #[arg(long, value_name = "ADDRESS")]
+    pub endpoint: Vec<EndpointAddress>,
+    /// The token of endpoints over TCP
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "RCOMM_TOP_TOKEN",
+        hide_env_values = true
+    )]
+    pub token: Option<String>,
     /// How to show it.
     #[command(flatten)]
     pub view: View,

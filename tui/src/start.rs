@@ -15,10 +15,11 @@ use clap::CommandFactory as _;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
 use rcomm_analyzer::simulate::Simulation;
-use rcomm_analyzer::source::{FileSource, RingSource, SimulatedSource};
+use rcomm_analyzer::source::{EndpointSource, FileSource, RingSource, SimulatedSource};
 use rcomm_analyzer::{
     Anchor, Code, Live, LiveOptions, Pace, Snapshot, Source, Watch, analyze, print,
 };
+use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
@@ -119,7 +120,7 @@ fn look(
     env: &impl Fn(&str) -> Option<String>,
     anchor: Anchor,
 ) -> anyhow::Result<u8> {
-    let sources = sources(cli, anchor);
+    let sources = sources(cli, anchor)?;
     let still = sources.iter().all(|source| source.is_still());
     let judged = match cli.command {
         Some(What::Replay {
@@ -203,8 +204,8 @@ fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Resu
     Config::parse(&text).map_err(|error| anyhow::anyhow!("in {}: {error}", path.display()))
 }
 
-fn sources(cli: &Cli, anchor: Anchor) -> Vec<Box<dyn Source>> {
-    match &cli.command {
+fn sources(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
+    Ok(match &cli.command {
         Some(What::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
             let simulation = Simulation::new(*situation, *ranks, 0);
@@ -220,11 +221,16 @@ fn sources(cli: &Cli, anchor: Anchor) -> Vec<Box<dyn Source>> {
             vec![Box::new(source)]
         }
         Some(What::Replay { paths, .. }) => vec![Box::new(FileSource::new(paths.clone()))],
+        _ if !cli.endpoint.is_empty() => {
+            let token = cli.token.clone().map(EndpointToken::new).transpose();
+            let token = token.context("--token")?;
+            vec![Box::new(EndpointSource::new(cli.endpoint.clone(), token))]
+        }
         _ => {
             let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
             vec![Box::new(RingSource::new(directory, cli.job.clone()))]
         }
-    }
+    })
 }
 
 fn setting(

@@ -3,10 +3,12 @@
 //! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
+mod endpoints;
 mod files;
 mod rings;
 mod simulated;
 
+pub use endpoints::EndpointSource;
 pub use files::FileSource;
 pub use rings::RingSource;
 pub use simulated::SimulatedSource;
@@ -119,4 +121,16 @@ pub enum SourceError {
         /// What is wrong with it, and what was expected.
         reason: String,
     },
+}
+
+/// Whether nothing was written but the heartbeat.
+fn is_same(last: &Dump, dump: &Dump) -> bool {
+    let told = |dump: &Dump| {
+        let status = dump.status.as_ref();
+        status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped))
+    };
+    last.entries == dump.entries
+        && last.groups == dump.groups
+        && last.identity.reason == dump.identity.reason
+        && told(last) == told(dump)
 }

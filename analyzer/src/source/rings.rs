@@ -1,7 +1,7 @@
 //! The rings of one job on this node. No process of the job has to answer: frozen and dead ones are
 //! read as well as running ones.
 
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same};
 use crate::finding::Code;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
@@ -213,18 +213,6 @@ impl Ring {
         self.last = Some(dump.clone());
         Seen::Changed(Box::new(dump))
     }
-}
-
-/// Whether nothing was written but the heartbeat.
-fn is_same(last: &Dump, dump: &Dump) -> bool {
-    let told = |dump: &Dump| {
-        let status = dump.status.as_ref();
-        status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped))
-    };
-    last.entries == dump.entries
-        && last.groups == dump.groups
-        && last.identity.reason == dump.identity.reason
-        && told(last) == told(dump)
 }
 
 #[cfg(test)]

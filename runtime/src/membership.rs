@@ -19,7 +19,7 @@ pub struct GroupOptions {
     pub desc: String,
     /// How long its operations may take; `None` = as the world's.
     pub timeout: Option<Duration>,
-    /// Its backends, as [`Config::backend`] has them; `None` = as the world's.
+    /// Its backends, as [`Config::backend`](crate::Config::backend) has them; `None` = as the world's.
     pub backend: Option<String>,
 }
 

@@ -34,8 +34,8 @@ use std::time::Duration;
 /// calls of other threads.
 ///
 /// # Errors
-/// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) names the keys that did not come;
-/// [`ErrorKind::Store`](crate::ErrorKind::Store) says what the store did wrong.
+/// [`ErrorKind::Timeout`] names the keys that did not come;
+/// [`ErrorKind::Store`] says what the store did wrong.
 pub trait Store: Send + Sync {
     /// Sets `key`, over whatever it held, and wakes who waits for it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
@@ -93,7 +93,7 @@ pub trait QueueStore: Store {
     /// Takes the first value of the queue, once there is one.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if none came within `timeout`.
+    /// [`ErrorKind::Timeout`] if none came within `timeout`.
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Takes the first value of the queue if there is one now.

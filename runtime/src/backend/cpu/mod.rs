@@ -2,15 +2,15 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | [`mesh`], [`hello`] | how ranks find each other, and how strangers are kept out |
-//! | [`host`] | who shares memory with whom |
-//! | [`transport`] | streams of bytes between two ranks; memory shared by those of a host |
-//! | [`lanes`] | all streams of a group, and transfers that run over them at once |
-//! | [`notice`] | what ranks compare before data moves |
-//! | [`collective`], [`algorithm`] | operations taken apart, and what goes to whom |
-//! | [`reduce`] | element-wise arithmetic |
-//! | [`p2p`] | tagged messages |
-//! | [`executor`], [`wait`] | turns, threads, and how to wait |
+//! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
+//! | `host` | who shares memory with whom |
+//! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
+//! | `lanes` | all streams of a group, and transfers that run over them at once |
+//! | `notice` | what ranks compare before data moves |
+//! | `collective`, `algorithm` | operations taken apart, and what goes to whom |
+//! | `reduce` | element-wise arithmetic |
+//! | `p2p` | tagged messages |
+//! | `executor`, `wait` | turns, threads, and how to wait |
 //!
 //! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
 //! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start

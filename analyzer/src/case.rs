@@ -4,7 +4,7 @@ use crate::align::{Aligned, GroupIx, Presence, RecordIx};
 use crate::disagreement::Disagreement;
 use crate::finding::{Code, Evidence, FrameRef, GroupRef, SeqKind};
 use crate::lateness::Lateness;
-use crate::p2p::Messages;
+use crate::p2p::{Half, Messages};
 use crate::policy::Policy;
 use crate::program_order;
 use crate::record::{NONE, Op};
@@ -201,6 +201,14 @@ impl Case<'_> {
     /// The position of a batch's first message.
     pub(crate) fn first_of_batch(&self, record: RecordIx, pending: usize) -> u32 {
         self.graph.pending[record][pending].position
+    }
+
+    /// The messages of a batch; none if it is a collective.
+    pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
+        match &self.graph.pending[record][pending].what {
+            What::Batch { halves } => halves,
+            What::Collective { .. } => &[],
+        }
     }
 
     /// A message as one rank recorded it.

@@ -6,9 +6,9 @@
 
 use crate::align::{Aligned, RecordIx};
 use crate::case::Case;
+use crate::p2p::peer_of;
 use crate::program_order::{self, Event, ask};
 use crate::wait_graph::{Missing, Node, Place};
-use rcomm_recorder::model::OpType;
 use std::cmp::Reverse;
 
 /// More places than this are not compared with each other.
@@ -38,7 +38,7 @@ pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missin
                         .record_of(rank)
                         .or_else(|| witness(case, places[one].0));
                     let votes = like
-                        .map(|like| ask(case.aligned, like, a, b))
+                        .map(|like| ask(case.aligned, case.messages, like, a, b))
                         .unwrap_or_default();
                     (votes.first as i64 - votes.second as i64).signum()
                 }
@@ -71,20 +71,29 @@ pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Even
             record,
             pending,
         } => {
-            let op = aligned.op(record, case.first_of_batch(record, pending));
-            let member = member_of(aligned, group, rank)?;
-            let peer = member_of(aligned, group, aligned.records[record].rank)?;
-            let mine = aligned.record_of(rank)?;
-            Some(program_order::next_message(
-                aligned,
-                mine,
-                group,
-                member,
-                op.kind == OpType::Recv,
-                peer,
-            ))
+            let halves = case.halves(record, pending);
+            let position = halves
+                .iter()
+                .map(|half| half.position)
+                .find(|&position| peer_rank(aligned, group, record, position) == Some(rank));
+            program_order::other_half(aligned, record, group, position?)
         }
     }
+}
+
+/// The rank at the other end of a message.
+pub(crate) fn peer_rank(
+    aligned: &Aligned<'_>,
+    group: usize,
+    record: RecordIx,
+    position: u32,
+) -> Option<u32> {
+    let ranks = &aligned.groups[group].ranks;
+    let me = ranks
+        .iter()
+        .position(|&rank| rank == aligned.records[record].rank)? as u32;
+    let peer = peer_of(aligned.op(record, position), me, ranks.len() as u32)?;
+    ranks.get(peer as usize).copied()
 }
 
 /// What a rank that waits at a place has done there.
@@ -108,12 +117,4 @@ pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event
             case.first_of_batch(record, pending),
         )),
     }
-}
-
-fn member_of(aligned: &Aligned<'_>, group: usize, rank: u32) -> Option<u32> {
-    let member = aligned.groups[group]
-        .ranks
-        .iter()
-        .position(|&r| r == rank)?;
-    u32::try_from(member).ok()
 }

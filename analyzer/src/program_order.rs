@@ -6,7 +6,8 @@
 //! that have issued one of them. This is what tells the odd rank in a wait cycle, and which of several
 //! things a silent rank would have done next.
 
-use crate::align::{Aligned, GroupIx, Presence, RecordIx};
+use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
+use crate::p2p::{Messages, Other, peer_of};
 use rcomm_recorder::model::OpType;
 
 /// Something that ranks of one program do at the same point of it.
@@ -19,15 +20,23 @@ pub(crate) enum Event {
         seq: u32,
         call: u32,
     },
-    /// The first send or receive of this member with this peer after `after`, the number of an earlier
-    /// message.
+    /// The send or receive that this member counts as `p2p_seq`.
     Message {
         family: u32,
         nth: u32,
         member: u32,
         sends: bool,
         peer: u32,
-        after: u32,
+        p2p_seq: u32,
+    },
+    /// What `peer` posts so that this message of `member` can complete.
+    OtherHalf {
+        family: u32,
+        nth: u32,
+        member: u32,
+        sends: bool,
+        peer: u32,
+        p2p_seq: u32,
     },
 }
 
@@ -64,27 +73,26 @@ pub(crate) fn collective(
     }
 }
 
-/// The event of a member's next message with a peer, after what it has recorded.
-pub(crate) fn next_message(
+/// The other half of a message that a member has recorded, as an event of the peer.
+pub(crate) fn other_half(
     aligned: &Aligned<'_>,
     record: RecordIx,
     group: GroupIx,
-    member: u32,
-    sends: bool,
-    peer: u32,
-) -> Event {
+    position: u32,
+) -> Option<Event> {
+    let op = aligned.op(record, position);
     let lane = aligned.lanes[record]
         .iter()
-        .find(|lane| lane.group == group);
-    let newest = lane.and_then(|lane| lane.messages.last());
-    Event::Message {
+        .find(|lane| lane.group == group)?;
+    let members = aligned.groups[group].ranks.len() as u32;
+    Some(Event::OtherHalf {
         family: aligned.groups[group].family,
         nth: nth_of_family(aligned, record, group),
-        member,
-        sends,
-        peer,
-        after: newest.map_or(0, |&at| aligned.op(record, at).p2p_seq),
-    }
+        member: lane.member,
+        peer: peer_of(op, lane.member, members)?,
+        sends: op.kind == OpType::Send,
+        p2p_seq: op.p2p_seq,
+    })
 }
 
 /// The event of a message that a member has recorded.
@@ -104,7 +112,7 @@ pub(crate) fn message(
         member: lane.map_or(u32::MAX, |lane| lane.member),
         sends: op.kind == OpType::Send,
         peer: op.peer,
-        after: op.p2p_seq.saturating_sub(1),
+        p2p_seq: op.p2p_seq,
     }
 }
 
@@ -137,7 +145,13 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
 ///
 /// A rank is not at the same point if it had issued another number of the first's family when it
 /// issued the collective before the second (stages of a pipeline may have layers of their own).
-pub(crate) fn ask(aligned: &Aligned<'_>, like: RecordIx, first: Event, second: Event) -> Votes {
+pub(crate) fn ask(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    like: RecordIx,
+    first: Event,
+    second: Event,
+) -> Votes {
     let mut votes = Votes::default();
     let point = point_before(aligned, like, first, second);
     for record in 0..aligned.records.len() {
@@ -146,8 +160,10 @@ pub(crate) fn ask(aligned: &Aligned<'_>, like: RecordIx, first: Event, second: E
         {
             continue;
         }
-        let (Some(a), Some(b)) = (when(aligned, record, first), when(aligned, record, second))
-        else {
+        let (Some(a), Some(b)) = (
+            when(aligned, messages, record, first),
+            when(aligned, messages, record, second),
+        ) else {
             continue;
         };
         match (a, b) {
@@ -163,6 +179,73 @@ pub(crate) fn ask(aligned: &Aligned<'_>, like: RecordIx, first: Event, second: E
         }
     }
     votes
+}
+
+/// What a rank's own past says of the order of two collectives, where it is regular: how many of one
+/// family there were between two of the other, the same number each time.
+///
+/// `Some(true)`: the first comes before the second.
+pub(crate) fn past(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<bool> {
+    let one = expected_before(aligned, record, first, second).map(|count| seq_of(second) > count);
+    let other = expected_before(aligned, record, second, first).map(|count| seq_of(first) <= count);
+    match (one, other) {
+        (Some(a), Some(b)) if a != b => None,
+        (a, b) => a.or(b),
+    }
+}
+
+fn seq_of(event: Event) -> u32 {
+    match event {
+        Event::Collective { seq, .. } => seq,
+        Event::Message { p2p_seq, .. } | Event::OtherHalf { p2p_seq, .. } => p2p_seq,
+    }
+}
+
+/// How many of the second's family should have been issued when the first comes, by the rhythm of the
+/// ones before the first.
+fn expected_before(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<u32> {
+    const INTERVALS: u32 = 3;
+    let (Event::Collective { seq, .. }, Event::Collective { .. }) = (first, second) else {
+        return None;
+    };
+    let mut counts = Vec::new();
+    for back in 0..=INTERVALS {
+        let Event::Collective {
+            family, nth, call, ..
+        } = first
+        else {
+            return None;
+        };
+        let seq = seq.checked_sub(back)?;
+        let before = Event::Collective {
+            family,
+            nth,
+            seq: seq.max(1),
+            call,
+        };
+        // The count when number `seq - 1` was issued.
+        match point_before(aligned, record, second, before) {
+            Some(count) => counts.push(count),
+            None => break,
+        }
+    }
+    let intervals: Vec<u32> = counts
+        .windows(2)
+        .filter_map(|pair| pair[0].checked_sub(pair[1]))
+        .collect();
+    let &rhythm = intervals.first()?;
+    (intervals.len() >= 2 && rhythm > 0 && intervals.iter().all(|&n| n == rhythm))
+        .then(|| counts[0] + rhythm)
 }
 
 /// How far the first event's lane was when the collective before the second event was issued.
@@ -197,7 +280,12 @@ fn point_before(
     Some(aligned.seq(record, *newest))
 }
 
-fn when(aligned: &Aligned<'_>, record: RecordIx, event: Event) -> Option<When> {
+fn when(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    record: RecordIx,
+    event: Event,
+) -> Option<When> {
     match event {
         Event::Collective {
             family,
@@ -231,36 +319,91 @@ fn when(aligned: &Aligned<'_>, record: RecordIx, event: Event) -> Option<When> {
             member,
             sends,
             peer,
-            after,
+            p2p_seq,
         } => {
             let lane_at = lane_of_family(aligned, record, family, nth)?;
             let lane = &aligned.lanes[record][lane_at];
             if lane.member != member {
                 return None;
             }
-            let matching = lane.messages.iter().copied().find(|&at| {
-                let op = aligned.op(record, at);
-                op.p2p_seq > after
-                    && op.peer == peer
-                    && (op.kind == OpType::Send) == sends
-                    && op.kind.is_p2p()
-            });
-            match matching {
-                Some(at) => {
-                    let oldest = lane
-                        .messages
-                        .first()
-                        .map_or(0, |&at| aligned.op(record, at).p2p_seq);
-                    Some(if oldest > after + 1 && aligned.records[record].wrapped() {
-                        When::Lost
-                    } else {
-                        When::At(at)
-                    })
-                }
-                None if aligned.records[record].cut => None,
-                None => Some(When::Never),
+            when_message(aligned, record, lane, sends, peer, p2p_seq)
+        }
+        Event::OtherHalf {
+            family,
+            nth,
+            member,
+            sends,
+            peer,
+            p2p_seq,
+        } => {
+            let lane_at = lane_of_family(aligned, record, family, nth)?;
+            let lane = &aligned.lanes[record][lane_at];
+            if lane.member != peer {
+                return None;
+            }
+            let (there, other) = aligned.lane(lane.group, member as usize)?;
+            let When::At(position) = when_message(aligned, there, other, sends, peer, p2p_seq)?
+            else {
+                return None;
+            };
+            let ends = if sends {
+                (member, peer)
+            } else {
+                (peer, member)
+            };
+            let pair = messages.pairs.get(&(lane.group, ends))?;
+            let list = if sends { &pair.sends } else { &pair.receives };
+            let at = list
+                .binary_search_by_key(&position, |half| half.position)
+                .ok()?;
+            let half = if sends {
+                messages.receive_of(pair, at)
+            } else {
+                messages.send_of(pair, at)
+            };
+            match half {
+                Other::Posted(half) => Some(When::At(half.position)),
+                Other::Lost => Some(When::Lost),
+                Other::Missing if aligned.records[record].cut => None,
+                Other::Missing => Some(When::Never),
             }
         }
+    }
+}
+
+fn when_message(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    lane: &Lane,
+    sends: bool,
+    peer: u32,
+    p2p_seq: u32,
+) -> Option<When> {
+    let members = aligned.groups[lane.group].ranks.len() as u32;
+    let found = lane.messages.iter().copied().find(|&at| {
+        let op = aligned.op(record, at);
+        op.p2p_seq == p2p_seq
+            && op.kind.is_p2p()
+            && (op.kind == OpType::Send) == sends
+            && peer_of(op, lane.member, members) == Some(peer)
+    });
+    if let Some(at) = found {
+        return Some(When::At(at));
+    }
+    let oldest = lane
+        .messages
+        .first()
+        .map(|&at| aligned.op(record, at).p2p_seq);
+    let newest = lane
+        .messages
+        .last()
+        .map(|&at| aligned.op(record, at).p2p_seq);
+    match (oldest, newest) {
+        (Some(oldest), _) if p2p_seq < oldest => Some(When::Lost),
+        (_, Some(newest)) if p2p_seq > newest && !aligned.records[record].cut => Some(When::Never),
+        (None, None) if !aligned.records[record].wrapped() => Some(When::Never),
+        // Another kind of message under that number: at another point of the program.
+        _ => None,
     }
 }
 

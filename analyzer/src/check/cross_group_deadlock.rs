@@ -3,15 +3,19 @@
 //! In a cycle everybody waits, so nobody is idle to blame. But usually one rank took two steps of the
 //! program in another order than all others: for each rank of the cycle, and each place where it is
 //! missed, the ranks of the job are asked which of the two they do first. Who stands against most is
-//! the culprit, and the cycle its proof. Where the job is split evenly, the sides are alternatives.
+//! the culprit, and the cycle its proof. Where the job is split evenly the rank's own past is asked,
+//! if it is regular; the sides stay alternatives.
+//!
+//! A rank that has already issued more, and still not what it is missed at, did not swap two steps
+//! but left one out: then the finding is E103.
 
 use super::Check;
 use crate::case::{Case, Draft, Spot, name_ranks};
 use crate::finding::Code;
 use crate::missed::{event_at, event_for};
-use crate::program_order::{Event, Votes, ask};
+use crate::program_order::{Event, Votes, ask, past};
 use crate::sink::Sink;
-use crate::wait_graph::{Missing, Node, Place};
+use crate::wait_graph::{Missing, Node, Place, What};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -19,7 +23,7 @@ pub(super) struct CrossGroupDeadlock;
 
 impl Check for CrossGroupDeadlock {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E130]
+        &[Code::E130, Code::E103]
     }
 
     fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
@@ -45,6 +49,8 @@ impl Check for CrossGroupDeadlock {
 struct Odd {
     node: Node,
     votes: Votes,
+    /// Nobody but the rank's own past decided.
+    by_past: bool,
     instead: usize,
     at: usize,
 }
@@ -64,7 +70,15 @@ fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     let mut draft = if odd.is_empty() || odd.len() * 2 > ranks.len() {
         ambiguous(case, ranks, places)
     } else {
-        blamed(case, &odd)
+        let mut draft = blamed(case, &odd);
+        if odd.iter().any(|one| one.by_past) {
+            draft.confidence = 0.6;
+            draft.alternatives = sides(case, ranks, places);
+            draft
+                .ruled_out
+                .push("two equal sides: the past of the job continues with the other".into());
+        }
+        draft
     };
     draft.cycle = case.ranks(&cycle);
     for &place in places_of(case, &cycle, places).iter().take(16) {
@@ -100,9 +114,21 @@ fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
         first.votes.first,
         first.votes.first + first.votes.second,
     );
-    let mut draft = Draft::new(Code::E130, sentence);
+    let skipped = odd.iter().all(|one| left_out(case, one));
+    let (code, sentence) = if skipped {
+        let sentence = format!(
+            "{} left out {} and went on to {}, where it waits for those that wait for it",
+            name_ranks(&culprits),
+            name(&spot),
+            name(&at)
+        );
+        (Code::E103, sentence)
+    } else {
+        (Code::E130, sentence)
+    };
+    let mut draft = Draft::new(code, sentence);
     let all = (first.votes.first + first.votes.second) as f64;
-    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all)).min(0.95);
+    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
     for one in odd.iter().take(4) {
         let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
             continue;
@@ -122,8 +148,42 @@ fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
     draft
 }
 
-fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
-    // The sides: who waits in the same kind of place.
+/// Whether a rank issued more after the place where it waits, and still not what it is missed at.
+fn left_out(case: &Case<'_>, one: &Odd) -> bool {
+    let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
+        return false;
+    };
+    let pending = &case.graph.pending[record];
+    let position_of = |place: usize| {
+        pending
+            .iter()
+            .position(|pending| match (&pending.what, &case.graph.places[place]) {
+                (What::Collective { seq }, Place::Collective { group, seq: at }) => {
+                    pending.group == *group && seq == at
+                }
+                (
+                    What::Batch { .. },
+                    Place::Batch {
+                        record: of,
+                        pending: at,
+                        ..
+                    },
+                ) => *of == record && case.graph.pending[record][*at].position == pending.position,
+                _ => false,
+            })
+    };
+    let Some(here) = position_of(one.at) else {
+        return false;
+    };
+    match position_of(one.instead) {
+        None => here + 1 < pending.len(),
+        // It comes under that number much later: then it is the next one of its kind.
+        Some(there) => there > here + 2,
+    }
+}
+
+/// The sides of a cycle: who waits in the same kind of place.
+fn sides(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
         let at = case.graph.waits_in[rank]
@@ -135,9 +195,15 @@ fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
         });
         sides.entry(side).or_default().push(case.rank(rank));
     }
+    let mut sides: Vec<Vec<Rank>> = sides.into_values().collect();
+    sides.sort();
+    sides.truncate(16);
+    sides
+}
+
+fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     let all = case.ranks(ranks);
-    let mut alternatives: Vec<Vec<Rank>> = sides.into_values().collect();
-    alternatives.sort();
+    let alternatives = sides(case, ranks, places);
     let sentence = format!(
         "{} wait on each other in a cycle across groups; which of them took the wrong order cannot be told",
         name_ranks(&all)
@@ -145,7 +211,6 @@ fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     let mut draft = Draft::new(Code::E130, sentence);
     draft.confidence = 0.5;
     if alternatives.len() > 1 {
-        alternatives.truncate(16);
         draft.alternatives = alternatives;
     }
     let first = places
@@ -183,11 +248,14 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                 };
                 let votes = *asked
                     .entry((expected, done))
-                    .or_insert_with(|| ask(case.aligned, record, expected, done));
-                if votes.first > votes.second {
+                    .or_insert_with(|| ask(case.aligned, case.messages, record, expected, done));
+                let by_past = votes.first == votes.second
+                    && past(case.aligned, record, expected, done) == Some(true);
+                if votes.first > votes.second || by_past {
                     odd.push(Odd {
                         node,
                         votes,
+                        by_past,
                         instead: place,
                         at,
                     });

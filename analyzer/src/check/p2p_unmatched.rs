@@ -7,7 +7,7 @@
 use super::Check;
 use crate::case::{Case, Draft, name_ranks, name_time};
 use crate::finding::Code;
-use crate::missed::first_missed;
+use crate::missed::{first_missed, peer_rank};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
 use std::collections::BTreeMap;
@@ -108,7 +108,6 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
 }
 
 fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft {
-    let spot = case.spot_of_place(place);
     let culprits = case.ranks(nodes);
     let Place::Batch {
         group,
@@ -119,7 +118,16 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         return Draft::new(Code::E120, String::new());
     };
     let waiting = case.aligned.records[record].rank;
-    let position = case.first_of_batch(record, pending);
+    // Of a batch, the message that the culprit's half is missing for.
+    let position = case
+        .halves(record, pending)
+        .iter()
+        .map(|half| half.position)
+        .find(|&at| {
+            peer_rank(case.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
+        })
+        .unwrap_or(case.first_of_batch(record, pending));
+    let spot = case.spot_of_message(record, group, position);
     let op = case.aligned.op(record, position);
     let half = if op.kind == rcomm_recorder::model::OpType::Send {
         "receive"
@@ -141,7 +149,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
     }
     let mut draft = Draft::new(Code::E120, sentence);
     draft.confidence = if possible { 0.5 } else { 0.9 };
-    draft.evidence = case.evidence_of_place(place, 1);
+    draft.evidence.push(case.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {
         if let Some(there) = case.aligned.record_of(rank) {
             draft.evidence.extend(case.evidence_of_newest(there, group));

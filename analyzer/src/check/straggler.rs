@@ -14,6 +14,8 @@ pub(super) struct Straggler;
 
 /// So many late arrivals are no chance.
 const TIMES: usize = 3;
+/// Nor are two, where each cost so much and one not much more than the other, ms.
+const BOTH_MS: f32 = 50.0;
 /// So many times the usual spread is late.
 const STANDS_OUT: f64 = 10.0;
 /// Less than this is never late, ms.
@@ -60,7 +62,11 @@ fn late_rank(
         .filter(|&lost| f64::from(lost) > late)
         .collect();
     let share = rank.net_ms() / lateness.span_ms;
-    if outstanding.len() < TIMES || share < case.policy.straggler_share {
+    let alike = match outstanding[..] {
+        [a, b] => a.min(b) >= BOTH_MS && a.min(b) * 2.0 >= a.max(b),
+        _ => outstanding.len() >= TIMES,
+    };
+    if !alike || share < case.policy.straggler_share {
         return None;
     }
     let nth = outstanding.len() / 2;

@@ -1,0 +1,135 @@
+//! Labelled jobs: programs on meshes of ranks, faults put into them, a simulator that decides who
+//! blocks, and the records that each kind of recorder would have left.
+//!
+//! Everything follows from one seed. The truth comes from what was put in, never from the analysis.
+
+mod fault;
+mod mesh;
+mod program;
+mod random;
+mod record;
+mod simulate;
+
+pub use fault::{Fault, Kind};
+pub use random::Random;
+pub use record::{Recording, Window};
+
+use mesh::Mesh;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, Recorder};
+
+/// What job to make.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// Tensor-parallel size.
+    pub tp: u32,
+    /// Pipeline stages.
+    pub pp: u32,
+    /// Data-parallel replicas.
+    pub dp: u32,
+    /// Expert-parallel size, a divisor of `dp`; 1 = none.
+    pub ep: u32,
+    /// Steps of the training program.
+    pub steps: u32,
+    /// Micro-batches of a step.
+    pub micro_batches: u32,
+    /// Who records, and what.
+    pub recording: Recording,
+    /// Faults to put in, of these kinds, each on a rank of its own.
+    pub faults: Vec<Kind>,
+}
+
+/// A job with its truth.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What it was made from.
+    pub spec: Spec,
+    /// The faults as they were put in.
+    pub faults: Vec<Fault>,
+    /// One record for each rank that left one, by rank.
+    pub dumps: Vec<Dump>,
+    /// Ranks that were still waiting at the end.
+    pub blocked: Vec<Rank>,
+    /// The dumps hold enough to tell who is at fault.
+    pub decidable: bool,
+}
+
+impl Spec {
+    /// A random job of moderate size.
+    pub fn random(seed: u64, most_ranks: u32) -> Self {
+        let mut random = Random::new(seed);
+        let (tp, pp, dp) = loop {
+            let tp = *random.pick(&[1, 2, 2, 4, 4, 8]);
+            let pp = *random.pick(&[1, 1, 2, 2, 4]);
+            let dp = *random.pick(&[1, 2, 2, 3, 4, 8]);
+            if (2..=most_ranks).contains(&(tp * pp * dp)) {
+                break (tp, pp, dp);
+            }
+        };
+        let ep = if dp % 2 == 0 && random.chance(0.3) { 2 } else { 1 };
+        let recorder = *random.pick(&[
+            Recorder::Nccl,
+            Recorder::Nccl,
+            Recorder::Nccl,
+            Recorder::Hook,
+            Recorder::Rcomm,
+        ]);
+        Self {
+            seed,
+            tp,
+            pp,
+            dp,
+            ep,
+            steps: random.between(2, 6) as u32,
+            micro_batches: *random.pick(&[1, 2, 4]),
+            recording: Recording {
+                recorder,
+                starts: random.chance(0.5),
+                batched: random.chance(0.6),
+                run_ahead: if recorder == Recorder::Nccl { *random.pick(&[0, 3, 12, 40]) } else { 0 },
+                window: *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]),
+                clock_spread_ms: *random.pick(&[0, 0, 5000]),
+                drift_ppm: *random.pick(&[0, 50]),
+                frames: random.chance(0.5),
+            },
+            faults: Vec::new(),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> u32 {
+        self.tp * self.pp * self.dp
+    }
+
+    /// Makes the job.
+    pub fn make(&self) -> Job {
+        let mut random = Random::new(self.seed ^ 0x9e37_79b9);
+        let mesh = Mesh::new(self);
+        let mut programs: Vec<program::Program> =
+            (0..self.world()).map(|rank| program::write(self, &mesh, rank)).collect();
+        let mut faults = Vec::new();
+        for &kind in &self.faults {
+            if let Some(fault) = fault::put_in(kind, self, &mesh, &mut programs, &faults, &mut random) {
+                faults.push(fault);
+            }
+        }
+        let run = simulate::run(&mesh, &programs, &faults, &mut random);
+        let dumps = record::dumps(self, &mesh, &programs, &run, &faults, &mut random);
+        let blocked = run.blocked(&programs);
+        let decidable = faults.iter().all(|fault| fault.decidable);
+        Job { spec: self.clone(), faults, dumps, blocked, decidable }
+    }
+}
+
+impl Job {
+    /// The ranks at fault, ascending.
+    pub fn culprits(&self) -> Vec<Rank> {
+        let mut culprits: Vec<Rank> =
+            self.faults.iter().flat_map(|fault| fault.culprits.iter().copied()).collect();
+        culprits.sort_unstable();
+        culprits.dedup();
+        culprits
+    }
+}

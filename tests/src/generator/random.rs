@@ -1,0 +1,43 @@
+//! Random numbers that are the same everywhere: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+
+/// A generator.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator that gives the same numbers for the same seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `low` to `high`, both possible.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[(self.next() % of.len() as u64) as usize]
+    }
+
+    /// Puts them in a random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, (self.next() % (at as u64 + 1)) as usize);
+        }
+    }
+}

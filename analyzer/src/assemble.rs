@@ -227,12 +227,10 @@ fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input) -> Verdict {
     }
     let pending = case.graph.pending.iter().any(|pending| !pending.is_empty());
     let waits = case.graph.waits_in.iter().any(|places| !places.is_empty());
-    if waits && !case.policy.snapshot && !case.sinks.is_empty() {
-        // Something is unfinished and nothing explains it.
-        let unexplained = case.graph.missing.iter().any(|missing| !missing.is_empty());
-        if unexplained {
-            return Verdict::Inconclusive;
-        }
+    // Something is unfinished and nothing explains it.
+    let unexplained = case.graph.missing.iter().any(|missing| !missing.is_empty());
+    if !case.policy.snapshot && (unexplained || (pending && !waits)) {
+        return Verdict::Inconclusive;
     }
     if pending || summary::anything_pending(case) {
         Verdict::Running

@@ -7,7 +7,7 @@
 
 use crate::align::{Aligned, GroupIx, RecordIx};
 use crate::signature::Difference;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{OpType, Rank};
 
 /// What decided which part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +140,7 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, b
         return None;
     }
     let mut blocks = Vec::new();
+    let mut cut = Vec::new();
     let mut completed = true;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
         let Some((record, lane)) = aligned.lane(group, member) else {
@@ -150,10 +151,24 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, b
         };
         let block = aligned.block(record, lane, at);
         completed &= at < lane.pending_from;
-        let calls = block
+        let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
+        let beheaded = at == 0 && aligned.records[record].wrapped();
+        let open = block.end == lane.collectives.len() && !closed;
+        let calls: Vec<u32> = block
             .map(|at| aligned.op(record, lane.collectives[at]).call)
             .collect();
         blocks.push((rank, record, calls));
+        cut.push((beheaded, open, closed));
+    }
+    // Of a coalesced block the ring may have dropped the head, and the rank may be within it still.
+    let coalesced = blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|cut| cut.2);
+    if coalesced {
+        let closes = cut.iter().any(|cut| cut.2);
+        let mut cut = cut.into_iter();
+        blocks.retain(|_| {
+            cut.next()
+                .is_some_and(|(beheaded, open, _)| !(beheaded || open && closes))
+        });
     }
     Some((blocks, completed))
 }
@@ -265,7 +280,6 @@ fn clear_winner(votes: &[usize]) -> Option<usize> {
 
 /// Whether the two sides of a call fit each other: a gather's output is as many inputs as members.
 fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
-    use rcomm_recorder::model::OpType;
     let call = aligned.shared.calls.get(call);
     let (input, output) = (
         call.signature.input_elements(),

@@ -3,13 +3,16 @@
 //! In a collective that needs everybody, all leave together, so who arrives last waits least: a
 //! member's *lag* is the longest wait in the instance less its own. That needs no clock in common. What
 //! an instance *lost* to its last member is how much earlier it would have ended had that member come
-//! with the second last. A rank that is late only because it waited for another before has itself
-//! waited as long elsewhere, so its own waits are taken off: what remains is its net cost.
+//! with the second last. A rank may be late only because it waited for another before, in a message or
+//! on another group. What it waited since the group's previous instance, beyond what the second last
+//! did, is taken off: what remains is its own doing.
 //!
 //! Waits are the backend's durations, else issue to completion. Where a recorder has neither (gloo's
 //! own), issue times on the common clock stand in.
 
 use crate::align::{Aligned, GroupIx, RecordIx, needs_everybody, retiring_is_all};
+use crate::record::Op;
+use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 
 /// Newest lags of a rank, and newest worst lags of a group, that percentiles are made from.
@@ -25,19 +28,12 @@ pub(crate) struct RankLateness {
     pub(crate) lost: Vec<f32>,
     /// Sum of `lost`.
     pub(crate) cost_ms: f64,
-    /// What this rank waited for others, ms.
-    pub(crate) waited_ms: f64,
     /// Instances that it took part in.
     pub(crate) instances: usize,
     lags: Vec<f32>,
 }
 
 impl RankLateness {
-    /// What the job lost to this rank and not to those that it waited for itself, ms.
-    pub(crate) fn net_ms(&self) -> f64 {
-        self.cost_ms - self.waited_ms
-    }
-
     /// Median lag, ms.
     pub(crate) fn lag_p50_ms(&self) -> Option<f64> {
         percentile(&self.lags, 0.5)
@@ -70,8 +66,19 @@ impl Lateness {
         };
         let mut usual = Vec::new();
         let mut row = Vec::new();
+        let mut waits = message_waits(aligned);
         for group in 0..aligned.groups.len() {
-            lateness.measure(aligned, group, &mut row, &mut usual);
+            each_instance(aligned, group, &mut row, |row| {
+                let least = row.iter().map(|one| one.wait_ms).fold(f32::MAX, f32::min);
+                for one in row {
+                    waits[one.record][one.position as usize] = one.wait_ms - least;
+                }
+            });
+        }
+        for group in 0..aligned.groups.len() {
+            each_instance(aligned, group, &mut row, |row| {
+                lateness.take(aligned, group, row, &waits, &mut usual);
+            });
         }
         lateness.usual_ms = percentile(&usual, 0.5).unwrap_or(0.0);
         lateness
@@ -82,91 +89,71 @@ impl Lateness {
         percentile(&self.groups[group], at)
     }
 
-    fn measure(
-        &mut self,
-        aligned: &Aligned<'_>,
-        group: GroupIx,
-        row: &mut Vec<(RecordIx, f32)>,
-        usual: &mut Vec<f32>,
-    ) {
-        let lanes: Vec<(RecordIx, usize)> = aligned.groups[group]
-            .lanes
-            .iter()
-            .flatten()
-            .copied()
-            .collect();
-        // The members' whole row is walked along the shortest lane: an instance counts only where all have it.
-        if lanes.len() < 2 || lanes.len() < aligned.groups[group].ranks.len() {
-            return;
-        }
-        let shortest = lanes
-            .iter()
-            .min_by_key(|&&(record, lane)| aligned.lanes[record][lane].collectives.len());
-        let Some(&(first, first_lane)) = shortest else {
-            return;
-        };
-        let reference = &aligned.lanes[first][first_lane];
-        for at in 0..reference.pending_from {
-            let op = aligned.op(first, reference.collectives[at]);
-            if !needs_everybody(op.kind) || !read_row(aligned, &lanes, op.seq, row) {
-                continue;
-            }
-            self.take(aligned, group, row, usual);
-        }
-    }
-
     fn take(
         &mut self,
         aligned: &Aligned<'_>,
         group: GroupIx,
-        row: &[(RecordIx, f32)],
+        row: &[Arrived],
+        waits: &[Vec<f32>],
         usual: &mut Vec<f32>,
     ) {
-        let mut least = (f32::MAX, 0);
-        let (mut second, mut third, mut most) = (f32::MAX, f32::MAX, 0.0f32);
-        for &(record, wait) in row {
-            most = most.max(wait);
-            if wait < least.0 {
-                (third, second) = (second, least.0);
-                least = (wait, record);
-            } else if wait < second {
-                (third, second) = (second, wait);
-            } else if wait < third {
-                third = wait;
+        let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
+        let mut most = 0.0f32;
+        for one in row {
+            most = most.max(one.wait_ms);
+            let mut carried = Some(one);
+            for place in &mut by_wait {
+                match (*place, carried) {
+                    (Some(held), Some(new)) if new.wait_ms >= held.wait_ms => {}
+                    _ => carried = std::mem::replace(place, carried),
+                }
+                if carried.is_none() {
+                    break;
+                }
             }
         }
-        let lost = second - least.0;
-        for &(record, wait) in row {
-            let rank = &mut self.ranks[record];
-            rank.instances += 1;
-            rank.waited_ms += f64::from(wait - least.0);
-            if rank.lags.len() < SAMPLES {
-                rank.lags.push(most - wait);
-            }
-        }
-        let last = &mut self.ranks[least.1];
-        last.cost_ms += f64::from(lost);
-        last.lost.push(lost);
-        if third < f32::MAX {
-            usual.push(third - second);
+        let [Some(last), Some(second), third] = by_wait else {
+            return;
+        };
+        // What the rank waited itself since the group's previous instance.
+        let waited = |one: &Arrived| -> f32 {
+            let since = waits[one.record].get(one.previous as usize..one.position as usize);
+            since.map_or(0.0, |since| since.iter().sum())
+        };
+        let gap = second.wait_ms - last.wait_ms;
+        let excused = if gap > 0.0 {
+            (waited(last) - waited(second)).max(0.0)
         } else {
-            usual.push(lost);
+            0.0
+        };
+        let lost = (gap - excused).max(0.0);
+        for one in row {
+            let rank = &mut self.ranks[one.record];
+            rank.instances += 1;
+            if rank.lags.len() < SAMPLES {
+                rank.lags.push(most - one.wait_ms);
+            }
         }
+        let rank = &mut self.ranks[last.record];
+        rank.cost_ms += f64::from(lost);
+        rank.lost.push(lost);
+        usual.push(third.map_or(gap, |third| third.wait_ms - second.wait_ms));
         if self.groups[group].len() < SAMPLES {
-            self.groups[group].push(most - least.0);
+            self.groups[group].push(most - last.wait_ms);
         }
         self.take_hosts(aligned, row);
     }
 
     /// The same with hosts for ranks: a host is as late as its latest rank is early.
-    fn take_hosts(&mut self, aligned: &Aligned<'_>, row: &[(RecordIx, f32)]) {
+    fn take_hosts(&mut self, aligned: &Aligned<'_>, row: &[Arrived]) {
         let host = |record: RecordIx| aligned.records[record].identity.host.as_str();
-        if row.iter().any(|&(record, _)| host(record).is_empty()) {
+        if row.iter().any(|one| host(one.record).is_empty()) {
             return;
         }
         // A host is late if all its ranks here are: its earliest counts.
         let mut hosts: Vec<(&str, f32, usize)> = Vec::new();
-        for &(record, wait) in row {
+        for one in row {
+            let (record, wait) = (one.record, one.wait_ms);
             match hosts.iter_mut().find(|(name, ..)| *name == host(record)) {
                 Some((_, longest, ranks)) => {
                     *longest = longest.max(wait);
@@ -192,12 +179,66 @@ impl Lateness {
     }
 }
 
+/// One member's part in one instance.
+#[derive(Clone, Copy, Debug)]
+struct Arrived {
+    record: RecordIx,
+    /// Positions in the record's operations: of this instance, and after the group's previous one.
+    position: u32,
+    previous: u32,
+    wait_ms: f32,
+}
+
+/// What each rank waited in messages, by position; the rest is zero.
+fn message_waits(aligned: &Aligned<'_>) -> Vec<Vec<f32>> {
+    let of_record = |record: &crate::record::Record| {
+        let wait = |op: &Op| {
+            let waits = op.completed() && (op.kind.is_p2p() || op.kind == OpType::Coalesced);
+            op.wait_ms().filter(|_| waits).unwrap_or(0.0)
+        };
+        record.ops.iter().map(wait).collect()
+    };
+    aligned.records.iter().map(of_record).collect()
+}
+
+/// Walks a group's completed instances that all members recorded.
+fn each_instance(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    row: &mut Vec<Arrived>,
+    mut see: impl FnMut(&[Arrived]),
+) {
+    let lanes: Vec<(RecordIx, usize)> = aligned.groups[group]
+        .lanes
+        .iter()
+        .flatten()
+        .copied()
+        .collect();
+    if lanes.len() < 2 || lanes.len() < aligned.groups[group].ranks.len() {
+        return;
+    }
+    let length =
+        |&&(record, lane): &&(RecordIx, usize)| aligned.lanes[record][lane].collectives.len();
+    let Some(&(first, first_lane)) = lanes.iter().min_by_key(length) else {
+        return;
+    };
+    let reference = &aligned.lanes[first][first_lane];
+    let mut at = 0;
+    while at < reference.pending_from {
+        let op = aligned.op(first, reference.collectives[at]);
+        if needs_everybody(op.kind) && read_row(aligned, &lanes, op.seq, row) {
+            see(row);
+        }
+        at = aligned.block(first, reference, at).end;
+    }
+}
+
 /// The waits of all members in one instance; `false` if one is not known.
 fn read_row(
     aligned: &Aligned<'_>,
     lanes: &[(RecordIx, usize)],
     seq: u32,
-    row: &mut Vec<(RecordIx, f32)>,
+    row: &mut Vec<Arrived>,
 ) -> bool {
     row.clear();
     let mut measured = true;
@@ -211,49 +252,47 @@ fn read_row(
             return false;
         }
         let op = aligned.teller(record, lane, at);
+        let mut wait_ms = 0.0;
         if retiring_is_all(aligned.records[record].recorder) {
             newest = newest.max(Some(aligned.created_ns(record, op)));
-            row.push((record, 0.0));
-            continue;
+        } else {
+            measured &= op.duration_ms >= 0.0;
+            let Some(wait) = op.wait_ms() else {
+                return false;
+            };
+            wait_ms = wait;
         }
-        measured &= op.duration_ms >= 0.0;
-        let Some(wait) = op.wait_ms() else {
+        let previous = at
+            .checked_sub(1)
+            .map_or(0, |before| lane.collectives[before] + 1);
+        row.push(Arrived {
+            record,
+            position: lane.collectives[at],
+            previous,
+            wait_ms,
+        });
+    }
+    for (one, &(record, lane)) in row.iter_mut().zip(lanes) {
+        let lane = &aligned.lanes[record][lane];
+        let Ok(at) = aligned.find(record, lane, seq) else {
             return false;
         };
-        row.push((record, wait));
-    }
-    if let Some(newest) = newest {
-        for (record, wait) in row.iter_mut() {
-            let lane = lanes
-                .iter()
-                .find(|&&(other, _)| other == *record)
-                .map(|&(_, lane)| lane);
-            let Some(lane) = lane.map(|lane| &aligned.lanes[*record][lane]) else {
-                return false;
-            };
-            let Ok(at) = aligned.find(*record, lane, seq) else {
-                return false;
-            };
-            let op = aligned.teller(*record, lane, at);
-            let wait_ms = newest.saturating_sub(aligned.created_ns(*record, op)) as f32 / 1e6;
-            *wait = if wait_ms < ISSUE_NOISE_MS {
+        let op = aligned.teller(record, lane, at);
+        if let Some(newest) = newest {
+            let wait_ms = newest.saturating_sub(aligned.created_ns(record, op)) as f32 / 1e6;
+            one.wait_ms = if wait_ms < ISSUE_NOISE_MS {
                 0.0
             } else {
                 wait_ms
             };
-        }
-    } else if !measured {
-        // Durations and times of notice do not compare: all by the latter.
-        for ((record, wait), &(_, lane)) in row.iter_mut().zip(lanes) {
-            let lane = &aligned.lanes[*record][lane];
-            let Ok(at) = aligned.find(*record, lane, seq) else {
-                return false;
-            };
-            let op = aligned.teller(*record, lane, at);
+        } else if !measured {
+            // Durations and times of notice do not compare: all by the latter.
             let Some(end) = op.completed_ns() else {
                 return false;
             };
-            *wait = end.saturating_sub(op.created_ns) as f32 / 1e6;
+            one.wait_ms = end.saturating_sub(op.created_ns) as f32 / 1e6;
+        } else {
+            break;
         }
     }
     true

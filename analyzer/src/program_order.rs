@@ -8,6 +8,7 @@
 
 use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
 use crate::p2p::{Messages, Other, peer_of};
+use crate::record::NONE;
 use rcomm_recorder::model::OpType;
 
 /// Something that ranks of one program do at the same point of it.
@@ -27,6 +28,9 @@ pub(crate) enum Event {
         member: u32,
         sends: bool,
         peer: u32,
+        /// Its place among the rank's messages to or from that peer, or [`NONE`] where the ring has
+        /// wrapped: then its `p2p_seq` tells.
+        at: u32,
         p2p_seq: u32,
     },
     /// What `peer` posts so that this message of `member` can complete.
@@ -36,6 +40,9 @@ pub(crate) enum Event {
         member: u32,
         sends: bool,
         peer: u32,
+        /// Its place among the rank's messages to or from that peer, or [`NONE`] where the ring has
+        /// wrapped: then its `p2p_seq` tells.
+        at: u32,
         p2p_seq: u32,
     },
 }
@@ -91,6 +98,7 @@ pub(crate) fn other_half(
         member: lane.member,
         peer: peer_of(op, lane.member, members)?,
         sends: op.kind == OpType::Send,
+        at: place_in_pair(aligned, record, lane, position),
         p2p_seq: op.p2p_seq,
     })
 }
@@ -112,6 +120,7 @@ pub(crate) fn message(
         member: lane.map_or(u32::MAX, |lane| lane.member),
         sends: op.kind == OpType::Send,
         peer: op.peer,
+        at: lane.map_or(NONE, |lane| place_in_pair(aligned, record, lane, position)),
         p2p_seq: op.p2p_seq,
     }
 }
@@ -319,6 +328,7 @@ fn when(
             member,
             sends,
             peer,
+            at,
             p2p_seq,
         } => {
             let lane_at = lane_of_family(aligned, record, family, nth)?;
@@ -326,7 +336,7 @@ fn when(
             if lane.member != member {
                 return None;
             }
-            when_message(aligned, record, lane, sends, peer, p2p_seq)
+            when_message(aligned, record, lane, sends, peer, (at, p2p_seq))
         }
         Event::OtherHalf {
             family,
@@ -334,6 +344,7 @@ fn when(
             member,
             sends,
             peer,
+            at,
             p2p_seq,
         } => {
             let lane_at = lane_of_family(aligned, record, family, nth)?;
@@ -342,7 +353,8 @@ fn when(
                 return None;
             }
             let (there, other) = aligned.lane(lane.group, member as usize)?;
-            let When::At(position) = when_message(aligned, there, other, sends, peer, p2p_seq)?
+            let When::At(position) =
+                when_message(aligned, there, other, sends, peer, (at, p2p_seq))?
             else {
                 return None;
             };
@@ -371,15 +383,45 @@ fn when(
     }
 }
 
+/// The place of a message among those of its rank, peer and direction.
+fn place_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
+    let whole = &aligned.records[record];
+    if whole.wrapped() || whole.only_active {
+        return NONE;
+    }
+    let wanted = aligned.op(record, position);
+    let earlier = lane
+        .messages
+        .iter()
+        .take_while(|&&at| at < position)
+        .filter(|&&at| {
+            let op = aligned.op(record, at);
+            op.kind == wanted.kind && op.peer == wanted.peer
+        });
+    earlier.count() as u32
+}
+
 fn when_message(
     aligned: &Aligned<'_>,
     record: RecordIx,
     lane: &Lane,
     sends: bool,
     peer: u32,
-    p2p_seq: u32,
+    (place, p2p_seq): (u32, u32),
 ) -> Option<When> {
     let members = aligned.groups[lane.group].ranks.len() as u32;
+    if place != NONE && !aligned.records[record].wrapped() && !aligned.records[record].only_active {
+        let mut of_pair = lane.messages.iter().copied().filter(|&at| {
+            let op = aligned.op(record, at);
+            op.kind.is_p2p()
+                && (op.kind == OpType::Send) == sends
+                && peer_of(op, lane.member, members) == Some(peer)
+        });
+        return match of_pair.nth(place as usize) {
+            Some(at) => Some(When::At(at)),
+            None => (!aligned.records[record].cut).then_some(When::Never),
+        };
+    }
     let found = lane.messages.iter().copied().find(|&at| {
         let op = aligned.op(record, at);
         op.p2p_seq == p2p_seq
@@ -419,9 +461,7 @@ fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32
 fn lane_of_family(aligned: &Aligned<'_>, record: RecordIx, family: u32, nth: u32) -> Option<usize> {
     let lanes = aligned.lanes[record].iter().enumerate();
     lanes
-        .filter(|(_, lane)| {
-            aligned.groups[lane.group].family == family && lane.member != crate::record::NONE
-        })
+        .filter(|(_, lane)| aligned.groups[lane.group].family == family && lane.member != NONE)
         .nth(nth as usize)
         .map(|(at, _)| at)
 }

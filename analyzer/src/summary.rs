@@ -117,7 +117,7 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
                 lag_share: record
                     .filter(|_| case.lateness.span_ms > 0.0)
                     .map(|record| {
-                        let share = case.lateness.ranks[record].net_ms() / case.lateness.span_ms;
+                        let share = case.lateness.ranks[record].cost_ms / case.lateness.span_ms;
                         share.clamp(0.0, 1.0)
                     }),
             }

@@ -15,7 +15,7 @@
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
 use crate::p2p::{self, Half, Messages, Other};
 use crate::policy::Policy;
-use crate::record::NONE;
+use crate::record::{NONE, Record};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
@@ -139,6 +139,12 @@ impl WaitGraph {
                     pending,
                 } => graph.missing_from_batch(aligned, messages, group, record, pending),
             };
+            for (node, why) in &mut graph.missing[place] {
+                let record = aligned.record_of(aligned.expected[*node]);
+                if record.is_some_and(|record| front_is_lost(&aligned.records[record])) {
+                    *why = Missing::Unknown(Why::HistoryLost);
+                }
+            }
             prefer_what_is_known(&mut graph.missing[place]);
         }
         graph
@@ -391,6 +397,14 @@ impl WaitGraph {
     }
 }
 
+/// Whether the ring has dropped the very operation that a rank is in: a program that ran far ahead of
+/// its device, and a small ring.
+fn front_is_lost(record: &Record) -> bool {
+    record.wrapped()
+        && !record.ops.is_empty()
+        && !record.ops.iter().any(|op| op.completed() || op.retired)
+}
+
 /// Whether the receiver of a group also takes from whoever sends first.
 fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
@@ -554,9 +568,14 @@ fn pending_of(aligned: &Aligned<'_>, messages: &Messages, record: RecordIx) -> V
             Arrival::Queued
         };
     }
+    let lost = device && front_is_lost(whole);
     let mut sorted = Vec::with_capacity(pending.len());
     for at in order {
-        sorted.push(pending[at].clone());
+        let mut one = pending[at].clone();
+        if lost {
+            one.arrival = one.arrival.min(Arrival::Head);
+        }
+        sorted.push(one);
     }
     sorted
 }

@@ -1,7 +1,9 @@
 //! Worlds of ranks, for the tests beside: on threads ([`world`]) and as processes that can die
-//! ([`process`]), with faults by name ([`fault`]).
+//! ([`process`]), with faults by name ([`fault`]); and jobs that only their records show
+//! ([`generator`]).
 #![forbid(unsafe_code)]
 
 pub mod fault;
+pub mod generator;
 pub mod process;
 pub mod world;

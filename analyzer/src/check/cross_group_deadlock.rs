@@ -46,8 +46,8 @@ impl Check for CrossGroupDeadlock {
 }
 
 /// A rank that stands against most: how many against how many, and where it should have been first.
-struct Odd {
-    node: Node,
+pub(super) struct Odd {
+    pub(super) node: Node,
     votes: Votes,
     /// Nobody but the rank's own past decided.
     by_past: bool,
@@ -57,16 +57,7 @@ struct Odd {
 
 fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     let cycle = walk(case, ranks, places);
-    let mut odd = odd_ranks(case, ranks, places);
-    // Who only follows an odd rank is not odd: keep those that stand against most.
-    let strongest = odd
-        .iter()
-        .map(|one| one.votes.first - one.votes.second)
-        .max()
-        .unwrap_or(0);
-    odd.retain(|one| (one.votes.first - one.votes.second) * 2 >= strongest);
-    odd.sort_by_key(|one| one.node);
-    odd.dedup_by_key(|one| one.node);
+    let odd = oddest(case, ranks, places);
     let mut draft = if odd.is_empty() || odd.len() * 2 > ranks.len() {
         ambiguous(case, ranks, places)
     } else {
@@ -91,7 +82,7 @@ fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     draft
 }
 
-fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
+pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
     let culprits: Vec<Rank> = odd.iter().map(|one| case.rank(one.node)).collect();
     let first = &odd[0];
     let (spot, at) = (
@@ -221,6 +212,17 @@ fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     draft.next =
         "compare the order of the operations that these ranks issue on their groups".to_owned();
     draft
+}
+
+/// The ranks that stand against most; who only follows an odd rank is not odd.
+pub(super) fn oddest(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
+    let mut odd = odd_ranks(case, ranks, places);
+    let against = |one: &Odd| one.votes.first - one.votes.second;
+    let strongest = odd.iter().map(against).max().unwrap_or(0);
+    odd.retain(|one| against(one) * 2 >= strongest);
+    odd.sort_by_key(|one| one.node);
+    odd.dedup_by_key(|one| one.node);
+    odd
 }
 
 fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {

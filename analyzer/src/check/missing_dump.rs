@@ -2,9 +2,11 @@
 //!
 //! Absence is evidence, but weak: the file may be lost while the rank waits like the others. So the
 //! rank is accused only if no readable rank explains the waits. With several such ranks, the one that
-//! was missed first is named, and the others stay possible.
+//! was missed first is named, and the others stay possible. A rank that left the order of the program
+//! explains the waits too: the one without a record may be the missing link of a cycle.
 
 use super::Check;
+use super::cross_group_deadlock::{blamed, oddest};
 use crate::case::{Case, Draft, count_ranks, name_ranks, name_time};
 use crate::finding::Code;
 use crate::missed::first_missed;
@@ -17,13 +19,14 @@ pub(super) struct MissingDump;
 
 impl Check for MissingDump {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E102]
+        &[Code::E102, Code::E103, Code::E130]
     }
 
     fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
         if so_far.iter().any(|draft| draft.is_root) {
             return Vec::new();
         }
+        let by_order = out_of_order(case);
         let mut by_place: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
         for sink in &case.sinks {
             let &Sink::Unread(node) = sink else { continue };
@@ -48,10 +51,55 @@ impl Check for MissingDump {
                     );
                 }
             }
+            if by_order.is_some() {
+                draft.confidence = 0.3;
+                draft.is_root = false;
+            }
             draft
         });
-        drafts.collect()
+        let mut drafts: Vec<Draft> = drafts.collect();
+        if let (Some(mut odd), false) = (by_order, drafts.is_empty()) {
+            odd.targets.extend(
+                drafts
+                    .iter()
+                    .flat_map(|draft| draft.targets.iter().copied()),
+            );
+            odd.alternatives
+                .extend(drafts.iter().take(16).map(|draft| draft.culprits.clone()));
+            drafts.insert(0, odd);
+        }
+        drafts
     }
+}
+
+/// A readable rank that left the order of the program: it explains the waits for a rank without a
+/// record, which may well wait for it in turn.
+fn out_of_order(case: &Case<'_>) -> Option<Draft> {
+    const MOST: usize = 1 << 14;
+    let asked: usize = case.graph.missing.iter().map(Vec::len).sum();
+    if !case
+        .sinks
+        .iter()
+        .any(|sink| matches!(sink, Sink::Unread(_)))
+        || asked > MOST
+    {
+        return None;
+    }
+    let ranks: Vec<Node> = (0..case.graph.ranks)
+        .filter(|&node| !case.graph.waits_in[node].is_empty())
+        .collect();
+    let places: Vec<usize> = (0..case.graph.places.len()).collect();
+    let odd = oddest(case, &ranks, &places);
+    if odd.is_empty() || odd.len() * 2 > ranks.len() {
+        return None;
+    }
+    let mut draft = blamed(case, &odd);
+    draft.confidence = 0.6;
+    draft.targets = odd.iter().map(|one| one.node).collect();
+    draft
+        .ruled_out
+        .push("missing_dump: a readable rank explains the waits".to_owned());
+    Some(draft)
 }
 
 fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
@@ -61,9 +109,17 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
     let waited = case.waited_ms(place).map_or("waited".to_owned(), |ms| {
         format!("waited {}", name_time(ms))
     });
+    let read = culprits
+        .iter()
+        .any(|&rank| case.aligned.record_of(rank).is_some());
     let sentence = format!(
-        "{} left no readable record; {} in {} #{} on group {} for {}",
+        "{} {}; {} in {} #{} on group {} for {}",
         name_ranks(&culprits),
+        if read {
+            "left a record that does not hold what it does now"
+        } else {
+            "left no readable record"
+        },
         count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
         spot.op,
         spot.seq,
@@ -74,6 +130,13 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
     draft.confidence = if nodes.len() == 1 { 0.8 } else { 0.5 };
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    }
+    if culprits.iter().any(|&rank| exchanges_messages(case, rank)) {
+        draft.confidence = draft.confidence.min(0.5);
+        draft.ruled_out.push(
+            "no certainty: it exchanges messages, and a peer that left one out would leave the same records"
+                .to_owned(),
+        );
     }
     draft.evidence = case.evidence_of_place(place, 3);
     draft
@@ -87,4 +150,17 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
     draft.culprits = culprits;
     draft.at = Some(spot);
     draft
+}
+
+/// Whether peers recorded messages to or from a rank.
+fn exchanges_messages(case: &Case<'_>, rank: Rank) -> bool {
+    case.messages
+        .pairs
+        .keys()
+        .any(|&(group, (source, destination))| {
+            let ranks = &case.aligned.groups[group].ranks;
+            [source, destination]
+                .iter()
+                .any(|&end| ranks.get(end as usize) == Some(&rank))
+        })
 }

@@ -85,6 +85,22 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     if culprits.is_empty() {
         return None;
     }
+    // The ranks that do the same elsewhere may tell who left its half out.
+    let odd = super::cross_group_deadlock::oddest(case, ranks, places);
+    if !odd.is_empty() && odd.len() < ranks.len() {
+        culprits = odd.iter().map(|one| one.node).collect();
+        culprits.sort_unstable();
+    }
+    let first = open
+        .iter()
+        .copied()
+        .filter(|&place| {
+            case.graph.missing[place]
+                .iter()
+                .any(|(node, _)| culprits.contains(node))
+        })
+        .min_by_key(|&place| (case.waiting_since(place), place))
+        .unwrap_or(first);
     // Everybody waits for everybody's message: nobody can be blamed alone.
     let symmetric = culprits.len() == ranks.len();
     let mut draft = draft(case, first, &culprits, false);

@@ -61,7 +61,7 @@ fn late_rank(
         .copied()
         .filter(|&lost| f64::from(lost) > late)
         .collect();
-    let share = rank.net_ms() / lateness.span_ms;
+    let share = rank.cost_ms / lateness.span_ms;
     let alike = match outstanding[..] {
         [a, b] => a.min(b) >= BOTH_MS && a.min(b) * 2.0 >= a.max(b),
         _ => outstanding.len() >= TIMES,

@@ -96,13 +96,18 @@ pub(super) fn put_in(
     random: &mut Random,
 ) -> Option<Fault> {
     for _ in 0..64 {
-        let rank = (random.next() % u64::from(spec.world())) as Rank;
+        let rank = (random.draw() % u64::from(spec.world())) as Rank;
         if taken.iter().any(|fault| fault.culprits.contains(&rank)) {
             continue;
         }
         let acts = programs[rank as usize].acts.len();
         // Somewhere in the second half, so that there is a past.
         let at = random.between(acts as u64 / 2, acts as u64 - 1) as usize;
+        // Two faults in one group may agree on what is wrong, and be the majority.
+        let group = programs[rank as usize].acts[at].group();
+        if taken.iter().any(|fault| fault.group == group) {
+            continue;
+        }
         if let Some(fault) = try_at(kind, spec, mesh, programs, rank, at, random) {
             return Some(fault);
         }
@@ -125,7 +130,14 @@ fn try_at(
     // One against one is told only by the groups that play the same part.
     let told = members > 2 || mesh.siblings(group) > 2;
     let fault = |decidable: bool| {
-        Some(Fault { kind, rank, at, culprits: vec![rank], group, decidable })
+        Some(Fault {
+            kind,
+            rank,
+            at,
+            culprits: vec![rank],
+            group,
+            decidable,
+        })
     };
     let single = |act: &Act| match act {
         Act::Collective { calls, .. } if calls.len() == 1 => Some(calls[0].clone()),
@@ -153,17 +165,29 @@ fn try_at(
         Kind::Extra => {
             single(&program.acts[at])?;
             let extra = collective(OpType::AllReduce, "all_reduce", &[77], &[77], 200);
-            program.acts.insert(at, Act::Collective { group, calls: vec![extra] });
+            program.acts.insert(
+                at,
+                Act::Collective {
+                    group,
+                    calls: vec![extra],
+                },
+            );
             fault(told)
         }
         Kind::Op | Kind::Dtype | Kind::Size => {
             let call = single(&program.acts[at])?;
             let wrong = spoil(kind, &call)?;
-            program.acts[at] = Act::Collective { group, calls: vec![wrong] };
+            program.acts[at] = Act::Collective {
+                group,
+                calls: vec![wrong],
+            };
             fault(told)
         }
         Kind::Swap => {
-            let (a, b) = (single(&program.acts[at])?, single(program.acts.get(at + 1)?)?);
+            let (a, b) = (
+                single(&program.acts[at])?,
+                single(program.acts.get(at + 1)?)?,
+            );
             if program.acts[at + 1].group() != group || a.op == b.op {
                 return None;
             }
@@ -171,7 +195,9 @@ fn try_at(
             fault(told)
         }
         Kind::LostMessage => {
-            let Act::Batch { .. } = program.acts[at] else { return None };
+            let Act::Batch { .. } = program.acts[at] else {
+                return None;
+            };
             // Without another message or a collective after it the rank just ends.
             if at + 1 >= program.acts.len() {
                 return None;
@@ -180,8 +206,10 @@ fn try_at(
             fault(mesh.siblings(group) > 2)
         }
         Kind::MessageSize => {
-            let Act::Batch { messages, .. } = &mut program.acts[at] else { return None };
-            let which = (random.next() % messages.len() as u64) as usize;
+            let Act::Batch { messages, .. } = &mut program.acts[at] else {
+                return None;
+            };
+            let which = (random.draw() % messages.len() as u64) as usize;
             let Message { peer, elements, .. } = &mut messages[which];
             *elements += 1;
             let peer = mesh.groups[group].ranks[*peer as usize];
@@ -196,13 +224,21 @@ fn try_at(
         }
         Kind::Fabric => {
             single(&program.acts[at])?;
-            Some(Fault { kind, rank, at, culprits: Vec::new(), group, decidable: true })
+            Some(Fault {
+                kind,
+                rank,
+                at,
+                culprits: Vec::new(),
+                group,
+                decidable: true,
+            })
         }
         Kind::Slow => {
             // Where a step begins: after the norm over the world.
             let norm = |act: &Act| single(act).is_some_and(|call| call.line == 95);
-            let starts: Vec<usize> =
-                (1..program.acts.len()).filter(|&at| norm(&program.acts[at - 1])).collect();
+            let starts: Vec<usize> = (1..program.acts.len())
+                .filter(|&at| norm(&program.acts[at - 1]))
+                .collect();
             if starts.len() < 3 {
                 return None;
             }
@@ -222,7 +258,10 @@ fn spoil(kind: Kind, call: &Call) -> Option<Call> {
             };
         }
         Kind::Dtype => {
-            if matches!(call.op, OpType::Barrier | OpType::Broadcast | OpType::AllToAllSingle) {
+            if matches!(
+                call.op,
+                OpType::Barrier | OpType::Broadcast | OpType::AllToAllSingle
+            ) {
                 return None;
             }
             wrong.dtype = "Half";

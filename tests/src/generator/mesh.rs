@@ -36,33 +36,52 @@ impl Mesh {
     pub(super) fn new(spec: &Spec) -> Self {
         let world = spec.world();
         let mut mesh = Self {
-            groups: vec![Group { name: "0".into(), desc: "default_pg", ranks: (0..world).collect() }],
+            groups: vec![Group {
+                name: "0".into(),
+                desc: "default_pg",
+                ranks: (0..world).collect(),
+            }],
             tp: spec.tp,
             dp: spec.dp,
             by_rank: vec![Roles::default(); world as usize],
         };
         let rank = |d: u32, p: u32, t: u32| (p * spec.dp + d) * spec.tp + t;
         // Some frameworks name every group of one kind alike.
-        let reused = spec.seed % 5 == 0;
+        let reused = spec.seed.is_multiple_of(5);
         let (tp, pp, dp, ep) = (spec.tp, spec.pp, spec.dp, spec.ep);
         if tp > 1 {
             for p in 0..pp {
                 for d in 0..dp {
-                    mesh.add("tp", reused, (0..tp).map(|t| rank(d, p, t)).collect(), |r| &mut r.tp);
+                    mesh.add(
+                        "tp",
+                        reused,
+                        (0..tp).map(|t| rank(d, p, t)).collect(),
+                        |r| &mut r.tp,
+                    );
                 }
             }
         }
         if dp > 1 {
             for p in 0..pp {
                 for t in 0..tp {
-                    mesh.add("dp", reused, (0..dp).map(|d| rank(d, p, t)).collect(), |r| &mut r.dp);
+                    mesh.add(
+                        "dp",
+                        reused,
+                        (0..dp).map(|d| rank(d, p, t)).collect(),
+                        |r| &mut r.dp,
+                    );
                 }
             }
         }
         if pp > 1 {
             for d in 0..dp {
                 for t in 0..tp {
-                    mesh.add("pp", reused, (0..pp).map(|p| rank(d, p, t)).collect(), |r| &mut r.pp);
+                    mesh.add(
+                        "pp",
+                        reused,
+                        (0..pp).map(|p| rank(d, p, t)).collect(),
+                        |r| &mut r.pp,
+                    );
                 }
             }
         }
@@ -76,7 +95,7 @@ impl Mesh {
                 }
             }
         }
-        if spec.seed % 3 == 0 && world >= 4 {
+        if spec.seed.is_multiple_of(3) && world >= 4 {
             for half in 0..2 {
                 let ranks = (0..world).filter(|r| r % 2 == half).collect();
                 mesh.add("brief", false, ranks, |r| &mut r.brief);
@@ -93,7 +112,11 @@ impl Mesh {
         role: impl Fn(&mut Roles) -> &mut Option<usize>,
     ) {
         let at = self.groups.len();
-        let name = if reused { desc.to_owned() } else { at.to_string() };
+        let name = if reused {
+            desc.to_owned()
+        } else {
+            at.to_string()
+        };
         for &rank in &ranks {
             *role(&mut self.by_rank[rank as usize]) = Some(at);
         }
@@ -111,12 +134,19 @@ impl Mesh {
 
     /// Rank within a group.
     pub(super) fn member(&self, group: usize, rank: Rank) -> Option<u32> {
-        self.groups[group].ranks.iter().position(|&r| r == rank).map(|at| at as u32)
+        self.groups[group]
+            .ranks
+            .iter()
+            .position(|&r| r == rank)
+            .map(|at| at as u32)
     }
 
     /// How many groups play the same part.
     pub(super) fn siblings(&self, group: usize) -> usize {
-        self.groups.iter().filter(|other| other.desc == self.groups[group].desc).count()
+        self.groups
+            .iter()
+            .filter(|other| other.desc == self.groups[group].desc)
+            .count()
     }
 
     /// Whether a rank belongs to a group.

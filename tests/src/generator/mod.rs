@@ -68,7 +68,11 @@ impl Spec {
                 break (tp, pp, dp);
             }
         };
-        let ep = if dp % 2 == 0 && random.chance(0.3) { 2 } else { 1 };
+        let ep = if dp % 2 == 0 && random.chance(0.3) {
+            2
+        } else {
+            1
+        };
         let recorder = *random.pick(&[
             Recorder::Nccl,
             Recorder::Nccl,
@@ -76,6 +80,13 @@ impl Spec {
             Recorder::Hook,
             Recorder::Rcomm,
         ]);
+        let window = *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]);
+        // No real ring is so small that what was issued ahead pushes out what is running.
+        let ahead: &[usize] = if window == Window::Whole {
+            &[0, 3, 12, 40]
+        } else {
+            &[0, 3, 8]
+        };
         Self {
             seed,
             tp,
@@ -88,8 +99,12 @@ impl Spec {
                 recorder,
                 starts: random.chance(0.5),
                 batched: random.chance(0.6),
-                run_ahead: if recorder == Recorder::Nccl { *random.pick(&[0, 3, 12, 40]) } else { 0 },
-                window: *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]),
+                run_ahead: if recorder == Recorder::Nccl {
+                    *random.pick(ahead)
+                } else {
+                    0
+                },
+                window,
                 clock_spread_ms: *random.pick(&[0, 0, 5000]),
                 drift_ppm: *random.pick(&[0, 50]),
                 frames: random.chance(0.5),
@@ -107,11 +122,14 @@ impl Spec {
     pub fn make(&self) -> Job {
         let mut random = Random::new(self.seed ^ 0x9e37_79b9);
         let mesh = Mesh::new(self);
-        let mut programs: Vec<program::Program> =
-            (0..self.world()).map(|rank| program::write(self, &mesh, rank)).collect();
+        let mut programs: Vec<program::Program> = (0..self.world())
+            .map(|rank| program::write(self, &mesh, rank))
+            .collect();
         let mut faults = Vec::new();
         for &kind in &self.faults {
-            if let Some(fault) = fault::put_in(kind, self, &mesh, &mut programs, &faults, &mut random) {
+            if let Some(fault) =
+                fault::put_in(kind, self, &mesh, &mut programs, &faults, &mut random)
+            {
                 faults.push(fault);
             }
         }
@@ -119,15 +137,24 @@ impl Spec {
         let dumps = record::dumps(self, &mesh, &programs, &run, &faults, &mut random);
         let blocked = run.blocked(&programs);
         let decidable = faults.iter().all(|fault| fault.decidable);
-        Job { spec: self.clone(), faults, dumps, blocked, decidable }
+        Job {
+            spec: self.clone(),
+            faults,
+            dumps,
+            blocked,
+            decidable,
+        }
     }
 }
 
 impl Job {
     /// The ranks at fault, ascending.
     pub fn culprits(&self) -> Vec<Rank> {
-        let mut culprits: Vec<Rank> =
-            self.faults.iter().flat_map(|fault| fault.culprits.iter().copied()).collect();
+        let mut culprits: Vec<Rank> = self
+            .faults
+            .iter()
+            .flat_map(|fault| fault.culprits.iter().copied())
+            .collect();
         culprits.sort_unstable();
         culprits.dedup();
         culprits

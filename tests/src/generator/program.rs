@@ -1,8 +1,8 @@
 //! What each rank does: steps of pipeline messages, tensor-parallel collectives, expert exchange,
 //! gradients, and a norm over the world.
 
-use super::{Random, Spec};
 use super::mesh::Mesh;
+use super::{Random, Spec};
 use rcomm_recorder::model::{OpType, Rank, ReduceOp};
 
 /// One call with its arguments.
@@ -31,8 +31,15 @@ pub(super) struct Message {
 /// One step of a rank's program.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Act {
-    Collective { group: usize, calls: Vec<Call> },
-    Batch { group: usize, messages: Vec<Message>, line: u32 },
+    Collective {
+        group: usize,
+        calls: Vec<Call>,
+    },
+    Batch {
+        group: usize,
+        messages: Vec<Message>,
+        line: u32,
+    },
 }
 
 impl Act {
@@ -53,7 +60,13 @@ pub(super) struct Program {
     pub(super) late: Vec<(usize, u64)>,
 }
 
-pub(super) fn collective(op: OpType, name: &'static str, input: &[u64], output: &[u64], line: u32) -> Call {
+pub(super) fn collective(
+    op: OpType,
+    name: &'static str,
+    input: &[u64],
+    output: &[u64],
+    line: u32,
+) -> Call {
     Call {
         op,
         name,
@@ -76,12 +89,18 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
     let layers = shared.between(1, 3);
     let hidden = 512 * shared.between(1, 4);
     let tp = u64::from(spec.tp);
-    let one = |group: usize, call: Call| Act::Collective { group, calls: vec![call] };
+    let one = |group: usize, call: Call| Act::Collective {
+        group,
+        calls: vec![call],
+    };
     // Parameters from the first rank.
-    acts.push(one(0, Call {
-        root: Some(0),
-        ..collective(OpType::Broadcast, "broadcast", &[hidden], &[hidden], 10)
-    }));
+    acts.push(one(
+        0,
+        Call {
+            root: Some(0),
+            ..collective(OpType::Broadcast, "broadcast", &[hidden], &[hidden], 10)
+        },
+    ));
     for step in 0..spec.steps {
         for backward in [false, true] {
             let (line, away) = if backward { (60, -1i64) } else { (20, 1) };
@@ -95,21 +114,44 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
                 }
                 for layer in 0..layers {
                     if let Some(group) = roles.tp {
-                        acts.push(one(group, collective(
-                            OpType::AllGatherSingle, "_all_gather_base", &[hidden], &[hidden * tp], line + 1,
-                        )));
-                        acts.push(one(group, collective(
-                            OpType::ReduceScatterSingle, "_reduce_scatter_base", &[hidden * tp], &[hidden], line + 2,
-                        )));
+                        acts.push(one(
+                            group,
+                            collective(
+                                OpType::AllGatherSingle,
+                                "_all_gather_base",
+                                &[hidden],
+                                &[hidden * tp],
+                                line + 1,
+                            ),
+                        ));
+                        acts.push(one(
+                            group,
+                            collective(
+                                OpType::ReduceScatterSingle,
+                                "_reduce_scatter_base",
+                                &[hidden * tp],
+                                &[hidden],
+                                line + 2,
+                            ),
+                        ));
                         if layer == 0 {
-                            acts.push(one(group, collective(
-                                OpType::AllReduce, "all_reduce", &[hidden, 1 + u64::from(micro_batch)],
-                                &[hidden, 1 + u64::from(micro_batch)], line + 3,
-                            )));
+                            acts.push(one(
+                                group,
+                                collective(
+                                    OpType::AllReduce,
+                                    "all_reduce",
+                                    &[hidden, 1 + u64::from(micro_batch)],
+                                    &[hidden, 1 + u64::from(micro_batch)],
+                                    line + 3,
+                                ),
+                            ));
                         }
                     }
                     if let Some(group) = roles.ep {
-                        acts.push(one(group, exchange(spec, mesh, group, rank, step, micro_batch, line + 4)));
+                        acts.push(one(
+                            group,
+                            exchange(spec, mesh, group, rank, step, micro_batch, line + 4),
+                        ));
                     }
                 }
                 if let (Some(pp), Some(peer)) = (roles.pp, neighbour(away)) {
@@ -123,44 +165,90 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
                 acts.push(Act::Collective {
                     group,
                     calls: (0..3)
-                        .map(|n| collective(
-                            OpType::ReduceScatterSingle, "_reduce_scatter_base",
-                            &[hidden * dp * (n + 1)], &[hidden * (n + 1)], 80,
-                        ))
+                        .map(|n| {
+                            collective(
+                                OpType::ReduceScatterSingle,
+                                "_reduce_scatter_base",
+                                &[hidden * dp * (n + 1)],
+                                &[hidden * (n + 1)],
+                                80,
+                            )
+                        })
                         .collect(),
                 });
             } else {
-                acts.push(one(group, collective(
-                    OpType::ReduceScatterSingle, "_reduce_scatter_base", &[hidden * dp], &[hidden], 80,
-                )));
+                acts.push(one(
+                    group,
+                    collective(
+                        OpType::ReduceScatterSingle,
+                        "_reduce_scatter_base",
+                        &[hidden * dp],
+                        &[hidden],
+                        80,
+                    ),
+                ));
             }
-            acts.push(one(group, collective(
-                OpType::AllGatherSingle, "_all_gather_base", &[hidden], &[hidden * dp], 81,
-            )));
+            acts.push(one(
+                group,
+                collective(
+                    OpType::AllGatherSingle,
+                    "_all_gather_base",
+                    &[hidden],
+                    &[hidden * dp],
+                    81,
+                ),
+            ));
         }
         if let Some(group) = roles.brief
             && step == spec.steps / 2
         {
-            acts.push(one(group, Call {
-                root: Some(0),
-                ..collective(
-                    OpType::Gather, "gather", &[16],
-                    if mesh.member(group, rank) == Some(0) { &[16, 2] } else { &[] }, 90,
-                )
-            }));
-            acts.push(one(group, collective(OpType::Barrier, "barrier", &[], &[], 91)));
+            acts.push(one(
+                group,
+                Call {
+                    root: Some(0),
+                    ..collective(
+                        OpType::Gather,
+                        "gather",
+                        &[16],
+                        if mesh.member(group, rank) == Some(0) {
+                            &[16, 2]
+                        } else {
+                            &[]
+                        },
+                        90,
+                    )
+                },
+            ));
+            acts.push(one(
+                group,
+                collective(OpType::Barrier, "barrier", &[], &[], 91),
+            ));
         }
-        acts.push(one(0, Call {
-            reduce_op: Some(ReduceOp::Sum),
-            dtype: "Float",
-            ..collective(OpType::AllReduce, "all_reduce", &[1], &[1], 95)
-        }));
+        acts.push(one(
+            0,
+            Call {
+                reduce_op: Some(ReduceOp::Sum),
+                dtype: "Float",
+                ..collective(OpType::AllReduce, "all_reduce", &[1], &[1], 95)
+            },
+        ));
     }
-    Program { acts, ..Program::default() }
+    Program {
+        acts,
+        ..Program::default()
+    }
 }
 
 fn message(group: usize, sends: bool, peer: u32, elements: u64, line: u32) -> Act {
-    Act::Batch { group, messages: vec![Message { sends, peer, elements }], line }
+    Act::Batch {
+        group,
+        messages: vec![Message {
+            sends,
+            peer,
+            elements,
+        }],
+        line,
+    }
 }
 
 /// An uneven exchange: what goes from one member to another is the same number seen from both.
@@ -180,5 +268,11 @@ fn exchange(
     let members = &mesh.groups[group].ranks;
     let input: u64 = members.iter().map(|&to| part(rank, to)).sum();
     let output: u64 = members.iter().map(|&from| part(from, rank)).sum();
-    collective(OpType::AllToAllSingle, "all_to_all_single", &[input], &[output], line)
+    collective(
+        OpType::AllToAllSingle,
+        "all_to_all_single",
+        &[input],
+        &[output],
+        line,
+    )
 }

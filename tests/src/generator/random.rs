@@ -11,7 +11,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,23 +21,23 @@ impl Random {
 
     /// From `low` to `high`, both possible.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.next() % (high - low + 1)
+        low + self.draw() % (high - low + 1)
     }
 
     /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
+        ((self.draw() >> 11) as f64 / (1u64 << 53) as f64) < probability
     }
 
     /// One of these.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[(self.next() % of.len() as u64) as usize]
+        &of[(self.draw() % of.len() as u64) as usize]
     }
 
     /// Puts them in a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
-            items.swap(at, (self.next() % (at as u64 + 1)) as usize);
+            items.swap(at, (self.draw() % (at as u64 + 1)) as usize);
         }
     }
 }

@@ -53,11 +53,21 @@ pub(super) fn dumps(
     faults: &[Fault],
     random: &mut Random,
 ) -> Vec<Dump> {
-    let crashed = |rank: Rank| faults.iter().any(|fault| fault.kind == Kind::Crash && fault.rank == rank);
+    let crashed = |rank: Rank| {
+        faults
+            .iter()
+            .any(|fault| fault.kind == Kind::Crash && fault.rank == rank)
+    };
     let hosts = spec.world().div_ceil(8);
     let spread = spec.recording.clock_spread_ms as i64 * 1_000_000;
     let offsets: Vec<i64> = (0..hosts)
-        .map(|_| if spread == 0 { 0 } else { (random.next() % (2 * spread) as u64) as i64 - spread })
+        .map(|_| {
+            if spread == 0 {
+                0
+            } else {
+                (random.draw() % (2 * spread) as u64) as i64 - spread
+            }
+        })
         .collect();
     let common = random.between(24, 96) as usize;
     (0..spec.world())
@@ -68,7 +78,10 @@ pub(super) fn dumps(
                 Window::Last => common,
                 Window::Unequal => random.between(24, 200) as usize,
             };
-            let clock = Clock { offset: offsets[(rank / 8) as usize], ppm: spec.recording.drift_ppm };
+            let clock = Clock {
+                offset: offsets[(rank / 8) as usize],
+                ppm: spec.recording.drift_ppm,
+            };
             Writer::new(spec, mesh, rank, clock).write(&programs[rank as usize], run, keep)
         })
         .collect()
@@ -104,7 +117,10 @@ impl<'a> Writer<'a> {
         let dump = Dump {
             version: FormatVersion::WRITTEN,
             recorder: spec.recording.recorder,
-            identity: Identity { rank: Some(rank), ..Identity::default() },
+            identity: Identity {
+                rank: Some(rank),
+                ..Identity::default()
+            },
             ..Dump::default()
         };
         Self {
@@ -133,8 +149,16 @@ impl<'a> Writer<'a> {
                     info: ProcessGroupInfo {
                         id: self.dump.groups.len() as u32,
                         name: group.name.clone(),
-                        desc: if torchcomms { "nccl".into() } else { group.desc.into() },
-                        ranks: if native && at != 0 { Vec::new() } else { group.ranks.clone() },
+                        desc: if torchcomms {
+                            "nccl".into()
+                        } else {
+                            group.desc.into()
+                        },
+                        ranks: if native && at != 0 {
+                            Vec::new()
+                        } else {
+                            group.ranks.clone()
+                        },
                     },
                     status: None,
                 });
@@ -142,11 +166,18 @@ impl<'a> Writer<'a> {
         }
         let ahead = self.spec.recording.run_ahead;
         let last = times.iter().filter(|times| times.ended.is_some()).count();
-        let issued = if times.len() > last { (last + 1 + ahead).min(program.acts.len()) } else { last };
+        let issued = if times.len() > last {
+            (last + 1 + ahead).min(program.acts.len())
+        } else {
+            last
+        };
         for (at, act) in program.acts[..issued].iter().enumerate() {
             let seen = times.get(at);
             let arrived = seen.map_or_else(
-                || times.last().map_or(0, |last| last.arrived) + (at - times.len() + 1) as i64 * 50_000,
+                || {
+                    times.last().map_or(0, |last| last.arrived)
+                        + (at - times.len() + 1) as i64 * 50_000
+                },
                 |times| times.arrived,
             );
             let state = match seen {
@@ -178,7 +209,15 @@ impl<'a> Writer<'a> {
                     let hidden = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
                     let state = if hidden { EntryState::Scheduled } else { state };
                     let ended = ended.filter(|_| !hidden);
-                    self.entry(group, call.clone(), Peer::None, state, arrived, ended, false);
+                    self.entry(
+                        group,
+                        call.clone(),
+                        Peer::None,
+                        state,
+                        arrived,
+                        ended,
+                        false,
+                    );
                 }
                 if calls.len() > 1 && self.dump.recorder == Recorder::Nccl {
                     let marker = marker(calls[0].line);
@@ -191,7 +230,8 @@ impl<'a> Writer<'a> {
                     return;
                 }
                 let batched = self.spec.recording.batched;
-                let markers = batched && matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
+                let markers =
+                    batched && matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
                 if markers {
                     counts[1] += 1;
                 }
@@ -201,7 +241,11 @@ impl<'a> Writer<'a> {
                         counts[1] += 1;
                     }
                     counts[2] += 1;
-                    let (op, name) = if message.sends { (OpType::Send, "send") } else { (OpType::Recv, "recv") };
+                    let (op, name) = if message.sends {
+                        (OpType::Send, "send")
+                    } else {
+                        (OpType::Recv, "recv")
+                    };
                     let shape = vec![message.elements];
                     let hidden = markers && self.dump.recorder == Recorder::Nccl;
                     let state = if hidden { EntryState::Scheduled } else { state };
@@ -216,10 +260,26 @@ impl<'a> Writer<'a> {
                         reduce_op: None,
                         line: *line,
                     };
-                    self.entry(group, call, Peer::Rank(message.peer), state, arrived, ended, true);
+                    self.entry(
+                        group,
+                        call,
+                        Peer::Rank(message.peer),
+                        state,
+                        arrived,
+                        ended,
+                        true,
+                    );
                 }
                 if markers {
-                    self.entry(group, marker(*line), Peer::None, state, arrived, ended, true);
+                    self.entry(
+                        group,
+                        marker(*line),
+                        Peer::None,
+                        state,
+                        arrived,
+                        ended,
+                        true,
+                    );
                 }
             }
         }
@@ -238,10 +298,13 @@ impl<'a> Writer<'a> {
     ) {
         let recorder = self.dump.recorder;
         let counts = self.seq[&group];
-        let starts = self.spec.recording.starts && matches!(recorder, Recorder::Nccl | Recorder::Rcomm);
+        let starts =
+            self.spec.recording.starts && matches!(recorder, Recorder::Nccl | Recorder::Rcomm);
         let state = match (recorder, state) {
             (Recorder::NativeGloo, _) => EntryState::Scheduled,
-            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if starts => EntryState::Started,
+            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if starts => {
+                EntryState::Started
+            }
             (_, EntryState::Started) => EntryState::Scheduled,
             (_, state) => state,
         };
@@ -261,8 +324,16 @@ impl<'a> Writer<'a> {
         let torchcomms = recorder == Recorder::Torchcomms;
         let entry = Entry {
             record_id: self.everything + u64::from(recorder == Recorder::Rcomm),
-            collective_seq_id: if torchcomms { self.everything } else { counts[0] },
-            p2p_seq_id: if torchcomms || (is_collective && recorder == Recorder::Nccl) { 0 } else { counts[1] },
+            collective_seq_id: if torchcomms {
+                self.everything
+            } else {
+                counts[0]
+            },
+            p2p_seq_id: if torchcomms || (is_collective && recorder == Recorder::Nccl) {
+                0
+            } else {
+                counts[1]
+            },
             op_id: counts[2],
             group: self.local[&group],
             signature: self.signature(&call),
@@ -277,7 +348,9 @@ impl<'a> Writer<'a> {
             time_created_ns: self.clock.wall(arrived),
             time_discovered_started_ns: started,
             time_discovered_completed_ns: completed,
-            duration_ms: ended.filter(|_| timed).map(|ended| (ended - arrived) as f32 / 1e6),
+            duration_ms: ended
+                .filter(|_| timed)
+                .map(|ended| (ended - arrived) as f32 / 1e6),
             timeout_ms: 600_000,
             thread: None,
         };
@@ -286,8 +359,20 @@ impl<'a> Writer<'a> {
     }
 
     fn signature(&mut self, call: &Call) -> u32 {
-        let shapes = |shape: &[u64]| if shape.is_empty() { vec![] } else { vec![shape.to_vec()] };
-        let types = |shape: &[u64]| if shape.is_empty() { vec![] } else { vec![call.dtype.to_owned()] };
+        let shapes = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![shape.to_vec()]
+            }
+        };
+        let types = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![call.dtype.to_owned()]
+            }
+        };
         let backend = match self.dump.recorder {
             Recorder::Hook => "frgloo",
             Recorder::NativeGloo => "gloo",
@@ -326,7 +411,11 @@ impl<'a> Writer<'a> {
         }
         let at = self.dump.stacks.len() as u32;
         let frame = self.dump.frames.len() as u32;
-        let own = |name: &str, line| Frame { name: name.into(), filename: "/srv/train.py".into(), line };
+        let own = |name: &str, line| Frame {
+            name: name.into(),
+            filename: "/srv/train.py".into(),
+            line,
+        };
         self.dump.frames.push(own("forward", line));
         self.dump.frames.push(own("main", 300));
         self.dump.stacks.push(vec![frame, frame + 1]);
@@ -338,9 +427,16 @@ impl<'a> Writer<'a> {
         for (&group, counts) in &self.seq {
             let local = self.local[&group] as usize;
             let newest = |wanted: &dyn Fn(&Entry) -> bool| {
-                let of_group = self.dump.entries.iter().filter(|entry| entry.group as usize == local);
+                let of_group = self
+                    .dump
+                    .entries
+                    .iter()
+                    .filter(|entry| entry.group as usize == local);
                 let found = of_group.filter(|entry| wanted(entry) && !entry.is_p2p);
-                found.map(|entry| entry.collective_seq_id as i64).max().unwrap_or(-1)
+                found
+                    .map(|entry| entry.collective_seq_id as i64)
+                    .max()
+                    .unwrap_or(-1)
             };
             let status = ProcessGroupStatus {
                 last_enqueued: if counts[0] == 0 { -1 } else { counts[0] as i64 },

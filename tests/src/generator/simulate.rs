@@ -1,10 +1,10 @@
 //! Who completes what, and when: each rank does one act after the other; a collective ends when all
 //! members are in it and agree, a message when both halves are posted and agree.
 
+use super::Random;
 use super::fault::{Fault, Kind};
 use super::mesh::Mesh;
 use super::program::{Act, Call, Program};
-use super::Random;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{HashMap, VecDeque};
 
@@ -33,6 +33,9 @@ impl Run {
     }
 }
 
+/// The receive and the send of a message: who posted it, when, and how many elements.
+type Halves = [Option<(Rank, i64, u64)>; 2];
+
 /// What members of a group have to agree on.
 fn agree(a: &[Call], b: &[Call]) -> bool {
     a.len() == b.len()
@@ -52,23 +55,40 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     let mut times: Vec<Vec<Times>> = vec![Vec::new(); world];
     let mut seq: Vec<HashMap<usize, u32>> = vec![HashMap::new(); world];
     let mut counted: HashMap<(usize, u32, u32, bool), usize> = HashMap::new();
-    let mut posted: HashMap<(usize, u32, u32, usize), [Option<(Rank, i64, u64)>; 2]> = HashMap::new();
+    let mut posted: HashMap<(usize, u32, u32, usize), Halves> = HashMap::new();
     let mut inside: HashMap<(usize, u32), Vec<Rank>> = HashMap::new();
     let mut queue: VecDeque<Rank> = (0..world as Rank).collect();
     let broken: Vec<(usize, u32)> = faults
         .iter()
         .filter(|fault| fault.kind == Kind::Fabric)
-        .map(|fault| (fault.group, number_of(&programs[fault.rank as usize], fault)))
+        .map(|fault| {
+            (
+                fault.group,
+                number_of(&programs[fault.rank as usize], fault),
+            )
+        })
         .collect();
     while let Some(rank) = queue.pop_front() {
         let me = rank as usize;
-        let at = times[me].iter().filter(|times| times.ended.is_some()).count();
-        let Some(act) = programs[me].acts.get(at) else { continue };
+        let at = times[me]
+            .iter()
+            .filter(|times| times.ended.is_some())
+            .count();
+        let Some(act) = programs[me].acts.get(at) else {
+            continue;
+        };
         let fresh = times[me].len() == at;
         if fresh {
-            let late = programs[me].late.iter().find(|(when, _)| *when == at).map_or(0, |(_, ms)| *ms);
-            clock[me] += 200_000 + (random.next() % 60_000) as i64 + late as i64 * 1_000_000;
-            times[me].push(Times { arrived: clock[me], ended: None });
+            let late = programs[me]
+                .late
+                .iter()
+                .find(|(when, _)| *when == at)
+                .map_or(0, |(_, ms)| *ms);
+            clock[me] += 200_000 + (random.draw() % 60_000) as i64 + late as i64 * 1_000_000;
+            times[me].push(Times {
+                arrived: clock[me],
+                ended: None,
+            });
         }
         match act {
             Act::Collective { group, calls } => {
@@ -77,7 +97,9 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                 if fresh {
                     here.push(rank);
                 }
-                if here.len() < mesh.groups[*group].ranks.len() || broken.contains(&(*group, number)) {
+                if here.len() < mesh.groups[*group].ranks.len()
+                    || broken.contains(&(*group, number))
+                {
                     continue;
                 }
                 let all_agree = here.iter().all(|&other| {
@@ -87,11 +109,13 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                 if !all_agree {
                     continue;
                 }
-                let newest = here.iter().map(|&rank| times[rank as usize][times[rank as usize].len() - 1].arrived);
+                let newest = here
+                    .iter()
+                    .map(|&rank| times[rank as usize][times[rank as usize].len() - 1].arrived);
                 let end = newest.max().unwrap_or(0) + 300_000;
                 for other in here.clone() {
                     let other = other as usize;
-                    clock[other] = end + (random.next() % 20_000) as i64;
+                    clock[other] = end + (random.draw() % 20_000) as i64;
                     if let Some(last) = times[other].last_mut() {
                         last.ended = Some(clock[other]);
                     }
@@ -99,13 +123,21 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     queue.push_back(other as Rank);
                 }
             }
-            Act::Batch { group, messages, .. } => {
-                let Some(member) = mesh.member(*group, rank) else { continue };
+            Act::Batch {
+                group, messages, ..
+            } => {
+                let Some(member) = mesh.member(*group, rank) else {
+                    continue;
+                };
                 let mut complete = true;
                 let mut end = clock[me];
                 let mut wake = Vec::new();
                 for message in messages {
-                    let ends = if message.sends { (member, message.peer) } else { (message.peer, member) };
+                    let ends = if message.sends {
+                        (member, message.peer)
+                    } else {
+                        (message.peer, member)
+                    };
                     let key = (*group, ends.0, ends.1, message.sends);
                     let nth = if fresh {
                         let nth = counted.entry(key).or_insert(0);
@@ -115,7 +147,8 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                         counted[&key] - 1
                     };
                     let halves = posted.entry((*group, ends.0, ends.1, nth)).or_default();
-                    halves[usize::from(message.sends)] = Some((rank, times[me][at].arrived, message.elements));
+                    halves[usize::from(message.sends)] =
+                        Some((rank, times[me][at].arrived, message.elements));
                     match halves {
                         [Some(a), Some(b)] if a.2 == b.2 => {
                             end = end.max(a.1).max(b.1);
@@ -129,7 +162,9 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     times[me][at].ended = Some(clock[me]);
                     queue.push_back(rank);
                     queue.extend(wake.into_iter().filter(|&other| {
-                        times[other as usize].last().is_some_and(|last| last.ended.is_none())
+                        times[other as usize]
+                            .last()
+                            .is_some_and(|last| last.ended.is_none())
                     }));
                 }
             }
@@ -141,5 +176,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
 /// The sequence number, from 0, of the collective where a fault sits.
 fn number_of(program: &Program, fault: &Fault) -> u32 {
     let before = program.acts[..fault.at].iter();
-    before.filter(|act| matches!(act, Act::Collective { group, .. } if *group == fault.group)).count() as u32
+    before
+        .filter(|act| matches!(act, Act::Collective { group, .. } if *group == fault.group))
+        .count() as u32
 }

@@ -1,0 +1,211 @@
+//! Who may ask: the token, and the names under which this server answers.
+//!
+//! A loopback port can be reached by every user of the machine, and by every page that a browser on
+//! it shows (DNS rebinding): so a token is wanted there too, and `Host` and `Origin` are checked.
+
+use crate::error::Refusal;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+/// Name of the cookie that a browser keeps after it came with the token in the address.
+const COOKIE: &str = "rcomm_token";
+
+/// What a request must bring.
+#[derive(Clone)]
+pub struct Access {
+    token: Option<Arc<str>>,
+    /// Host names beside loopback addresses, `localhost` and the listening address.
+    hosts: Arc<[String]>,
+}
+
+impl Access {
+    /// Everybody who knows `token`.
+    pub fn with_token(token: impl Into<Arc<str>>) -> Self {
+        Self {
+            token: Some(token.into()),
+            hosts: Arc::from([]),
+        }
+    }
+
+    /// Everybody who can reach the port.
+    pub fn open() -> Self {
+        Self {
+            token: None,
+            hosts: Arc::from([]),
+        }
+    }
+
+    /// Answers also under these host names.
+    #[must_use]
+    pub fn also_as(mut self, hosts: Vec<String>) -> Self {
+        self.hosts = hosts.into();
+        self
+    }
+
+    /// A token nobody can guess: 128 random bits as hex.
+    ///
+    /// # Errors
+    /// If the system has no randomness.
+    pub fn random_token() -> Result<String, getrandom::Error> {
+        let mut bytes = [0_u8; 16];
+        getrandom::fill(&mut bytes)?;
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn knows_host(&self, name: &str) -> bool {
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<IpAddr>().is_ok()
+            || self
+                .hosts
+                .iter()
+                .any(|host| host.eq_ignore_ascii_case(name))
+    }
+
+    fn admits(&self, headers: &HeaderMap, uri: &Uri) -> bool {
+        let Some(token) = &self.token else {
+            return true;
+        };
+        let offered = bearer(headers)
+            .or_else(|| cookie(headers))
+            .or_else(|| query(uri));
+        offered.is_some_and(|offered| bool::from(offered.as_bytes().ct_eq(token.as_bytes())))
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .strip_prefix("Bearer ")
+}
+
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
+    cookies
+        .split(';')
+        .find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+}
+
+fn query(uri: &Uri) -> Option<&str> {
+    uri.query()?
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("token="))
+}
+
+/// The host name in a `Host` header or an origin, without its port.
+fn host_name(authority: &str) -> &str {
+    if let Some(end) = authority.find(']') {
+        return &authority[..=end];
+    }
+    authority
+        .rsplit_once(':')
+        .map_or(authority, |(name, _)| name)
+}
+
+/// Checks every request before a route sees it, and puts the same strict headers on every answer.
+pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
+    let host = text(header::HOST).unwrap_or_default();
+    if !access.knows_host(host_name(host)) {
+        return strict(Refusal::UnknownHost(host.to_owned()).into_response());
+    }
+    // A browser says where a request comes from; only our own pages may ask for more than a page.
+    if let Some(origin) = text(header::ORIGIN) {
+        let own = origin
+            .split_once("://")
+            .is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
+        if !own {
+            return strict(Refusal::ForeignOrigin(origin.to_owned()).into_response());
+        }
+    }
+    let probe = matches!(request.uri().path(), "/healthz" | "/readyz");
+    if !probe && !access.admits(headers, request.uri()) {
+        return strict(Refusal::NoToken.into_response());
+    }
+    // The token leaves the address bar at once: it would stay in the history and go out as referrer.
+    if let (&Method::GET, "/", Some(token)) =
+        (request.method(), request.uri().path(), query(request.uri()))
+    {
+        let kept = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict");
+        let moved = [
+            (header::LOCATION, "/".to_owned()),
+            (header::SET_COOKIE, kept),
+        ];
+        return strict((axum::http::StatusCode::SEE_OTHER, moved).into_response());
+    }
+    strict(next.run(request).await)
+}
+
+fn strict(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let mut set = |name, value| {
+        headers.insert(name, HeaderValue::from_static(value));
+    };
+    set(
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    );
+    set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(header::REFERRER_POLICY, "no-referrer");
+    set(header::X_FRAME_OPTIONS, "DENY");
+    response
+}
+
+/// Whether only this machine can reach the address.
+pub fn is_loopback(address: &SocketAddr) -> bool {
+    address.ip().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_lose_their_port_and_keep_their_brackets() {
+        assert_eq!(host_name("localhost:8080"), "localhost");
+        assert_eq!(host_name("n07"), "n07");
+        assert_eq!(host_name("[::1]:80"), "[::1]");
+    }
+
+    #[test]
+    fn addresses_and_named_hosts_are_known_and_rebound_names_are_not() {
+        let access = Access::open().also_as(vec!["n07.cluster".into()]);
+        for known in ["localhost", "127.0.0.1", "[::1]", "N07.cluster"] {
+            assert!(access.knows_host(known), "{known}");
+        }
+        assert!(!access.knows_host("evil.example"));
+        assert!(!access.knows_host(""));
+    }
+
+    #[test]
+    fn token_is_taken_from_header_cookie_or_address() {
+        let access = Access::with_token("secret");
+        let admits = |headers: &[(header::HeaderName, &'static str)], uri: &'static str| {
+            let headers = headers
+                .iter()
+                .map(|(name, value)| (name.clone(), HeaderValue::from_static(value)))
+                .collect();
+            access.admits(&headers, &Uri::from_static(uri))
+        };
+        assert!(admits(&[(header::AUTHORIZATION, "Bearer secret")], "/"));
+        assert!(admits(&[(header::COOKIE, "a=b; rcomm_token=secret")], "/"));
+        assert!(admits(&[], "/?token=secret"));
+        assert!(!admits(&[(header::AUTHORIZATION, "Bearer secre")], "/"));
+        assert!(!admits(&[(header::COOKIE, "rcomm_token=")], "/"));
+        assert!(!admits(&[], "/?token=other"));
+        assert!(!admits(&[], "/"));
+    }
+}

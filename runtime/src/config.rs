@@ -9,6 +9,7 @@
 //! | `RCOMM_INIT_TIMEOUT_MS` | [`init_timeout`](Config::init_timeout) | 120,000 |
 //! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
+//! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES` | [`ring_entries`](Config::ring_entries) | 16,384 |
@@ -38,6 +39,9 @@ pub struct Config {
     pub backend: String,
     /// How ranks of the CPU backend reach each other.
     pub transport: TransportChoice,
+    /// Network interface whose address the other ranks are told; `None` = the one that leads to the
+    /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
+    pub socket_ifname: Option<String>,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
     /// asked when the world is made.
     pub rendezvous: Option<Rendezvous>,
@@ -106,6 +110,7 @@ impl Default for Config {
             init_timeout: Duration::from_secs(120),
             backend: "cpu".to_owned(),
             transport: TransportChoice::Auto,
+            socket_ifname: None,
             rendezvous: None,
             secret: None,
             ring_dir: RingDir::Shared,
@@ -175,6 +180,12 @@ impl Config {
                 _ => return Err(refused("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
             };
         }
+        let first_of_gloo = || {
+            let list = text("GLOO_SOCKET_IFNAME")?;
+            list.split(',').next().map(str::to_owned)
+        };
+        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
+        config.socket_ifname = ifname.map(|name| name.trim().to_owned());
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
         if let Some(value) = text("RCOMM_RING_DIR") {
             config.ring_dir = match value.as_str() {
@@ -236,14 +247,26 @@ mod tests {
     fn what_is_set_is_taken_over() {
         let config = from(&[
             ("RCOMM_TIMEOUT_MS", "1500"),
+            ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
             ("RCOMM_DUMP_PIPE", "/tmp/a"),
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
             ("RCOMM_RING_DIR", "memory"),
         ])
         .unwrap();
         assert_eq!(config.timeout, Duration::from_millis(1500));
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
         assert_eq!(config.ring_dir, RingDir::Memory);
         assert_eq!(config.dump_pipes.len(), 2);
+    }
+
+    #[test]
+    fn our_variable_counts_before_the_borrowed_one() {
+        let config = from(&[
+            ("GLOO_SOCKET_IFNAME", "eth1"),
+            ("RCOMM_SOCKET_IFNAME", "eth0"),
+        ])
+        .unwrap();
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
     }
 
     #[test]

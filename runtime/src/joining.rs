@@ -1,4 +1,4 @@
-//! How a process joins its job: reaches the store, waits for the others, learns the secret.
+//! How a process joins its job: waits for the others, learns the secret.
 //!
 //! Who it is was settled before ([`Rendezvous`]); what it does afterwards is the world's.
 
@@ -7,19 +7,10 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
-use crate::store::{Store, TcpStore};
+use crate::store::Store;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage};
-use std::time::{Duration, SystemTime};
-
-pub(crate) fn reach_store(place: &Rendezvous, timeout: Duration) -> Result<TcpStore> {
-    let (host, port) = (place.master_addr.as_str(), place.master_port);
-    if place.rank == 0 && !place.uses_agent_store {
-        TcpStore::host(host, port, timeout)
-    } else {
-        TcpStore::connect(host, port, timeout)
-    }
-}
+use std::time::SystemTime;
 
 /// Waits until all ranks have come.
 pub(crate) fn meet(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<()> {

@@ -184,7 +184,8 @@ impl Rendezvous {
         TcpStore::host(addr, port, timeout)
     }
 
-    fn hides_behind_loopback(&self) -> Result<bool> {
+    /// Whether the store's name stands for the loopback interface here, but not for other hosts.
+    pub(crate) fn hides_behind_loopback(&self) -> Result<bool> {
         if self.is_single_host()
             || self.master_addr == "localhost"
             || self.master_addr.parse::<IpAddr>().is_ok()

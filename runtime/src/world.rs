@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
-use crate::joining::{agree, meet, open_recorder, reach_store, ring_place, run_name};
+use crate::joining::{agree, meet, open_recorder, ring_place, run_name};
 use crate::membership::GroupOptions;
 use crate::pipe::DumpPipe;
 use crate::process_group::ProcessGroup;
@@ -117,12 +117,14 @@ impl WorldBuilder {
     /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
     /// two jobs at one store, world sizes that differ.
     pub fn init(self) -> Result<World> {
-        let config = Arc::new(self.config);
+        let mut config = self.config;
         let place = config.rendezvous()?;
+        config.rendezvous = Some(place.clone());
+        let config = Arc::new(config);
         let deadline = Deadline::In(config.init_timeout).started();
         let root: Arc<dyn Store> = match self.store {
             Some(store) => store,
-            None => Arc::new(reach_store(&place, deadline.remaining())?),
+            None => Arc::new(place.connect_store(deadline.remaining())?),
         };
         place.check_in(&*root)?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());

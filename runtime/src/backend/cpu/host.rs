@@ -22,16 +22,21 @@ use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a neighbour may take over its first words.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 /// Stands where no memory is shared.
 const NONE: &str = "-";
+/// Between the parts of a host's name; the first says which machine it is.
+const SEPARATOR: char = ':';
 
 /// What this rank knows of its host.
 pub(super) struct Host {
     name: String,
+    /// Whether it was said that ranks of the same machine cannot share memory.
+    told_apart: AtomicBool,
     segment: Option<Arc<Segment>>,
     store: Arc<dyn Store>,
 }
@@ -48,6 +53,7 @@ impl Host {
     pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
         let mut host = Self {
             name: NONE.into(),
+            told_apart: AtomicBool::new(false),
             segment: None,
             store: world.store.clone(),
         };
@@ -118,10 +124,24 @@ impl Host {
             }
             let of_rank = self.store.get(&host_key(rank), deadline.remaining())?;
             if of_rank != self.name.as_bytes() {
+                self.say_apart(rank, &of_rank);
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.
+    fn say_apart(&self, rank: Rank, of_rank: &[u8]) {
+        let machine = self.name.split_inclusive(SEPARATOR).next();
+        let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine.as_bytes()));
+        if is_here && !self.told_apart.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                rank,
+                "a rank of this machine is in another network or process namespace, or runs as \
+                 another user: no memory is shared with it"
+            );
+        }
     }
 
     /// The board of a group whose members are all on this host; `None` if they are not.
@@ -164,7 +184,10 @@ fn name() -> io::Result<String> {
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
     let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
     let user = rustix::process::geteuid().as_raw();
-    Ok(format!("{}-{network}-{processes}-{user}", boot.trim()))
+    let boot = boot.trim();
+    Ok(format!(
+        "{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}"
+    ))
 }
 
 fn make(rank: Rank, world_size: u32) -> io::Result<(String, UnixListener, Arc<Segment>)> {

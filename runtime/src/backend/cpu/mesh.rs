@@ -261,13 +261,22 @@ impl Mesh {
     fn dial(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {
         let address = self.address_of(hello.to, patience)?;
         let gone = |error| Failure::Gone(hello.to, Some(error));
+        let mut tries = 0;
         // One try: a rank listens before it gives its address away, so a refusal means that it ended.
         let stream = loop {
             patience.check()?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
                 Ok(stream) => break stream,
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
-                Err(error) => return Err(gone(error)),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    tries += 1;
+                    if tries == 1 {
+                        tracing::warn!(rank = hello.to, %address, "no answer: trying on");
+                    }
+                }
+                Err(error) => {
+                    let what = format!("{address}: {error}");
+                    return Err(gone(io::Error::new(error.kind(), what)));
+                }
             }
         };
         stream.set_nodelay(true).map_err(gone)?;

@@ -2,6 +2,7 @@
 //!
 //! | room | holds |
 //! |---|---|
+//! | `address` | which address of this host the other ranks are told |
 //! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
 //! | `host` | who shares memory with whom |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
@@ -16,6 +17,7 @@
 //! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
 //! with the first operation that needs them.
 
+mod address;
 mod algorithm;
 mod collective;
 mod executor;
@@ -48,7 +50,6 @@ use lanes::{Lanes, Sockets, cut};
 use mesh::{Failure, Mesh};
 use p2p::{P2p, Request};
 use rcomm_recorder::model::Rank;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use transport::shm::Farewell;
@@ -66,10 +67,15 @@ pub struct CpuFactory {
 impl CpuFactory {
     /// Opens this rank's port and leaves its address in the store. Nothing is connected yet.
     ///
+    /// It listens on one address: that of the interface [`Config::socket_ifname`](crate::Config), else
+    /// the one from which this host reaches the place of the configuration's rendezvous, else that of
+    /// the loopback interface.
+    ///
     /// # Errors
-    /// `Io` if no port can be opened; `Store` if the store cannot be told.
+    /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
+    /// nothing leads to the store; `Io` if no port can be opened; `Store` if the store cannot be told.
     pub fn open(world: &WorldContext) -> Result<Self> {
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let address = address::choose(&world.config)?;
         let local_ranks = world.local_world_size.unwrap_or(world.world_size);
         Ok(Self {
             mesh: Mesh::open(world, address)?,

@@ -1,0 +1,289 @@
+//! Ranks on different hosts reach each other, and say which addresses they use.
+//!
+//! Hosts are network namespaces with cables between them. Ranks are processes: this test starts itself
+//! once for each.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use rcomm::config::{RingDir, TransportChoice};
+use rcomm::{Config, ErrorKind, GroupOptions, ReduceOp, Rendezvous, TcpStore, World};
+use std::io::Read;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const HOSTS: usize = 2;
+const RANKS_PER_HOST: usize = 2;
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the CPU backend left in the store under `cpu/<what>/<rank>`.
+fn note(world: &World, what: &str, rank: usize) -> String {
+    let end = format!("cpu/{what}/{rank}");
+    let keys = world.store().list_keys().unwrap();
+    let key = keys.iter().find(|key| key.ends_with(&end)).unwrap();
+    String::from_utf8(world.store().get(key, PATIENCE).unwrap()).unwrap()
+}
+
+fn address(world: &World, rank: usize) -> SocketAddr {
+    note(world, "addr", rank).parse().unwrap()
+}
+
+/// Ranks 0 and 1 of one process, meeting on ::1.
+fn on_ipv6_loopback(socket_ifname: Option<&str>) {
+    // The kernel chooses the port, so that no other test gets it.
+    let store = TcpStore::host("::1", 0, PATIENCE).unwrap();
+    let port = store.port();
+    let mut hosted = Some(store);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let config = Config {
+                rendezvous: Some(Rendezvous::explicit(rank, 2, "::1", port).unwrap()),
+                transport: TransportChoice::Tcp,
+                socket_ifname: socket_ifname.map(str::to_owned),
+                timeout: PATIENCE,
+                ring_dir: RingDir::Memory,
+                ..Config::default()
+            };
+            let store = match hosted.take() {
+                Some(store) => store,
+                None => TcpStore::connect("::1", port, PATIENCE).unwrap(),
+            };
+            scope.spawn(move || {
+                let world = World::builder(config).store(Arc::new(store));
+                let world = world.init().unwrap();
+                let mut data = vec![rank + 1; 100_000];
+                world.group().all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|&sum| sum == 3));
+                for rank in 0..2 {
+                    let ip = address(&world, rank).ip().to_string();
+                    assert_eq!(ip, "::1");
+                }
+                world.shutdown().unwrap();
+            });
+        }
+    });
+}
+
+fn has_ipv6_loopback() -> bool {
+    let here = std::net::TcpListener::bind(("::1", 0)).is_ok();
+    if !here {
+        eprintln!("skipped: this host has no ::1");
+    }
+    here
+}
+
+#[test]
+fn world_that_meets_on_ipv6_speaks_ipv6() {
+    if has_ipv6_loopback() {
+        on_ipv6_loopback(None);
+    }
+}
+
+#[test]
+fn named_interface_speaks_the_family_of_the_store() {
+    if has_ipv6_loopback() {
+        on_ipv6_loopback(Some("lo"));
+    }
+}
+
+#[test]
+fn interface_that_is_not_there_is_refused_with_a_list_of_those_that_are() {
+    let store = TcpStore::host("127.0.0.1", 0, PATIENCE).unwrap();
+    let place = Rendezvous::explicit(0, 1, "127.0.0.1", store.port()).unwrap();
+    let config = Config {
+        rendezvous: Some(place),
+        socket_ifname: Some("no-such0".to_owned()),
+        ring_dir: RingDir::Memory,
+        ..Config::default()
+    };
+    let world = World::builder(config).store(Arc::new(store));
+    let error = world.init().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let message = error.to_string();
+    assert!(message.contains("\"no-such0\""), "{message}");
+    assert!(message.contains("lo (127.0.0.1"), "{message}");
+}
+
+/// What a child does; does nothing when the tests are run.
+#[test]
+fn rank_process() {
+    let Ok(network) = std::env::var("BETWEEN_HOSTS_NETWORK") else {
+        return;
+    };
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let world = World::init(Config::from_environment().unwrap()).unwrap();
+    let rank = world.rank();
+    let all: Vec<u32> = (0..world.size()).collect();
+    let again = GroupOptions::named("again");
+    let again = world.new_group(&all, &again).unwrap();
+    for group in [world.group(), &again] {
+        for count in [1, 300_000] {
+            let mut data = vec![f64::from(rank + 1); count];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|&sum| sum == 10.0));
+        }
+    }
+    for peer in 0..HOSTS * RANKS_PER_HOST {
+        let ip = address(&world, peer).ip().to_string();
+        assert_eq!(ip, format!("{network}{}", peer / RANKS_PER_HOST + 1));
+    }
+    let host = |rank| note(&world, "host_of", rank);
+    assert_eq!(host(0), host(1));
+    assert_eq!(host(2), host(3));
+    assert_ne!(host(0), host(2));
+    assert!((0..4).all(|rank| host(rank) != "-"));
+    world.shutdown().unwrap();
+}
+
+fn ip(arguments: &str) -> std::io::Result<Output> {
+    Command::new("ip").args(arguments.split(' ')).output()
+}
+
+/// Two hosts with two cables: `data` with 10.77.1.0/24 and fd77:1::/64, `more` with 10.77.2.0/24.
+struct Network {
+    names: [String; HOSTS],
+}
+
+impl Network {
+    /// `None`, aloud, where this process may not make one.
+    fn lay(purpose: &str) -> Option<Self> {
+        let pid = std::process::id();
+        let names = ["a", "b"].map(|end| format!("rcomm-{pid}-{purpose}-{end}"));
+        let network = Self { names };
+        for name in &network.names {
+            let why = match ip(&format!("netns add {name}")) {
+                Ok(made) if made.status.success() => continue,
+                Ok(refused) => String::from_utf8_lossy(&refused.stderr).into_owned(),
+                Err(error) => format!("ip: {error}"),
+            };
+            eprintln!("skipped: cannot make network namespaces: {}", why.trim());
+            return None;
+        }
+        let run = |arguments: &str| {
+            let output = ip(arguments).unwrap();
+            let why = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "ip {arguments}: {why}");
+        };
+        let [a, b] = &network.names;
+        for cable in ["data", "more"] {
+            run(&format!(
+                "-n {a} link add {cable} type veth peer name {cable} netns {b}"
+            ));
+        }
+        for (name, host) in network.names.iter().zip(1..) {
+            for cable in ["lo", "data", "more"] {
+                run(&format!("-n {name} link set {cable} up"));
+            }
+            run(&format!("-n {name} addr add 10.77.1.{host}/24 dev data"));
+            run(&format!(
+                "-n {name} addr add fd77:1::{host}/64 dev data nodad"
+            ));
+            run(&format!("-n {name} addr add 10.77.2.{host}/24 dev more"));
+        }
+        Some(network)
+    }
+
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, where `first` is the first host's
+    /// name; on the first host itself that name stands for its loopback interface.
+    fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str) {
+        let folder = tempfile::tempdir().unwrap();
+        for (host, known) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {
+            std::fs::write(folder.path().join(host.to_string()), known).unwrap();
+        }
+        let world_size = HOSTS * RANKS_PER_HOST;
+        let ranks = (0..world_size).map(|rank| {
+            let host = rank / RANKS_PER_HOST;
+            let mut command = Command::new("ip");
+            command
+                .args(["netns", "exec", &self.names[host]])
+                // The mount is seen by this process alone.
+                .args(["sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#])
+                .arg(folder.path().join(host.to_string()))
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", "rank_process", "--nocapture"])
+                .env("BETWEEN_HOSTS_NETWORK", expected)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", world_size.to_string())
+                .env("LOCAL_RANK", (rank % RANKS_PER_HOST).to_string())
+                .env("LOCAL_WORLD_SIZE", RANKS_PER_HOST.to_string())
+                .env("MASTER_ADDR", master_addr)
+                .env("MASTER_PORT", "29500")
+                .env("RCOMM_TIMEOUT_MS", PATIENCE.as_millis().to_string())
+                .env("RCOMM_RING_DIR", "memory")
+                .env_remove("GLOO_SOCKET_IFNAME")
+                .env_remove("RCOMM_SOCKET_IFNAME")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
+            if let Some(name) = socket_ifname {
+                command.env("RCOMM_SOCKET_IFNAME", name);
+            }
+            command.spawn().unwrap()
+        });
+        let mut ranks = Ranks(ranks.collect());
+        for (rank, child) in ranks.0.iter_mut().enumerate() {
+            let mut said = String::new();
+            let mut stderr = child.stderr.take().unwrap();
+            stderr.read_to_string(&mut said).unwrap();
+            let status = child.wait().unwrap();
+            assert!(status.success(), "rank {rank}: {status}: {said}");
+            // The namespaces are on one machine: that no memory is shared is worth a word, once.
+            let times = said.matches("no memory is shared with it").count();
+            assert_eq!(times, 1, "rank {rank}: {said}");
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // It may not have been made; its cables go with it.
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+/// Kills what is left when a test fails.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Most have ended by themselves.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn ranks_of_two_hosts_meet_on_the_addresses_that_lead_to_the_store() {
+    if let Some(network) = Network::lay("v4") {
+        network.run("10.77.1.1", None, "10.77.1.");
+    }
+}
+
+#[test]
+fn ranks_of_two_hosts_meet_on_the_interface_that_is_named() {
+    if let Some(network) = Network::lay("named") {
+        network.run("10.77.1.1", Some("more"), "10.77.2.");
+    }
+}
+
+#[test]
+fn ranks_of_two_hosts_meet_over_ipv6() {
+    if let Some(network) = Network::lay("v6") {
+        network.run("fd77:1::1", None, "fd77:1::");
+    }
+}
+
+#[test]
+fn host_that_takes_the_name_of_the_store_for_its_loopback_is_reached_all_the_same() {
+    if let Some(network) = Network::lay("hidden") {
+        network.run("first", None, "10.77.1.");
+    }
+}

@@ -48,6 +48,20 @@ impl Default for LiveOptions {
     }
 }
 
+impl LiveOptions {
+    /// For records that will not change any more: dumps are judged as made because something hung,
+    /// and no rank is expected to answer again.
+    pub fn post_mortem() -> Self {
+        let mut options = Self {
+            silent_after: Duration::MAX,
+            entry_budget: usize::MAX,
+            ..Self::default()
+        };
+        options.policy.snapshot = false;
+        options
+    }
+}
+
 /// One rank at the time of a [`Snapshot`].
 #[derive(Clone, Debug)]
 pub struct RankView {
@@ -698,6 +712,15 @@ mod tests {
         assert_eq!(snapshot.report.exit_code(), 1);
         let view = snapshot.rank(2).expect("still shown");
         assert!(view.silent && view.dump().is_some());
+    }
+
+    #[test]
+    fn ranks_of_a_post_mortem_never_fall_silent() {
+        let simulation = Simulation::new(Situation::Healthy, 4, 0);
+        let mut live = Live::new(LiveOptions::post_mortem(), count, vec!["dumps".into()]);
+        live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+        assert!(live.refresh(at(0.1)).is_some());
+        assert!(live.refresh(at(86_400.0)).is_none());
     }
 
     #[test]

@@ -249,18 +249,19 @@ fn setting(
 }
 
 fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyhow::Result<Live> {
-    let mut options = LiveOptions::default();
+    let replay = matches!(cli.command, Some(What::Replay { .. }));
+    let mut options = if replay {
+        LiveOptions::post_mortem()
+    } else {
+        LiveOptions::default()
+    };
     options.policy.snapshot = judged == Judged::Running;
     if let Some(overdue) = setting(cli.view.overdue, config.overdue.as_deref(), "overdue")? {
         options.policy.overdue = overdue;
     }
-    if let Some(silent) = setting(None, config.silent_after.as_deref(), "silent_after")? {
+    let silent = setting(None, config.silent_after.as_deref(), "silent_after")?;
+    if let Some(silent) = silent.filter(|_| !replay) {
         options.silent_after = silent;
-    }
-    if matches!(cli.command, Some(What::Replay { .. })) {
-        // Nothing answers any more, and nobody is silent for that.
-        options.silent_after = Duration::MAX;
-        options.entry_budget = usize::MAX;
     }
     Ok(Live::new(options, analyze, names))
 }

@@ -60,16 +60,15 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
 #[allow(clippy::print_stdout, reason = "the address is this program's answer")]
 fn serve(cli: &Cli) -> anyhow::Result<()> {
     let (access, query) = access(cli)?;
-    let source: Box<dyn Source> = if cli.paths.is_empty() {
+    let (source, mut options): (Box<dyn Source>, _) = if cli.paths.is_empty() {
         let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
-        Box::new(RingSource::new(directory, cli.job.clone()))
+        let rings = RingSource::new(directory, cli.job.clone());
+        (Box::new(rings), LiveOptions::default())
     } else {
-        Box::new(FileSource::new(cli.paths.clone()))
+        let dumps = FileSource::new(cli.paths.clone());
+        (Box::new(dumps), LiveOptions::post_mortem())
     };
-    let mut options = LiveOptions::default();
     options.policy.overdue = cli.overdue;
-    // Dumps were made because something hung; rings are looked at while the job runs.
-    options.policy.snapshot = cli.paths.is_empty();
     let pace = Pace {
         refresh: cli.refresh,
         ..Pace::default()

@@ -31,8 +31,13 @@ fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
     // The kernel chooses the port, so that no other test gets it.
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = store.port();
-    let builder = World::builder(at(place(0, 2, port))).store(Arc::new(store));
-    (std::thread::spawn(move || builder.init()), port)
+    let store: Arc<dyn Store> = Arc::new(store);
+    let builder = World::builder(at(place(0, 2, port))).store(store.clone());
+    let first = std::thread::spawn(move || builder.init());
+    // Who comes now is second: the store is this job's, with this size.
+    let checked_in = ["rcomm/rendezvous/0/rank/0"];
+    store.wait(&checked_in, Duration::from_secs(20)).unwrap();
+    (first, port)
 }
 
 fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {

@@ -24,7 +24,8 @@ pub(crate) fn report(
         })
         .collect();
     drafts.sort_by(before);
-    note_absences(case, &drafts, &mut problems);
+    let shortfall = Shortfall::of(case, &problems);
+    note_absences(case, &drafts, &shortfall, &mut problems);
     problems.sort();
     problems.dedup();
     let root = drafts
@@ -36,7 +37,7 @@ pub(crate) fn report(
         .enumerate()
         .map(|(at, (draft, victims))| finding(case, at as u32 + 1, draft, victims, root))
         .collect();
-    let verdict = verdict(case, &findings, &input);
+    let verdict = verdict(case, &findings, &input, &shortfall);
     Report {
         schema: Report::SCHEMA.to_owned(),
         verdict,
@@ -125,19 +126,64 @@ fn finding(
     }
 }
 
+/// What is lacking for an all-clear: the records that were not read, or not whole.
+struct Shortfall {
+    /// Ranks that should have left a record and of which none was read, ascending.
+    absent: Vec<Rank>,
+    /// Ranks of whose record only a part was read, ascending.
+    torn: Vec<Rank>,
+    /// Some input could not be used and no other record stands in for it.
+    unusable: bool,
+}
+
+impl Shortfall {
+    fn of(case: &Case<'_>, problems: &[Problem]) -> Self {
+        // What a newer record of the rank takes the place of is not missed, however damaged.
+        let replaced: BTreeSet<&str> = problems
+            .iter()
+            .filter(|problem| problem.code == Code::N300)
+            .map(|problem| problem.path.as_str())
+            .collect();
+        let damaged: BTreeSet<&str> = problems
+            .iter()
+            .filter(|problem| problem.code == Code::N301)
+            .map(|problem| problem.path.as_str())
+            .filter(|path| !replaced.contains(path))
+            .collect();
+        let records = case.aligned.records.iter();
+        let torn = records.filter(|record| {
+            record.cut || (!record.path.is_empty() && damaged.contains(record.path.as_str()))
+        });
+        let expected = case.aligned.expected.iter().copied();
+        Self {
+            absent: expected
+                .filter(|rank| case.aligned.record_of(*rank).is_none())
+                .collect(),
+            torn: torn.map(|record| record.rank).collect(),
+            unusable: !damaged.is_empty(),
+        }
+    }
+
+    /// Every expected rank's record was read from its beginning to its end.
+    fn is_none(&self) -> bool {
+        self.absent.is_empty() && self.torn.is_empty() && !self.unusable
+    }
+}
+
 /// Ranks that left no readable record and that no finding accuses: said, not blamed.
-fn note_absences(case: &Case<'_>, drafts: &[(Draft, Vec<Rank>)], problems: &mut Vec<Problem>) {
+fn note_absences(
+    case: &Case<'_>,
+    drafts: &[(Draft, Vec<Rank>)],
+    shortfall: &Shortfall,
+    problems: &mut Vec<Problem>,
+) {
     let accused: BTreeSet<Rank> = drafts
         .iter()
         .flat_map(|(draft, _)| draft.culprits.iter().copied())
         .collect();
-    let absent: Vec<Rank> = case
-        .aligned
-        .expected
-        .iter()
-        .copied()
-        .filter(|rank| case.aligned.record_of(*rank).is_none() && !accused.contains(rank))
-        .collect();
+    let absent = shortfall.absent.iter().copied();
+    let absent: Vec<Rank> = absent.filter(|rank| !accused.contains(rank)).collect();
+    let mut told: Vec<String> = Vec::new();
     if !absent.is_empty() {
         let waited_for: BTreeSet<Node> = case
             .graph
@@ -154,10 +200,26 @@ fn note_absences(case: &Case<'_>, drafts: &[(Draft, Vec<Rank>)], problems: &mut 
         } else {
             String::new()
         };
+        told.push(format!(
+            "{} left no readable record{more}",
+            name_ranks(&absent)
+        ));
+    }
+    let explained = drafts
+        .iter()
+        .any(|(draft, _)| draft.code.severity() == Severity::Error);
+    if !explained && !shortfall.torn.is_empty() {
+        let several = if shortfall.torn.len() == 1 { "" } else { "s" };
+        told.push(format!(
+            "only a part of the record{several} of {} could be read: what came after it is not known",
+            name_ranks(&shortfall.torn)
+        ));
+    }
+    if !told.is_empty() {
         problems.push(Problem {
             code: Code::N301,
             path: String::new(),
-            sentence: format!("{} left no readable record{more}", name_ranks(&absent)),
+            sentence: told.join("; "),
         });
     }
     note_lost_history(case, problems);
@@ -208,7 +270,7 @@ fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input) -> Verdict {
+fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input, shortfall: &Shortfall) -> Verdict {
     use Code::*;
     let root = findings
         .iter()
@@ -224,6 +286,12 @@ fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input) -> Verdict {
     }
     if findings.iter().any(|finding| finding.code == W220) {
         return Verdict::Slow;
+    }
+    // No finding in a part of the records is no proof that nothing is wrong in the rest. A live view
+    // is told of ranks that do not answer by itself (W150), and judges those that do.
+    let live = case.policy.snapshot && case.policy.now_ns.is_some();
+    if !live && !shortfall.is_none() {
+        return Verdict::Inconclusive;
     }
     let pending = case.graph.pending.iter().any(|pending| !pending.is_empty());
     let waits = case.graph.waits_in.iter().any(|places| !places.is_empty());

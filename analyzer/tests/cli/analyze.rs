@@ -54,6 +54,96 @@ fn healthy_job_is_exit_code_zero() {
     }
 }
 
+/// A folder with the dumps of `never-join-w4`, each as `change` leaves it; `None` leaves it out.
+fn never_join(change: impl Fn(u32, Vec<u8>) -> Option<Vec<u8>>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for rank in 0..4 {
+        let name = format!("rank_{rank}");
+        let path = format!("{}/{name}", fixture("never-join-w4", "pickle"));
+        if let Some(bytes) = change(rank, fs::read(path).unwrap()) {
+            fs::write(folder.path().join(name), bytes).unwrap();
+        }
+    }
+    folder
+}
+
+/// Asserts that a folder is called inconclusive, and why.
+fn assert_inconclusive(folder: &tempfile::TempDir, why: &str) {
+    let path = folder.path().to_str().unwrap();
+    let analyzed = run(&["analyze", path]);
+    assert_eq!(analyzed.code, Some(2), "{}", analyzed.stdout);
+    assert!(
+        analyzed.stdout.starts_with("INCONCLUSIVE  "),
+        "{}",
+        analyzed.stdout
+    );
+    // The page wraps its lines.
+    let page: Vec<&str> = analyzed.stdout.split_whitespace().collect();
+    assert!(page.join(" ").contains(why), "{}", analyzed.stdout);
+}
+
+#[test]
+fn dumps_that_were_all_cut_are_no_all_clear() {
+    let folder = never_join(|_, mut bytes| {
+        bytes.truncate(bytes.len() * 6 / 10);
+        Some(bytes)
+    });
+    assert_inconclusive(
+        &folder,
+        "only a part of the records of ranks 0, 1, 2 and 3 could be read",
+    );
+}
+
+#[test]
+fn one_readable_dump_among_garbage_is_no_all_clear() {
+    let folder = never_join(|rank, bytes| {
+        Some(match rank {
+            1 => bytes,
+            _ => vec![b'#'; 2000],
+        })
+    });
+    assert_inconclusive(&folder, "ranks 0, 2 and 3 left no readable record");
+}
+
+#[test]
+fn the_dump_of_the_culprit_alone_is_no_all_clear() {
+    let folder = never_join(|rank, bytes| (rank == 1).then_some(bytes));
+    assert_inconclusive(&folder, "ranks 0, 2 and 3 left no readable record");
+}
+
+#[test]
+fn an_entry_left_out_of_a_healthy_job_is_no_all_clear() {
+    let folder = tempfile::tempdir().unwrap();
+    for rank in 0..4 {
+        let name = format!("rank_{rank}.json");
+        let text = fs::read(format!("{}/{name}", fixture("healthy-w4", "json"))).unwrap();
+        let mut dump: Value = serde_json::from_slice(&text).unwrap();
+        if rank == 2 {
+            dump["entries"][3]["state"] = Value::from("no such state");
+        }
+        fs::write(folder.path().join(name), dump.to_string()).unwrap();
+    }
+    assert_inconclusive(&folder, "1 entries were left out");
+}
+
+#[test]
+fn foreign_and_replaced_files_beside_whole_dumps_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for rank in 0..4 {
+        let name = format!("rank_{rank}");
+        let bytes = fs::read(format!("{}/{name}", fixture("healthy-w4", "pickle"))).unwrap();
+        fs::write(
+            folder.path().join(format!("old_rank_{rank}")),
+            &bytes[..bytes.len() / 2],
+        )
+        .unwrap();
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    fs::write(folder.path().join("notes.txt"), "no dump").unwrap();
+    let analyzed = run(&["analyze", folder.path().to_str().unwrap()]);
+    assert_eq!(analyzed.code, Some(0), "{}", analyzed.stdout);
+}
+
 #[test]
 fn every_scenario_keeps_to_the_schema_in_json() {
     let schema: Value = serde_json::from_str(json::SCHEMA).unwrap();

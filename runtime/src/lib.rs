@@ -1,4 +1,4 @@
-//! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
+//! ProcessGroup over the CPU backend, with a flight recorder that is always on.
 #![deny(unsafe_code)]
 
 mod alarm;

@@ -1,0 +1,64 @@
+//! The same program under launchers that are not ours: each tells ranks who they are in its own words.
+
+use std::io::Write;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Standard error itself: what a passing test prints otherwise is kept from the reader.
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// Runs to the end; the launchers' own time-outs end it if the ranks never meet.
+fn run(command: &mut Command) -> Output {
+    command
+        .env("RCOMM_RING_DIR", "memory")
+        .env(
+            "RCOMM_TIMEOUT_MS",
+            Duration::from_secs(30).as_millis().to_string(),
+        )
+        .env(
+            "RCOMM_INIT_TIMEOUT_MS",
+            Duration::from_secs(30).as_millis().to_string(),
+        )
+        .output()
+        .expect("a launcher that answered --version starts")
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
+}
+
+#[test]
+fn ranks_of_open_mpi_meet_without_further_variables() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return skip("mpirun is not installed");
+    }
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe", "-n", "4"]);
+    let output = run(mpirun.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn ranks_of_torchrun_meet_at_its_own_store() {
+    let Some(python) = std::env::var_os("RCOMM_TEST_PYTHON") else {
+        return skip("RCOMM_TEST_PYTHON names no Python with torch");
+    };
+    let mut torchrun = Command::new(python);
+    torchrun.args([
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "4",
+        "--no-python",
+    ]);
+    torchrun.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]);
+    let output = run(torchrun.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
+    assert!(output.status.success(), "{}", text(&output));
+}

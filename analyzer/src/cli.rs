@@ -324,7 +324,7 @@ pub(crate) struct RemoveStaleArgs {
 
 /// Write the rings of this node as dump files, which other flight recorder tools read as well.
 ///
-/// Files are DIR/<job>/rank_<N> (JSON: rank_<N>.json); none is ever overwritten. Reading disturbs no
+/// Files are DIR/JOB/rank_N (JSON: rank_N.json); none is ever overwritten. Reading disturbs no
 /// process: a ring can be dumped while its job runs, hangs, or is gone.
 #[derive(Debug, Args)]
 #[command(

@@ -9,6 +9,7 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
 };
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -257,7 +258,10 @@ proptest! {
 fn python() -> Option<String> {
     let python = std::env::var("RCOMM_TEST_PYTHON").ok();
     if python.is_none() {
-        eprintln!("skipped: RCOMM_TEST_PYTHON names no Python with torch");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: RCOMM_TEST_PYTHON names no Python with torch"
+        );
     }
     python
 }

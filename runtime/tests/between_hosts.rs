@@ -7,6 +7,7 @@
 use rcomm::config::{RingDir, TransportChoice};
 use rcomm::{Config, ErrorKind, GroupOptions, ReduceOp, Rendezvous, TcpStore, World};
 use std::io::Read;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ fn on_ipv6_loopback(socket_ifname: Option<&str>) {
 fn has_ipv6_loopback() -> bool {
     let here = std::net::TcpListener::bind(("::1", 0)).is_ok();
     if !here {
-        eprintln!("skipped: this host has no ::1");
+        let _ = writeln!(std::io::stderr(), "skipped: this host has no ::1");
     }
     here
 }
@@ -160,7 +161,11 @@ impl Network {
                 Ok(refused) => String::from_utf8_lossy(&refused.stderr).into_owned(),
                 Err(error) => format!("ip: {error}"),
             };
-            eprintln!("skipped: cannot make network namespaces: {}", why.trim());
+            let _ = writeln!(
+                std::io::stderr(),
+                "skipped: cannot make network namespaces: {}",
+                why.trim()
+            );
             return None;
         }
         let run = |arguments: &str| {

@@ -6,6 +6,7 @@
 
 use rcomm::ErrorKind;
 use rcomm::store::{FileStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
+use std::io::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +18,10 @@ const SHORT: Duration = Duration::from_millis(50);
 
 fn python(script: &str, arguments: &[&str]) -> Option<Child> {
     let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
-        eprintln!("skipped: RCOMM_TEST_PYTHON names no Python with torch");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: RCOMM_TEST_PYTHON names no Python with torch"
+        );
         return None;
     };
     let mut command = Command::new(python);

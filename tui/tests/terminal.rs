@@ -397,7 +397,7 @@ fn it_draws_in_tmux_too() {
         .output()
         .is_ok_and(|out| out.status.success());
     if !available {
-        eprintln!("skipped: tmux is not installed");
+        let _ = writeln!(std::io::stderr(), "skipped: tmux is not installed");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

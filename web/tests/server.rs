@@ -307,7 +307,10 @@ fn metrics_have_both_forms_and_pass_the_lint() {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut promtool) = promtool else {
-        eprintln!("skipped the lint: promtool is not installed");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped the lint: promtool is not installed"
+        );
         return;
     };
     promtool

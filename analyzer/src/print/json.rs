@@ -6,7 +6,7 @@
 use crate::report::Report;
 use std::io::{self, Write};
 
-/// The JSON Schema of what [`write`] prints.
+/// The JSON Schema of what [`write()`] prints.
 pub const SCHEMA: &str = include_str!("../../schema/report.schema.json");
 
 /// Writes the report, indented, with a line end.

@@ -5,6 +5,7 @@ use rcomm_analyzer::Report;
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_recorder::publish::Dump;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -95,7 +96,11 @@ fn circle_of_waits_has_an_arrow_for_each_wait() {
 fn browser_shows_the_page_without_a_complaint() {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {
-        eprintln!("skipped: {} is not installed", chromium.display());
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: {} is not installed",
+            chromium.display()
+        );
         return;
     }
     let dir = tempfile::tempdir().unwrap();

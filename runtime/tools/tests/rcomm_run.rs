@@ -5,6 +5,7 @@
 use rcomm::store::{Store, TcpStore};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -474,7 +475,10 @@ print('sum', ones.tolist(), dist.get_rank())
 dist.destroy_process_group()
 ";
     let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
-        eprintln!("skipped: RCOMM_TEST_PYTHON names no Python with torch");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: RCOMM_TEST_PYTHON names no Python with torch"
+        );
         return;
     };
     let output = run(rcomm_run(&["-n", "2", &python, "-c", PROGRAM]));

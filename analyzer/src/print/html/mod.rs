@@ -1,7 +1,7 @@
 //! The report as one HTML file: findings first, then the pictures that support them.
 //!
 //! The file stands alone: no script, no network, no font, and a policy in its head that forbids all
-//! of them. Everything from a dump is escaped ([`Text`]). What a job of thousands of ranks cannot show
+//! of them. Everything from a dump is escaped (`Text`). What a job of thousands of ranks cannot show
 //! on a page is folded (equal rows, waiting ranks of one operation) or cut with a count, never
 //! silently.
 

@@ -1,4 +1,5 @@
 use super::*;
+use std::io::Write as _;
 
 fn levels() -> Vec<Level> {
     let mut levels = vec![Level::Portable];
@@ -7,12 +8,12 @@ fn levels() -> Vec<Level> {
         if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
             levels.push(Level::Avx2);
         } else {
-            eprintln!("skipped: this processor has no AVX2");
+            let _ = writeln!(std::io::stderr(), "skipped: this processor has no AVX2");
         }
         if Level::detect() == Level::Avx512 {
             levels.push(Level::Avx512);
         } else {
-            eprintln!("skipped: this processor has no AVX-512");
+            let _ = writeln!(std::io::stderr(), "skipped: this processor has no AVX-512");
         }
     }
     levels

@@ -288,7 +288,7 @@ pub(crate) enum RingsAction {
 /// Which rings.
 #[derive(Debug, Args)]
 pub(crate) struct RingPlace {
-    /// Where the rings are [default: /dev/shm/rcomm-<uid>].
+    /// Where the rings are [default: /dev/shm/rcomm-UID].
     #[arg(
         long,
         value_name = "DIR",

@@ -27,7 +27,7 @@ pub struct Cli {
     /// What to look at instead.
     #[command(subcommand)]
     pub command: Option<What>,
-    /// Where rings are looked for [default: RCOMM_RING_DIR, else /dev/shm/rcomm-<uid>]
+    /// Where rings are looked for [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
     /// The job [default: the newest]

@@ -415,7 +415,15 @@ impl Case<'_> {
     }
 
     /// How long the first of those who wait at a place has waited, ms, where times tell.
+    ///
+    /// Records that do not say when they were taken tell no waits: their newest moment may lie far
+    /// before that.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
+        let records = self.aligned.records.iter();
+        let mut taken = records.map(|record| record.identity.dump_time_ns);
+        if self.policy.now_ns.is_none() && taken.all(|time| time == 0) {
+            return None;
+        }
         let now = now_ns(self.aligned, self.policy)?;
         let since = self.waiting_since(place)?;
         let ms = now.saturating_sub(since) as f64 / 1e6;

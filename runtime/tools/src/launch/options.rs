@@ -9,7 +9,8 @@ Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD
 MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...) and RCOMM_JOB_SECRET. The launcher of node 0 serves
 the store at MASTER_ADDR and MASTER_PORT. Every line of output begins with \"[rank N] \".
 
-When a rank fails, the others get SIGTERM, and SIGKILL if they are still there after --grace.
+When a rank fails, the others may go on for --linger, to write their dumps and say what they saw. Then
+they get SIGTERM, and SIGKILL if they are still there after --grace.
 SIGINT, SIGTERM and SIGHUP are passed on in the same way; a second one kills at once. SIGUSR1 and
 SIGUSR2 are passed on and nothing more.
 
@@ -66,8 +67,9 @@ pub struct Options {
     pub grace: Duration,
 
     /// How long the other ranks may go on after one has failed, in seconds: to notice it themselves
-    /// and write their dumps.
-    #[arg(long, default_value = "0", value_parser = seconds, value_name = "SECONDS")]
+    /// and write their dumps. The default leaves room for RCOMM_SIGNAL_INTERVAL_MS and
+    /// RCOMM_STATUS_WAIT_MS as they are by default; 0 ends the others at once.
+    #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
 
     /// How long the launchers of several hosts wait for each other, in seconds.

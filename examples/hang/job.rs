@@ -2,7 +2,7 @@
 
 use crate::Fault;
 use anyhow::{Context, Result, bail};
-use rcomm_recorder::publish::{Dump, RingReader, remove_stale_rings};
+use rcomm_recorder::publish::{Dump, RingReader, remove_stale_rings, write_dump_file};
 use rcomm_recorder::record::default_directory;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -119,7 +119,12 @@ impl Job {
                 "\n== the ring of rank {CULPRIT}: {}",
                 ring.path().display()
             ));
-            dumps.push(ring.snapshot());
+            let mut dump = ring.snapshot();
+            "read from the ring of a killed rank".clone_into(&mut dump.identity.reason);
+            // The ring goes; what it said stays beside the dumps of the others.
+            let run = run_directory(&self.directory)?;
+            write_dump_file(&run.join(format!("rank_{CULPRIT}.json")), &dump.to_json())?;
+            dumps.push(dump);
         }
         remove_stale_rings(&default_directory(), Some(&self.name))?;
         Ok(Outcome {
@@ -158,6 +163,13 @@ fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
             say(&format!("[rank {rank}] {line}"));
         }
     })
+}
+
+/// Where the ranks of this run have put their dumps.
+fn run_directory(directory: &Path) -> Result<PathBuf> {
+    let mut runs = std::fs::read_dir(directory).context("no rank has left a dump")?;
+    let run = runs.next().context("no rank has left a dump")?;
+    Ok(run?.path())
 }
 
 /// Every dump below this directory.

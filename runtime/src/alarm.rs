@@ -80,6 +80,27 @@ impl Episode {
         })
     }
 
+    /// A fault of the rank itself and of no operation: the others write down what they see, and
+    /// nobody is asked how far it is.
+    pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
+        let info = ProcessGroupInfo {
+            id: ProcessGroupInfo::UNKNOWN_ID,
+            name: String::new(),
+            desc: String::new(),
+            ranks: Vec::new(),
+        };
+        Arc::new(Self {
+            info,
+            wire_id: 0,
+            seq: 0,
+            is_p2p: false,
+            cause: cause.to_owned(),
+            gone: None,
+            progress: Mutex::default(),
+            moved: Condvar::new(),
+        })
+    }
+
     fn update(&self, change: impl FnOnce(&mut EpisodeProgress)) {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
         self.moved.notify_all();
@@ -161,6 +182,11 @@ impl Alarm {
     /// Makes this rank's dump, unless one was made for this fault already; says where it is.
     pub(crate) fn dump_for_fault(&self, reason: &str) -> String {
         self.parts.dumps.make_for_fault(reason)
+    }
+
+    /// Makes this rank's dump, whether or not there is one of late.
+    pub(crate) fn dump(&self, reason: &str) {
+        self.parts.dumps.make(reason);
     }
 
     /// How long ago an operation was issued, if its record is still there.

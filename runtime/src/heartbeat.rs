@@ -1,14 +1,16 @@
-//! [`HeartbeatMonitor`]: watches the watchdog, and makes the dump when it is stuck.
+//! [`HeartbeatMonitor`]: watches the watchdog; when it is stuck, raises the alarm and makes the dump.
 //!
 //! The watchdog calls backends, and a backend may call a driver that does not return. The monitor
 //! shares nothing with it but the counter of its rounds, so that it can still act.
 
-use crate::dump_writer::Dumps;
+use crate::alarm::{Alarm, Episode};
 use crate::error::{Error, Result};
 use crate::watchdog::Watch;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+const STUCK: &str = "the watchdog is stuck";
 
 /// Owns the thread that counts the watchdog's rounds.
 pub(crate) struct HeartbeatMonitor {
@@ -23,12 +25,12 @@ struct Stop {
 }
 
 impl HeartbeatMonitor {
-    pub(crate) fn start(watch: Arc<Watch>, dumps: Arc<Dumps>, timeout: Duration) -> Result<Self> {
+    pub(crate) fn start(watch: Arc<Watch>, alarm: Arc<Alarm>, timeout: Duration) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let listener = Listener {
             stop: stop.clone(),
             watch,
-            dumps,
+            alarm,
             timeout,
         };
         let thread = std::thread::Builder::new()
@@ -65,7 +67,7 @@ impl Drop for HeartbeatMonitor {
 struct Listener {
     stop: Arc<Stop>,
     watch: Arc<Watch>,
-    dumps: Arc<Dumps>,
+    alarm: Arc<Alarm>,
     timeout: Duration,
 }
 
@@ -87,7 +89,10 @@ impl Listener {
                     silent = ?heard.1.elapsed(),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
-                self.dumps.make("the watchdog is stuck");
+                // First the flag: the others shall write what they see at this moment, too. A store
+                // that does not answer keeps this rank from its dump for a second only.
+                self.alarm.raise(&Episode::of_rank(STUCK));
+                self.alarm.dump(STUCK);
                 reported = true;
             }
         }
@@ -111,36 +116,68 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump_writer::DumpWriter;
+    use crate::alarm::{AlarmParts, AlarmThread};
+    use crate::dump_writer::{DumpWriter, Dumps};
+    use crate::store::{HashStore, Store};
     use rcomm_recorder::publish::Dump;
     use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
     use std::sync::mpsc;
 
-    struct Send(mpsc::Sender<String>);
+    /// Sends a dump's reason, and whether the flag was up by then.
+    struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
 
     impl DumpWriter for Send {
         fn write(&self, dump: &Dump) -> Result<String> {
-            let _ = self.0.send(dump.identity.reason.clone());
+            let flag = self.1.check(&["exception_dump"])?;
+            let _ = self.0.send((dump.identity.reason.clone(), flag));
             Ok(String::new())
         }
     }
 
-    #[test]
-    fn a_silent_watchdog_is_reported_once() {
+    /// The alarm of one rank of two at this store, over a watch where nobody makes rounds.
+    fn alarm(
+        rank: u32,
+        store: &Arc<HashStore>,
+    ) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
         let config = RecorderConfig {
             placement: Placement::Memory,
             entries: 16,
-            ..RecorderConfig::new("job", 0, 1)
+            ..RecorderConfig::new("job", rank, 2)
         };
         let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
         let (sender, dumped) = mpsc::channel();
-        let dumps = Arc::new(Dumps::new(recorder, Box::new(Send(sender))));
-        // Nobody makes rounds over this watch.
+        let writer = Box::new(Send(sender, store.clone()));
+        let alarm = Alarm::new(AlarmParts {
+            rank,
+            attempt: 0,
+            root: store.clone(),
+            watch: Arc::new(Watch::default()),
+            dumps: Arc::new(Dumps::new(recorder.clone(), writer)),
+            recorder,
+            status_wait: Duration::from_secs(1),
+            interval: Duration::from_millis(10),
+        });
+        let alarm = alarm.unwrap();
+        let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
+        (alarm, dumped, thread)
+    }
+
+    #[test]
+    fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
+        let store = Arc::new(HashStore::new());
+        let (own, dumped, mut own_thread) = alarm(0, &store);
+        let (_other, other_dumped, mut other_thread) = alarm(1, &store);
+        let long = Duration::from_secs(30);
         let watch = Arc::new(Watch::default());
-        let mut monitor = HeartbeatMonitor::start(watch, dumps, Duration::from_millis(20)).unwrap();
-        let reason = dumped.recv_timeout(Duration::from_secs(30)).unwrap();
-        assert_eq!(reason, "the watchdog is stuck");
+        let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();
+        let (reason, flag) = dumped.recv_timeout(long).unwrap();
+        assert_eq!(reason, STUCK);
+        assert!(flag, "the flag comes before the dump");
+        let (reason, _) = other_dumped.recv_timeout(long).unwrap();
+        assert_eq!(reason, format!("rank 0: {STUCK}"));
         assert!(dumped.recv_timeout(Duration::from_millis(100)).is_err());
         monitor.stop();
+        own_thread.stop();
+        other_thread.stop();
     }
 }

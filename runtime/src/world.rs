@@ -40,7 +40,9 @@ use std::sync::{Arc, Mutex};
 /// ```
 ///
 /// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
-/// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read.
+/// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read. On the rank
+/// that serves the store it waits for the others, for [`Config::status_wait`] at most: they ask each
+/// other through it who had come.
 ///
 /// # Thread safety
 /// May be shared between threads.
@@ -131,15 +133,14 @@ impl WorldBuilder {
         meet(&notes, &place, deadline)?;
         let (secret, run) = agree(&notes, &place, &config, deadline)?;
         let recorder = Arc::new(open_recorder(&place, &config)?);
+        let mut unmade = UnmadeWorld(Some(recorder.clone()));
         let watch = Arc::new(Watch::default());
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
         let writer = self
             .dump_writer
             .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
         let dumps = Arc::new(Dumps::new(recorder.clone(), writer));
-        let pipes = config.dump_pipes.iter();
-        let pipes = pipes.map(|stem| DumpPipe::create(stem, place.rank));
-        let pipes = pipes.collect::<Result<Vec<_>>>()?;
+        let pipes = open_pipes(&config.dump_pipes, place.rank);
         let alarm = Alarm::new(AlarmParts {
             rank: place.rank,
             attempt: place.attempt,
@@ -166,12 +167,13 @@ impl WorldBuilder {
         for make in self.factories {
             factories.push(make(&context)?);
         }
+        let heartbeat_alarm = alarm.clone();
         let threads = Threads {
             watchdog: Watchdog::start(watch.clone(), alarm.clone(), config.watchdog_interval)?,
             alarm: AlarmThread::start(alarm, pipes)?,
             heartbeat: HeartbeatMonitor::start(
                 watch.clone(),
-                dumps.clone(),
+                heartbeat_alarm,
                 config.heartbeat_timeout,
             )?,
         };
@@ -194,17 +196,43 @@ impl WorldBuilder {
             rank = shared.place.rank,
             world_size = shared.place.world_size,
             job = shared.place.job,
-            ring_mib = shared.recorder.size_bytes() >> 20,
+            ring_mib = %format_args!("{:.1}", shared.recorder.size_bytes() as f64 / f64::from(1 << 20)),
             ring_entries = shared.recorder.entries(),
             ring = ring_place(&shared.recorder),
             "world made"
         );
+        unmade.0 = None;
         Ok(World {
             shared,
             group,
             threads: Some(threads),
         })
     }
+}
+
+/// Removes the ring of a world that cannot be made: nothing was recorded that anybody could ask for.
+struct UnmadeWorld(Option<Arc<FlightRecorder>>);
+
+impl Drop for UnmadeWorld {
+    fn drop(&mut self) {
+        if let Some(recorder) = &self.0
+            && let Err(error) = recorder.close()
+        {
+            tracing::warn!(%error, "the ring file stays behind");
+        }
+    }
+}
+
+/// The FIFOs that ask for dumps. One that cannot be made is a line in the log: the job goes on.
+fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
+    let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
+        Ok(pipe) => Some(pipe),
+        Err(error) => {
+            tracing::warn!(%error, "no dump can be asked for at {}<rank>.pipe", stem.display());
+            None
+        }
+    };
+    stems.iter().filter_map(open).collect()
 }
 
 impl World {
@@ -366,6 +394,10 @@ impl Drop for World {
             let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
             group.close(None, error.in_group(group.label()));
         }
+        // The others now learn of it, and ask each other through the store who had come.
+        if self.shared.serves_store() {
+            self.shared.say_goodbye(true);
+        }
         self.close_threads();
     }
 }
@@ -374,6 +406,11 @@ impl WorldShared {
     /// Whether a group of this world has failed or was aborted.
     fn has_failed(&self) -> bool {
         self.watch.groups().iter().any(|group| group.is_judged())
+    }
+
+    /// Whether the store may go with this world.
+    fn serves_store(&self) -> bool {
+        self.place.rank == 0 && !self.place.uses_agent_store
     }
 
     /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
@@ -390,7 +427,7 @@ impl WorldShared {
             if count == i64::from(place.world_size) {
                 notes.set("all gone", b"1")?;
             }
-            if place.rank == 0 && !place.uses_agent_store {
+            if self.serves_store() {
                 notes.wait(&["all gone"], patience)?;
             }
             Ok(())

@@ -28,11 +28,20 @@ fn refusal(config: Config) -> Error {
 
 /// A world of two whose rank 1 has not come yet, and its port.
 fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
+    half_a_job_with(|_| {})
+}
+
+/// The same, with other options for rank 0.
+fn half_a_job_with(
+    change: impl FnOnce(&mut Config),
+) -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
     // The kernel chooses the port, so that no other test gets it.
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = store.port();
     let store: Arc<dyn Store> = Arc::new(store);
-    let builder = World::builder(at(place(0, 2, port))).store(store.clone());
+    let mut config = at(place(0, 2, port));
+    change(&mut config);
+    let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
     // Who comes now is second: the store is this job's, with this size.
     let checked_in = ["rcomm/rendezvous/0/rank/0"];
@@ -183,4 +192,71 @@ fn members_that_want_different_backends_are_told() {
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("another member"), "{error}");
     assert!(errors.next().is_none());
+}
+
+#[test]
+fn a_pipe_that_cannot_be_made_does_not_end_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = folder.path().join("dump_");
+    let config = Config {
+        dump_pipes: vec![folder.path().join("nowhere/dump_"), good],
+        ..config(0, 1)
+    };
+    let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu)
+        .init()
+        .unwrap();
+    assert!(folder.path().join("dump_0.pipe").exists());
+    world.shutdown().unwrap();
+}
+
+#[test]
+fn a_world_that_cannot_be_made_leaves_no_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let rings = || {
+        let jobs = std::fs::read_dir(folder.path()).unwrap();
+        let jobs = jobs.filter_map(|job| std::fs::read_dir(job.unwrap().path()).ok());
+        jobs.flatten()
+            .map(|file| file.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|it| it == "ring"))
+            .count()
+    };
+    let config = Config {
+        ring_dir: RingDir::Dir(folder.path().to_owned()),
+        ..config(0, 1)
+    };
+    let seen = std::sync::atomic::AtomicUsize::new(0);
+    let seen = Arc::new(seen);
+    let inside = seen.clone();
+    let path = folder.path().to_owned();
+    let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu).backend(move |_| {
+        let jobs = std::fs::read_dir(path).unwrap().count();
+        inside.store(jobs, std::sync::atomic::Ordering::Relaxed);
+        Err(Error::new(ErrorKind::Unsupported, "no such device"))
+    });
+    let error = world.init().expect_err("a backend that cannot be opened");
+    assert!(error.to_string().contains("no such device"), "{error}");
+    let seen = seen.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(seen, 1, "the ring was there");
+    assert_eq!(rings(), 0);
+}
+
+#[test]
+fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
+    let dumps = tempfile::tempdir().unwrap();
+    let (first, port) = half_a_job_with(|config| config.dump_dir = dumps.path().to_owned());
+    let second = World::init(Config {
+        dump_dir: dumps.path().to_owned(),
+        ..at(place(1, 2, port))
+    })
+    .unwrap();
+    let first = first.join().unwrap().unwrap();
+    let work = std::thread::spawn(move || {
+        let mut data = [1.0f32; 8];
+        let group = second.group();
+        group.all_reduce(&mut data, rcomm::ReduceOp::Sum)
+    });
+    drop(first);
+    let error = work.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("arrived: rank 1"), "{error}");
+    assert!(!error.contains("could not be asked"), "{error}");
 }

@@ -327,6 +327,37 @@ fn an_entry_that_makes_no_sense_is_left_out_and_told() {
     );
 }
 
+#[test]
+fn entries_that_are_no_list_are_told_and_absent_entries_are_none() {
+    for (value, found) in [
+        ("null", "None"),
+        ("17", "a number"),
+        ("2.5", "a number"),
+        ("true", "a bool"),
+        ("\"none\"", "a string"),
+        ("{\"0\":{}}", "a dict"),
+    ] {
+        let text = format!("{{\"pg_config\":{{}},\"entries\":{value}}}");
+        let (dump, problems) = Dump::read(text.as_bytes()).unwrap();
+        assert!(dump.entries.is_empty());
+        assert_eq!(problems, [ReadProblem::NoList { found }], "{value}");
+    }
+    for (value, found) in [
+        (&b"N"[..], "None"),
+        (b"K\x11", "a number"),
+        (b"\x88", "a bool"),
+        (b"X\x04\0\0\0none", "a string"),
+        (b"}", "a dict"),
+    ] {
+        let body = [b"}(X\x09\0\0\0pg_config}X\x07\0\0\0entries", value, b"u"];
+        let (dump, problems) = Dump::read(&pickle(&body.concat())).unwrap();
+        assert!(dump.entries.is_empty());
+        assert_eq!(problems, [ReadProblem::NoList { found }], "{value:?}");
+    }
+    let (_, problems) = Dump::read(b"{\"pg_config\":{}}").unwrap();
+    assert_eq!(problems, []);
+}
+
 /// A pickle of protocol 2 with this body.
 fn pickle(body: &[u8]) -> Vec<u8> {
     [b"\x80\x02", body, b"."].concat()

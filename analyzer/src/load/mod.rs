@@ -65,7 +65,7 @@ pub struct LoadedDump {
     pub dump: Dump,
     /// Where it was: a path, with the member's name behind a colon if that is an archive.
     pub path: String,
-    /// The file ended too early: the newest entries are missing.
+    /// The newest entries are missing: the file ended too early, or held no list of them.
     pub cut: bool,
     /// A record of the same rank was handed over before; this one is newer and takes its place.
     pub supersedes: bool,
@@ -219,9 +219,7 @@ impl Worker<'_> {
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {
-                let cut = problems
-                    .iter()
-                    .any(|problem| matches!(problem, ReadProblem::Stopped { .. }));
+                let cut = problems.iter().any(ReadProblem::cuts);
                 for problem in problems {
                     self.problem(Code::N301, path, problem.to_string());
                 }

@@ -127,6 +127,38 @@ fn an_entry_left_out_of_a_healthy_job_is_no_all_clear() {
 }
 
 #[test]
+fn a_rank_whose_entries_are_no_list_is_not_blamed() {
+    for value in [Value::Null, Value::from(17)] {
+        let folder = tempfile::tempdir().unwrap();
+        for rank in 0..4 {
+            let name = format!("rank_{rank}.json");
+            let text = fs::read(format!("{}/{name}", fixture("never-join-w4", "json"))).unwrap();
+            let mut dump: Value = serde_json::from_slice(&text).unwrap();
+            if rank == 2 {
+                dump["entries"] = value.clone();
+            }
+            fs::write(folder.path().join(name), dump.to_string()).unwrap();
+        }
+        let path = folder.path().to_str().unwrap();
+        let analyzed = run(&["analyze", "--format", "json", path]);
+        let report: Report = serde_json::from_str(&analyzed.stdout).unwrap();
+        assert_eq!(report.findings[0].culprit_ranks, [1], "{report:?}");
+        let blamed = |rank| {
+            report
+                .findings
+                .iter()
+                .any(|f| f.culprit_ranks.contains(rank))
+        };
+        assert!(!blamed(&2), "{report:?}");
+        let told = report
+            .problems
+            .iter()
+            .any(|problem| problem.sentence.starts_with("`entries` is"));
+        assert!(told, "{:?}", report.problems);
+    }
+}
+
+#[test]
 fn foreign_and_replaced_files_beside_whole_dumps_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
     for rank in 0..4 {

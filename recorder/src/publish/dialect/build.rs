@@ -125,6 +125,8 @@ pub(super) struct Builder {
     /// Entries that were left out, and the first of them with what is wrong with it.
     pub(super) rejected: usize,
     pub(super) first_rejected: Option<(usize, &'static str)>,
+    /// What stands where the list of entries should.
+    pub(super) no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
     signatures: Interner<u64>,
     signature_key: Vec<u64>,

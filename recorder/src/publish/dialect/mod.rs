@@ -110,6 +110,24 @@ pub enum ReadProblem {
         /// The key whose value makes no sense.
         key: &'static str,
     },
+    /// `entries` holds no list, so no operation could be read.
+    #[error(
+        "`entries` is {found} where a list is expected, so none of its operations could be read"
+    )]
+    NoList {
+        /// What stands there, in words.
+        found: &'static str,
+    },
+}
+
+impl ReadProblem {
+    /// Whether operations may be lost that the rank issued after the last one that was read.
+    pub fn cuts(&self) -> bool {
+        match self {
+            Self::Stopped { .. } | Self::NoList { .. } => true,
+            Self::Rejected { .. } => false,
+        }
+    }
 }
 
 /// Reads dumps one after another, keeping its working memory from file to file.
@@ -169,7 +187,8 @@ impl DumpReader {
                 first,
                 key,
             });
-        let problems = stopped.into_iter().chain(rejected).collect();
+        let no_list = builder.no_list.map(|found| ReadProblem::NoList { found });
+        let problems = stopped.into_iter().chain(rejected).chain(no_list).collect();
         Ok((builder.finish(), problems))
     }
 }

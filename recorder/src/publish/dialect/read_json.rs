@@ -455,8 +455,10 @@ impl<'de> DeserializeSeed<'de> for Entries<'_> {
 
 impl<'de> Visitor<'de> for Entries<'_> {
     type Value = ();
-    scalar_visits!(|_, _| ());
-    skip_map!('de, |_| ());
+    scalar_visits!(|entries: Self, value: Scalar<'_>| {
+        entries.0.no_list = Some(value.kind());
+    });
+    skip_map!('de, |entries: Self| entries.0.no_list = Some("a dict"));
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let builder = self.0;

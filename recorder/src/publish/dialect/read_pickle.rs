@@ -136,6 +136,8 @@ impl<'a> Reader<'a> {
                     self.builder.looks_like_dump = true;
                     self.entries(id);
                 }
+                (top::ENTRIES, Cell::Dict(_)) => self.builder.no_list = Some("a dict"),
+                (top::ENTRIES, value) => self.builder.no_list = Some(self.scalar(value).kind()),
                 (top::NCCL_COMM_STATE, Cell::Dict(id)) => self.comm_state(id),
                 (top::STATUS, Cell::Dict(id)) => self.rank_status(id),
                 (key, value) => value::set_top(self.builder, key, self.scalar(value)),

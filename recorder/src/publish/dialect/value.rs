@@ -21,6 +21,17 @@ pub(super) enum Scalar<'a> {
 }
 
 impl Scalar<'_> {
+    /// What kind of value it is, in words.
+    pub(super) fn kind(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Bool(_) => "a bool",
+            Self::Int(_) | Self::Float(_) => "a number",
+            Self::Text(_) => "a string",
+            Self::Other => "a value of another kind",
+        }
+    }
+
     fn whole(self) -> Option<i64> {
         match self {
             Self::Int(value) => Some(value),

@@ -14,6 +14,7 @@ use ratatui::crossterm::event as terminal;
 use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
 use ratatui::crossterm::execute;
 use rcomm_analyzer::Anchor;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::{Handle, Signals};
 use std::io::stdout;
@@ -201,10 +202,10 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
             continue;
         }
         match terminal::poll(ROUND) {
-            Ok(false) => continue,
+            // A terminal that vanished is readable for ever and has nothing to read.
+            Ok(false) if !is_hung_up() => continue,
             Ok(true) => {}
-            // The terminal is gone.
-            Err(_) => {
+            Ok(false) | Err(_) => {
                 let _ = sender.send(Event::Terminate);
                 return;
             }
@@ -219,10 +220,22 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
                 _ => continue,
             },
             Ok(_) => continue,
-            Err(_) => Event::Terminate,
+            Err(_) => {
+                let _ = sender.send(Event::Terminate);
+                return;
+            }
         };
         if sender.send(event).is_err() {
             return;
         }
     }
+}
+
+/// Whether nobody is at the other end of standard input any more.
+fn is_hung_up() -> bool {
+    let stdin = rustix::stdio::stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    rustix::event::poll(&mut watched, Some(&Timespec::default())).is_ok()
+        && watched[0].revents().intersects(gone)
 }

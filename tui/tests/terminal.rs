@@ -60,6 +60,13 @@ fn ring(directory: &Path, rank: Rank, last: u64) -> FlightRecorder {
     recorder
 }
 
+/// Whether a terminal that vanishes sends SIGHUP: it does so only to the session that it controls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hangup {
+    IsASignal,
+    IsSilent,
+}
+
 /// The program on a pseudo-terminal of 100 × 30.
 struct Session {
     child: Box<dyn Child + Send + Sync>,
@@ -71,6 +78,10 @@ struct Session {
 
 impl Session {
     fn start(arguments: &[&str], directory: &Path) -> Self {
+        Self::start_on(Hangup::IsASignal, arguments, directory)
+    }
+
+    fn start_on(hangup: Hangup, arguments: &[&str], directory: &Path) -> Self {
         let size = PtySize {
             rows: 30,
             cols: 100,
@@ -86,6 +97,7 @@ impl Session {
         command.env("XDG_CONFIG_HOME", directory);
         command.env_remove("RCOMM_RING_DIR");
         command.cwd(directory);
+        command.set_controlling_tty(hangup == Hangup::IsASignal);
         let child = pair
             .slave
             .spawn_command(command)
@@ -191,6 +203,23 @@ impl Session {
         status.exit_code()
     }
 
+    /// Closes every file descriptor of the terminal's other end.
+    fn vanish(&mut self) {
+        self.keys = Box::new(std::io::sink());
+        // The reader ends, and closes the last of them, at the next thing drawn that nobody takes:
+        // the clock is drawn every second.
+        self.bytes = channel().1;
+        self.reader.take().map(JoinHandle::join);
+    }
+
+    fn wait_gone(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().expect("our child").is_none() {
+            assert!(Instant::now() < deadline, "runs on without a terminal");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = self.child.process_id().expect("it runs");
         let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
@@ -200,8 +229,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A test that failed leaves nothing behind.
+        // A test that failed leaves nothing behind, a child that nobody waited for included.
         let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -251,6 +281,18 @@ fn signals_end_it_and_leave_the_terminal_as_it_was() {
         session.signal(signal);
         session.end();
     }
+}
+
+#[test]
+fn a_terminal_that_vanishes_without_a_signal_ends_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &rings];
+    let mut session = Session::start_on(Hangup::IsSilent, &arguments, directory.path());
+    session.wait_text("pty-job");
+    session.vanish();
+    session.wait_gone();
 }
 
 #[test]

@@ -16,6 +16,8 @@
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
 //! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
 //! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
+//! | `RCOMM_DEBUG`, `TORCH_DISTRIBUTED_DEBUG` | [`debug`](Config::debug): `off`, `info`, `detail` | `off` |
+//! | `RCOMM_NAN_CHECK`, `TORCH_NCCL_NAN_CHECK` | [`nan_check`](Config::nan_check): `0`, `1` | `0` |
 //! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
 //! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
 //! | `RCOMM_SIGNAL_INTERVAL_MS` | [`signal_interval`](Config::signal_interval) | 500 |
@@ -57,6 +59,10 @@ pub struct Config {
     pub dump_format: DumpFormat,
     /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` asks for a dump.
     pub dump_pipes: Vec<PathBuf>,
+    /// Whether ranks compare what they issue before each collective.
+    pub debug: DebugLevel,
+    /// Whether inputs that hold a NaN are refused.
+    pub nan_check: NanCheck,
     /// How often the watchdog looks at pending work that did not report by itself.
     pub watchdog_interval: Duration,
     /// After what silence of the watchdog its monitor makes a dump.
@@ -77,6 +83,28 @@ pub enum TransportChoice {
     Shm,
     /// Sockets everywhere.
     Tcp,
+}
+
+/// Whether ranks compare what they issue before each collective
+/// ([`Wrapper`](crate::backend::wrapper::Wrapper)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DebugLevel {
+    /// They do not. PyTorch's `INFO` is taken as this: it only adds to its log.
+    #[default]
+    Off,
+    /// They do, over a side group.
+    Detail,
+}
+
+/// Whether inputs that hold a NaN are refused, on all ranks. Needs the same comparison of ranks as
+/// [`DebugLevel::Detail`], and reads all inputs: for finding errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NanCheck {
+    /// They are taken.
+    #[default]
+    Off,
+    /// They are refused.
+    On,
 }
 
 /// Where the ring file goes.
@@ -118,6 +146,8 @@ impl Default for Config {
             dump_dir: PathBuf::from("rcomm-dumps"),
             dump_format: DumpFormat::Json,
             dump_pipes: Vec::new(),
+            debug: DebugLevel::Off,
+            nan_check: NanCheck::Off,
             watchdog_interval: Duration::from_millis(100),
             heartbeat_timeout: Duration::from_secs(60),
             signal_interval: Duration::from_millis(500),
@@ -210,6 +240,25 @@ impl Config {
                 _ => return Err(refused("RCOMM_DUMP_FORMAT", &value, "json, pickle or both")),
             };
         }
+        // Ours counts before the borrowed one.
+        for name in ["TORCH_DISTRIBUTED_DEBUG", "RCOMM_DEBUG"] {
+            if let Some(value) = text(name) {
+                config.debug = match value.to_ascii_lowercase().as_str() {
+                    "off" | "info" => DebugLevel::Off,
+                    "detail" => DebugLevel::Detail,
+                    _ => return Err(refused(name, &value, "off, info or detail")),
+                };
+            }
+        }
+        for name in ["TORCH_NCCL_NAN_CHECK", "RCOMM_NAN_CHECK"] {
+            if let Some(value) = text(name) {
+                config.nan_check = match value.to_ascii_lowercase().as_str() {
+                    "0" | "false" | "off" => NanCheck::Off,
+                    "1" | "true" | "on" => NanCheck::On,
+                    _ => return Err(refused(name, &value, "0 or 1")),
+                };
+            }
+        }
         config.dump_pipes = ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
             .into_iter()
             .filter_map(text)
@@ -267,6 +316,18 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn checks_are_asked_for_by_our_variables_or_pytorchs() {
+        let debug = |pairs: &[(&str, &str)]| from(pairs).unwrap().debug;
+        assert_eq!(debug(&[]), DebugLevel::Off);
+        let theirs = ("TORCH_DISTRIBUTED_DEBUG", "DETAIL");
+        assert_eq!(debug(&[theirs]), DebugLevel::Detail);
+        assert_eq!(debug(&[theirs, ("RCOMM_DEBUG", "off")]), DebugLevel::Off);
+        let config = from(&[("TORCH_NCCL_NAN_CHECK", "1")]).unwrap();
+        assert_eq!(config.nan_check, NanCheck::On);
+        assert!(from(&[("RCOMM_DEBUG", "loud")]).is_err());
     }
 
     #[test]

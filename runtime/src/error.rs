@@ -39,6 +39,8 @@ pub enum ErrorKind {
     Backend = 11,
     /// Used after `shutdown` or `destroy`.
     Closed = 12,
+    /// A rank put in a NaN while these are refused.
+    NotANumber = 13,
 }
 
 impl ErrorKind {

@@ -31,6 +31,7 @@ mod world;
 
 pub use backend::cpu::CpuBackend;
 pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
+pub use backend::wrapper::Wrapper;
 pub use backend::{Backend, BackendFactory, Done, Pending, Progress};
 pub use buffer::{Access, Buffer, Device, DeviceKind};
 pub use coalescing::Coalescer;

@@ -1,6 +1,8 @@
 //! How a world makes a group: who is in it, what it is called, which backends carry it.
 
-use crate::backend::{BackendFactory, GroupContext};
+use crate::backend::wrapper::Wrapper;
+use crate::backend::{Backend, BackendFactory, GroupContext};
+use crate::config::{DebugLevel, NanCheck};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::{Group, GroupParts, Lane, ProcessGroup};
@@ -129,9 +131,17 @@ impl WorldShared {
                 wire_id,
                 store: Arc::new(PrefixStore::new(factory.name(), store.clone())),
             };
+            let backend = factory.connect(context, deadline).map_err(named)?;
+            let beside = Beside {
+                name: factory.name(),
+                group_rank,
+                store: &store,
+                deadline,
+            };
+            let backend = self.wrap(backend, &info, beside).map_err(named)?;
             lanes.push(Lane {
                 device: factory.device(),
-                backend: factory.connect(context, deadline).map_err(named)?,
+                backend,
             });
         }
         let timeout = options.timeout.unwrap_or(self.config.timeout);
@@ -144,6 +154,39 @@ impl WorldShared {
             world: self.clone(),
         };
         Ok(ProcessGroup::over(Group::new(parts)))
+    }
+
+    /// Has ranks compare what they issue to this backend, if the configuration says so.
+    fn wrap(
+        &self,
+        backend: Arc<dyn Backend>,
+        info: &ProcessGroupInfo,
+        beside: Beside<'_>,
+    ) -> Result<Arc<dyn Backend>> {
+        let config = &self.config;
+        if config.debug == DebugLevel::Off && config.nan_check == NanCheck::Off {
+            return Ok(backend);
+        }
+        let Some(cpu) = self.factories.iter().find(|it| it.name() == "cpu") else {
+            return Ok(backend);
+        };
+        let name = format!("{}/{}/checks", info.name, beside.name);
+        let side = GroupContext {
+            group_rank: beside.group_rank,
+            wire_id: wire_id(&name, &info.ranks, self.place.attempt),
+            store: Arc::new(PrefixStore::new(
+                format!("{}/checks", beside.name),
+                beside.store.clone(),
+            )),
+            info: ProcessGroupInfo {
+                name,
+                ..info.clone()
+            },
+        };
+        let side = cpu.connect(side, beside.deadline)?;
+        let nan_check = config.nan_check;
+        let wrapper = Wrapper::new(backend, side, &info.ranks, nan_check);
+        Ok(Arc::new(wrapper))
     }
 
     /// The factories that a list such as `cpu` or `cpu:cpu,cuda:nccl` names.
@@ -182,6 +225,14 @@ impl WorldShared {
         }
         Ok(chosen)
     }
+}
+
+/// What a backend has beside it in its group.
+struct Beside<'a> {
+    name: &'static str,
+    group_rank: u32,
+    store: &'a Arc<dyn Store>,
+    deadline: Deadline,
 }
 
 /// What tells groups apart on shared connections.

@@ -8,6 +8,7 @@
 
 pub mod cpu;
 pub mod fake;
+pub mod wrapper;
 
 use crate::buffer::{Buffer, DeviceKind};
 use crate::config::Config;

@@ -1,0 +1,62 @@
+//! Looks for NaNs in what an operation reads.
+
+use crate::buffer::Buffer;
+use crate::element::Element;
+use crate::float8::{F8E4M3, F8E5M2};
+use crate::op::Op;
+use half::{bf16, f16};
+use num_complex::Complex;
+use rcomm_recorder::model::DType;
+
+/// Where the first NaN is: which input, which element. Memory of devices is not looked at.
+pub(super) fn find(op: &Op<'_>) -> Option<(u32, u64)> {
+    if let Op::Coalesced(ops) = op {
+        return ops.iter().find_map(find);
+    }
+    (0..).zip(op.inputs()).find_map(|(at, input)| {
+        let element = first_nan(input)?;
+        Some((at, element as u64))
+    })
+}
+
+fn first_nan(buffer: &Buffer<'_>) -> Option<usize> {
+    fn position<T: Element>(buffer: &Buffer<'_>, is_nan: impl Fn(&T) -> bool) -> Option<usize> {
+        buffer.as_slice::<T>()?.iter().position(is_nan)
+    }
+    match buffer.dtype() {
+        DType::F32 => position::<f32>(buffer, |x| x.is_nan()),
+        DType::F64 => position::<f64>(buffer, |x| x.is_nan()),
+        DType::F16 => position::<f16>(buffer, |x| x.is_nan()),
+        DType::Bf16 => position::<bf16>(buffer, |x| x.is_nan()),
+        DType::F8E4M3 => position::<F8E4M3>(buffer, |x| x.to_f32().is_nan()),
+        DType::F8E5M2 => position::<F8E5M2>(buffer, |x| x.to_f32().is_nan()),
+        DType::Complex64 => position::<Complex<f32>>(buffer, |x| x.is_nan()),
+        DType::Complex128 => position::<Complex<f64>>(buffer, |x| x.is_nan()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_nan_is_found_in_every_floating_type() {
+        fn place<T: Element>(nan: T) -> Option<(u32, u64)> {
+            find(&Op::Broadcast {
+                buffer: Buffer::from_vec(vec![T::default(), nan, nan]),
+                root: 0,
+            })
+        }
+        assert_eq!(place(f32::NAN), Some((0, 1)));
+        assert_eq!(place(f64::NAN), Some((0, 1)));
+        assert_eq!(place(f16::NAN), Some((0, 1)));
+        assert_eq!(place(bf16::NAN), Some((0, 1)));
+        assert_eq!(place(F8E4M3::from_f32(f32::NAN)), Some((0, 1)));
+        assert_eq!(place(F8E5M2::from_f32(f32::NAN)), Some((0, 1)));
+        assert_eq!(place(Complex::new(0.0, f32::NAN)), Some((0, 1)));
+        assert_eq!(place(Complex::new(f64::NAN, 0.0)), Some((0, 1)));
+        assert_eq!(place(f32::INFINITY), None);
+        assert_eq!(place(i32::MIN), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! Jobs in which ranks compare what they issue before each collective.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::config::{DebugLevel, NanCheck};
+use rcomm::{Config, ErrorKind, FakeFabric, ReduceOp, World};
+use rcomm_tests::world::{Carrier, on_threads};
+use std::time::Duration;
+
+fn carriers() -> [Carrier; 2] {
+    [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
+}
+
+fn checked(config: &mut Config) {
+    config.debug = DebugLevel::Detail;
+    config.nan_check = NanCheck::On;
+    // A disagreement is written down.
+    config.dump_dir = std::env::temp_dir().join("rcomm-tests-checks");
+    config.status_wait = Duration::from_millis(200);
+}
+
+fn run(size: u32, body: impl Fn(World) + Sync) {
+    for carrier in carriers() {
+        on_threads(size, &carrier, checked, &body);
+    }
+}
+
+/// The error that all ranks get, which is the same but for what each adds of its own.
+fn told(error: &rcomm::Error, expected: &str) {
+    let message = error.to_string();
+    assert!(message.contains(expected), "{message}");
+}
+
+#[test]
+fn ranks_that_agree_notice_nothing() {
+    run(3, |world| {
+        let group = world.group();
+        let rank = world.rank();
+        // Blocking and issued operations in one order, more of them than there are ranks.
+        for round in 0..10 {
+            let work = group.all_reduce_async(vec![rank; 5], ReduceOp::Sum);
+            let mut highest = [rank + round];
+            group.all_reduce(&mut highest, ReduceOp::Max).unwrap();
+            assert_eq!(highest, [2 + round]);
+            assert_eq!(work.unwrap().wait().unwrap(), [3; 5]);
+        }
+        let next = (rank + 1) % 3;
+        let sent = group.send_async(vec![rank], next, 0).unwrap();
+        let mut got = [9];
+        group.recv(&mut got, (rank + 2) % 3, 0).unwrap();
+        assert_eq!(got, [(rank + 2) % 3]);
+        sent.wait().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn the_rank_with_another_size_is_named_on_all_ranks() {
+    run(3, |world| {
+        let len = if world.rank() == 1 { 4 } else { 3 };
+        let error = world
+            .group()
+            .all_reduce(&mut vec![1f32; len], ReduceOp::Sum)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert_eq!(error.rank(), Some(1));
+        told(
+            &error,
+            "the ranks disagree: rank 1 issued #1 all_reduce(sum) of Float[4], \
+             but ranks 0, 2 issued #1 all_reduce(sum) of Float[3]",
+        );
+    });
+}
+
+#[test]
+fn the_rank_with_another_operation_is_named_to_whoever_waits() {
+    run(3, |world| {
+        let group = world.group();
+        let error = if world.rank() == 2 {
+            let work = group.broadcast_async(vec![1u8; 3], 1).unwrap();
+            work.wait().unwrap_err()
+        } else {
+            let work = group.all_reduce_async(vec![1u8; 3], ReduceOp::Max).unwrap();
+            work.wait().unwrap_err()
+        };
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        told(
+            &error,
+            "rank 2 issued #1 broadcast of Byte[3] with root 1, \
+             but ranks 0, 1 issued #1 all_reduce(max) of Byte[3]",
+        );
+    });
+}
+
+#[test]
+fn roots_and_reductions_are_compared_too() {
+    run(2, |world| {
+        let rank = world.rank();
+        let error = world.group().broadcast(&mut [0u8], rank).unwrap_err();
+        told(&error, "rank 1 issued #1 broadcast of Byte[1] with root 1");
+    });
+    run(2, |world| {
+        let op = [ReduceOp::Sum, ReduceOp::Min][world.rank() as usize];
+        let error = world.group().all_reduce(&mut [0u8], op).unwrap_err();
+        told(&error, "rank 1 issued #1 all_reduce(min) of Byte[1]");
+    });
+}
+
+#[test]
+fn a_nan_is_refused_on_all_ranks_with_its_place() {
+    run(2, |world| {
+        let mut numbers = [1f32, 2.0, 3.0];
+        let group = world.group();
+        group.all_reduce(&mut numbers, ReduceOp::Sum).unwrap();
+        if world.rank() == 1 {
+            numbers[2] = f32::NAN;
+        }
+        let error = group.all_reduce(&mut numbers, ReduceOp::Sum).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotANumber);
+        assert_eq!(error.rank(), Some(1));
+        told(
+            &error,
+            "rank 1 put in a NaN: element 2 of input 0 of #2 all_reduce(sum) of Float[3]",
+        );
+        // Nothing was written.
+        assert_eq!(numbers[..2], [2.0, 4.0]);
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_before_anything_is_started() {
+    run(2, |world| {
+        let group = world.group().within(Duration::from_millis(200));
+        if world.rank() == 0 {
+            let error = group.barrier().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            told(&error, "waited for rank 1");
+            told(&error, "while the ranks compared what they are about to do");
+            world.store().set("test/done", b"1").unwrap();
+        } else {
+            let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+            done.unwrap();
+        }
+    });
+}

@@ -61,6 +61,25 @@ struct Issue {
     op_id: u64,
     /// One for each lane.
     turns: Vec<u64>,
+    extension: Extension,
+}
+
+/// More time for the next operations, until the first collective among them has ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extension {
+    extra: Duration,
+    /// The first collective of a backend that has it, counted from 1; 0 before one was issued.
+    first: u64,
+}
+
+impl Extension {
+    /// What is left of it after this many collectives have ended.
+    fn after(self, ended: u64) -> Self {
+        if self.first != 0 && ended >= self.first {
+            return Self::default();
+        }
+        self
+    }
 }
 
 /// Which operation a group failed in, and with what.
@@ -305,7 +324,7 @@ impl Group {
         self.check_open(op.op_type())?;
         let (call, voyage, tickets) = self.number(&mut issue, &op, lane, timeout, site);
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
-        let deadline = Deadline::In(timeout.saturating_add(self.patience())).started();
+        let deadline = Deadline::In(voyage.timeout.saturating_add(self.patience())).started();
         let call = Call { deadline, ..call };
         let flight = Flight::new(self.clone(), voyage, tickets);
         match self.lanes[lane].backend.issue(op, call, flight.clone()) {
@@ -335,6 +354,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> (Call, Voyage, Tickets) {
         let is_p2p = op.is_p2p();
+        let timeout = timeout.saturating_add(self.extension(issue, !is_p2p));
         let (seq, turn) = if is_p2p {
             issue.p2p_seq += 1;
             (issue.p2p_seq, 0)
@@ -366,6 +386,19 @@ impl Group {
             deadline: Deadline::In(timeout),
         };
         (call, voyage, Tickets { members, own })
+    }
+
+    /// How much more time the operation that is issued now has; one that `counts` is a collective of a
+    /// backend. Under the issue lock.
+    fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+        if issue.extension.extra.is_zero() {
+            return Duration::ZERO;
+        }
+        issue.extension = issue.extension.after(self.ended.load(Ordering::Acquire));
+        if counts && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
+            issue.extension.first = issue.turns.iter().sum::<u64>() + 1;
+        }
+        issue.extension.extra
     }
 
     fn record(
@@ -409,6 +442,7 @@ impl Group {
     ) -> Result<(Voyage, Tickets)> {
         let mut issue = self.lock();
         self.check_open(op)?;
+        let timeout = timeout.saturating_add(self.extension(&mut issue, false));
         issue.collective_seq += 1;
         issue.op_id += 1;
         let key = SignatureKey {
@@ -625,6 +659,28 @@ impl ProcessGroup {
     /// Sets the group's time-out for operations issued from now on, on this rank.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
+    }
+
+    /// Gives the operations issued from now on this much more time, until the first collective among
+    /// them has ended: for a step that is known to be slow, such as the first one. Adds up. Counts
+    /// beside the time-out of the group or call, on this rank.
+    pub fn extend_timeout(&self, extra: Duration) {
+        let mut issue = self.group.lock();
+        let left = issue
+            .extension
+            .after(self.group.ended.load(Ordering::Acquire));
+        issue.extension = Extension {
+            extra: left.extra.saturating_add(extra),
+            ..left
+        };
+    }
+
+    /// How much more time than its time-out the next operation has, by
+    /// [`extend_timeout`](Self::extend_timeout).
+    pub fn timeout_extension(&self) -> Duration {
+        let extension = self.group.lock().extension;
+        let ended = self.group.ended.load(Ordering::Acquire);
+        extension.after(ended).extra
     }
 
     /// The same group with another time-out for what is called through the handle returned:

@@ -39,7 +39,7 @@ impl ProcessGroup {
         let group = &self.group;
         let store = self.notes()?;
         let (voyage, tickets) = group.note(OpType::MonitoredBarrier, timeout, site)?;
-        let result = self.call_the_roll(&*store, voyage.seq, timeout, roll_call);
+        let result = self.call_the_roll(&*store, voyage.seq, voyage.timeout, roll_call);
         match &result {
             Ok(()) => tickets.completed(group.recorder(), crate::backend::Done::default()),
             Err(_) => tickets.failed(group.recorder()),

@@ -178,3 +178,26 @@ fn work_that_nobody_waits_for_is_watched() {
         assert_eq!(refusal.seq(), Some(1), "{refusal}");
     });
 }
+
+#[test]
+fn more_time_is_for_the_next_operations_until_the_first_has_ended() {
+    run(2, |world| {
+        let group = world.group();
+        group.set_timeout(Duration::from_secs(9));
+        group.extend_timeout(Duration::from_secs(30));
+        group.extend_timeout(Duration::from_secs(1));
+        assert_eq!(group.timeout_extension(), Duration::from_secs(31));
+        group.barrier().unwrap();
+        assert_eq!(group.timeout_extension(), Duration::ZERO);
+        group.within(Duration::from_secs(8)).barrier().unwrap();
+        group.barrier().unwrap();
+        let limits: Vec<u64> = world
+            .snapshot()
+            .entries
+            .iter()
+            .map(|it| it.timeout_ms)
+            .collect();
+        assert_eq!(limits, [40_000, 8_000, 9_000]);
+        world.shutdown().unwrap();
+    });
+}

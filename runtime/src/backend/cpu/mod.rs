@@ -187,6 +187,7 @@ impl CpuBackend {
             ranks: ranks.clone(),
         };
         if let Some(board) = board.map_err(|failure| group.explain(failure))? {
+            group.crowding = board.crowding();
             let farewell = board.farewell();
             group.farewell =
                 Some(farewell.map_err(|e| Error::io("cannot use the ranks' shared memory", e))?);

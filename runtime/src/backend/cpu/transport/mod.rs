@@ -1,13 +1,13 @@
 //! Ways for bytes to get from one rank to another.
 //!
-//! Ranks of one host share memory ([`shm`]). To others there are lanes: a [`Lane`] is a stream of bytes in both directions between two ranks. It never blocks: what does
-//! not fit or has not come is tried again later. Who waits, and how, is not decided here.
+//! Ranks of one host share memory ([`shm`]). To others there are lanes: a [`Lane`] is a stream of bytes in
+//! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
+//! later. Who waits, and how, is not decided here.
 
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod board_model;
 pub(crate) mod handover;
-#[allow(unsafe_code)]
 pub(crate) mod shm;
 pub(crate) mod tcp;
 

@@ -1,0 +1,305 @@
+//! What the ranks of a group write on and read from together, in phases. See the head of
+//! [`shm`](super).
+
+use super::super::super::wait::{Crowding, Interrupted, Patience, Pause};
+use super::mapping::Mapping;
+use super::segment::{PAGE, Segment, align};
+use rcomm_recorder::model::Rank;
+use rustix::event::Timespec;
+use rustix::mm::Advice;
+use rustix::thread::futex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Bytes between the control words of two ranks.
+const CONTROL: usize = 512;
+/// Bytes between a rank's two lines; two cache lines, since they are fetched in pairs.
+const LINE: usize = 128;
+
+/// Bytes that a line carries beside its flag and signature.
+pub(crate) const INLINE: usize = 48;
+/// Bytes of one slot. Two slots of each of two ranks stay in a second-level cache of 1 MiB.
+pub(crate) const SLOT: usize = 192 << 10;
+
+/// Bytes of the area of a group of so many ranks.
+pub(super) fn area_len(ranks: usize) -> usize {
+    align(ranks * CONTROL, PAGE) + ranks * 2 * SLOT
+}
+
+/// Why a rank on the board did not answer.
+#[derive(Debug)]
+pub(crate) enum BoardError {
+    /// The wait was ended.
+    Interrupted(Interrupted),
+    /// The deadline passed while this rank of the group was missing.
+    Late(usize),
+    /// This rank of the group has left it, or its process has ended.
+    Gone(usize),
+    /// The system refused.
+    Io(io::Error),
+}
+
+impl From<Interrupted> for BoardError {
+    fn from(why: Interrupted) -> Self {
+        Self::Interrupted(why)
+    }
+}
+
+impl From<io::Error> for BoardError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// What a group writes on and reads from together. See the head of this module.
+pub(crate) struct Board {
+    segment: Arc<Segment>,
+    area: Mapping,
+    /// Which area of the segment it is.
+    place: usize,
+    rank: usize,
+    ranks: Arc<[Rank]>,
+    /// The phase that this rank has published last.
+    phase: u32,
+    /// Whether it has seen everybody's flag of that phase.
+    complete: bool,
+}
+
+impl Board {
+    /// The board in area `place` of the segment, seen by `rank` of the group.
+    pub(super) fn new(
+        segment: Arc<Segment>,
+        place: usize,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+    ) -> io::Result<Self> {
+        let area = segment.map_area(place, area_len(ranks.len()))?;
+        // Without huge pages it works as well, only slower; most systems do not give them here.
+        let _ = area.advise(Advice::LinuxHugepage);
+        Ok(Self {
+            segment,
+            area,
+            place,
+            rank,
+            ranks,
+            phase: 0,
+            complete: true,
+        })
+    }
+
+    fn line(&self, rank: usize, phase: u32) -> usize {
+        rank * CONTROL + (phase & 1) as usize * LINE
+    }
+
+    fn sleepers(&self, rank: usize) -> &AtomicU32 {
+        self.area.word(rank * CONTROL + 2 * LINE)
+    }
+
+    fn left(&self, rank: usize) -> &AtomicU32 {
+        self.area.word(rank * CONTROL + 3 * LINE)
+    }
+
+    fn slot_at(&self, rank: usize, phase: u32) -> usize {
+        let control = align(self.ranks.len() * CONTROL, PAGE);
+        control + (rank * 2 + (phase & 1) as usize) * SLOT
+    }
+
+    /// This rank's slot of the phase to come, to be filled before [`turn`](Self::turn).
+    #[inline]
+    pub(crate) fn next_slot(&mut self) -> &mut [u8] {
+        self.slots_and_next().1
+    }
+
+    /// The slots of this phase, and this rank's slot of the next one.
+    #[inline]
+    pub(crate) fn slots_and_next(&mut self) -> (Slots<'_>, &mut [u8]) {
+        assert!(self.complete, "a board that was given up is not used on");
+        let start = self.slot_at(self.rank, self.phase.wrapping_add(1));
+        // SAFETY: this rank alone writes its slots, through `&mut self` alone. The others read this one
+        // in phases of its parity only, and have finished with the last of these, since this rank has
+        // seen all their flags of the phase after it (`complete`; see the head of this module). The
+        // slots of this phase, which `Slots` reads, are others. Any bytes are valid.
+        let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, SLOT), SLOT) };
+        (Slots { board: self }, next)
+    }
+
+    /// What `rank` has in its slot in this phase.
+    #[inline]
+    pub(crate) fn slot(&self, rank: usize) -> &[u8] {
+        assert!(self.complete, "slots are read when all have published");
+        let start = self.slot_at(rank, self.phase);
+        // SAFETY: its writer stored the flag of this phase after writing, which this rank has seen
+        // (`complete`), and will not write here before this rank publishes the next phase, which takes
+        // `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.area.at(start, SLOT), SLOT) }
+    }
+
+    /// The bytes in `rank`'s line of this phase.
+    #[inline]
+    pub(crate) fn inline(&self, rank: usize, len: usize) -> &[u8] {
+        assert!(self.complete, "lines are read when all have published");
+        assert!(len <= INLINE, "inline bytes fit into the line");
+        let start = self.line(rank, self.phase) + 16;
+        // SAFETY: as for `slot`.
+        unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
+    }
+
+    /// One phase: shows the others `signature`, up to [`INLINE`] bytes and what is in the slot, and
+    /// waits until all have done the same. Says whether all signatures are equal.
+    ///
+    /// # Errors
+    /// After any, the board is of no more use.
+    #[inline]
+    pub(crate) fn turn(
+        &mut self,
+        signature: u64,
+        inline: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, BoardError> {
+        assert!(self.complete, "a board that was given up is not used on");
+        self.complete = false;
+        self.publish(signature, inline);
+        let mut equal = true;
+        for rank in 0..self.ranks.len() {
+            if rank != self.rank {
+                equal &= self.wait_for(rank, patience)? == signature;
+            }
+        }
+        self.complete = true;
+        Ok(equal)
+    }
+
+    #[inline]
+    fn publish(&mut self, signature: u64, inline: &[u8]) {
+        assert!(inline.len() <= INLINE, "inline bytes fit into the line");
+        self.phase = self.phase.wrapping_add(1);
+        let line = self.line(self.rank, self.phase);
+        self.area.long(line + 8).store(signature, Ordering::Relaxed);
+        let to = self.area.at(line + 16, INLINE);
+        // SAFETY: this rank alone writes its lines, and nobody reads this one now, as in `next_slot`.
+        unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), to, inline.len()) };
+        let flag = self.area.word(line);
+        flag.store(self.phase, Ordering::Release);
+        if self.sleepers(self.rank).load(Ordering::Relaxed) > 0 {
+            wake(flag);
+        }
+    }
+
+    /// Waits until `rank` has published this phase; gives its signature.
+    #[inline]
+    fn wait_for(&self, rank: usize, patience: &mut Patience<'_>) -> Result<u64, BoardError> {
+        let line = self.line(rank, self.phase);
+        let flag = self.area.word(line);
+        loop {
+            let seen = flag.load(Ordering::Acquire);
+            if seen == self.phase {
+                patience.refresh();
+                return Ok(self.area.long(line + 8).load(Ordering::Relaxed));
+            }
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
+                Err(Interrupted::TimedOut) => return Err(BoardError::Late(rank)),
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    #[cold]
+    fn sleep(
+        &self,
+        rank: usize,
+        flag: &AtomicU32,
+        seen: u32,
+        time: Duration,
+    ) -> Result<(), BoardError> {
+        let has_left = self.left(rank).load(Ordering::Acquire) != 0;
+        if has_left || self.segment.is_gone(self.ranks[rank]) {
+            // What it did before it went still counts.
+            return if flag.load(Ordering::Acquire) == self.phase {
+                Ok(())
+            } else {
+                Err(BoardError::Gone(rank))
+            };
+        }
+        let sleepers = self.sleepers(rank);
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        if flag.load(Ordering::SeqCst) == seen {
+            let time = Timespec {
+                tv_sec: time.as_secs() as i64,
+                tv_nsec: i64::from(time.subsec_nanos()),
+            };
+            // Whatever ends the sleep, the caller looks again.
+            let _ = futex::wait(flag, futex::Flags::empty(), seen, Some(&time));
+        }
+        sleepers.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether the ranks of this host have a processor each.
+    pub(crate) fn crowding(&self) -> Crowding {
+        self.segment.crowding()
+    }
+
+    /// A handle by which another thread can tell the group that this rank leaves it.
+    pub(crate) fn farewell(&self) -> io::Result<Farewell> {
+        let len = align(self.ranks.len() * CONTROL, PAGE);
+        Ok(Farewell {
+            control: self.segment.map_area(self.place, len)?,
+            rank: self.rank,
+        })
+    }
+}
+
+/// The slots that all ranks have published in this phase.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'a> {
+    board: &'a Board,
+}
+
+impl<'a> Slots<'a> {
+    /// As [`Board::slot`].
+    #[inline]
+    pub(crate) fn of(self, rank: usize) -> &'a [u8] {
+        self.board.slot(rank)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.left(self.rank).store(1, Ordering::Release);
+        for parity in 0..2 {
+            wake(self.area.word(self.line(self.rank, parity)));
+        }
+        // The last to leave empties the area for the next group. Where a rank died it stays claimed.
+        let leavers = self.segment.leave_area(self.place);
+        if leavers == self.ranks.len() && self.area.advise(Advice::LinuxRemove).is_ok() {
+            self.segment.free_area(self.place);
+        }
+    }
+}
+
+/// Tells the others on a board that this rank leaves it, while its own thread may be waiting there.
+pub(crate) struct Farewell {
+    control: Mapping,
+    rank: usize,
+}
+
+impl Farewell {
+    /// Whoever waits for this rank need not any more.
+    pub(crate) fn leave(&self) {
+        let control = self.rank * CONTROL;
+        let left = self.control.word(control + 3 * LINE);
+        left.store(1, Ordering::Release);
+        for parity in 0..2 {
+            wake(self.control.word(control + parity * LINE));
+        }
+    }
+}
+
+fn wake(flag: &AtomicU32) {
+    // There may be no sleeper any more; that is no error.
+    let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
+}

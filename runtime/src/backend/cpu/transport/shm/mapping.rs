@@ -1,0 +1,75 @@
+//! A range of a segment mapped into this process.
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// A range of the segment mapped into this process.
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is memory of the process; it may be used from any thread, under the rules of those
+// who hand out references into it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(super) fn new(file: &OwnedFd, offset: usize, len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                MapFlags::SHARED,
+                file,
+                offset as u64,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.len),
+            "inside the mapping"
+        );
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
+        assert_eq!(offset % 4, 0, "words are aligned");
+        // SAFETY: four aligned bytes inside the mapping, which lives as long as `self`; everybody
+        // uses them as an atomic word only.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
+    }
+
+    pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
+        assert_eq!(offset % 8, 0, "words are aligned");
+        // SAFETY: as for `word`, eight bytes.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+    }
+
+    pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is this whole mapping. The advice given here (huge pages, or dropping the
+        // pages when nobody uses the area any more) leaves every address valid.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice)? };
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nobody holds a reference into it any more: they borrow from `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
+    }
+}

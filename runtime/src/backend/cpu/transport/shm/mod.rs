@@ -1,0 +1,26 @@
+//! Memory that all ranks of a host share: how they come to have it, and the board that a group has in it.
+//!
+//! One *segment* for all ranks of a job on a host: a sealed memfd without a name, so nothing is left
+//! behind whatever happens to the ranks. It starts with a table of ranks and a directory of groups; then
+//! come the areas of the groups, all of one length and empty until used. An area is a [`Board`].
+//!
+//! A *board* has, for each rank of the group, two *lines* and two *slots*, used in turn, and all ranks
+//! go through the same *phases* 1, 2, 3, ... In phase p a rank writes line and slot p % 2 of its own,
+//! then stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then
+//! reads those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites
+//! what it wrote in phase p when it enters phase p + 2, which it does only after it has seen everybody's
+//! flag p + 1, which they stored after they had read everything of phase p.
+//!
+//! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
+//! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be
+//! missed in the nanoseconds that a store takes to become visible, and the waiter then finds the flag
+//! at the end of its sleep, a few milliseconds later at most.
+
+#[allow(unsafe_code)]
+mod board;
+#[allow(unsafe_code)]
+mod mapping;
+mod segment;
+
+pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots};
+pub(crate) use segment::Segment;

@@ -1,0 +1,371 @@
+//! The memory that the ranks of a host share: its table of ranks and its directory of groups.
+
+use super::super::super::wait::{Crowding, Patience, Pause};
+use super::board::{Board, BoardError, area_len};
+use super::mapping::Mapping;
+use rcomm_recorder::model::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::process::{Pid, PidfdFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+const MAGIC: u64 = 0x3130_6d67_7363_7472;
+/// Groups that have a board at the same time. Further ones use sockets.
+const GROUPS: usize = 256;
+const HEAD: usize = 4096;
+const ENTRY: usize = 64;
+/// Bytes of a rank's entry: state, process, and from byte 64 on the processors it may run on.
+const RANK: usize = 192;
+const PROCESSORS: usize = 64;
+/// Words of the set of processors.
+const SET: usize = 16;
+/// Where the keys of the last groups that found no place stand, and how many of them.
+const REFUSED: usize = 64;
+const REFUSALS: usize = 64;
+pub(super) const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+const PRESENT: u32 = 1;
+const LEFT: u32 = 2;
+
+const CLAIMED: u32 = 1;
+const READY: u32 = 2;
+
+/// `len` rounded up to a multiple of `to`.
+pub(super) fn align(len: usize, to: usize) -> usize {
+    len.div_ceil(to) * to
+}
+
+/// A set of processors, a bit each.
+type Processors = [u64; SET];
+
+/// Those that this thread may run on; all if the system does not tell.
+fn own_processors() -> Processors {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return [u64::MAX; SET];
+    };
+    let mut own = [0; SET];
+    for at in (0..rustix::thread::CpuSet::MAX_CPU.min(SET * 64)).filter(|&at| set.is_set(at)) {
+        own[at / 64] |= 1 << (at % 64);
+    }
+    own
+}
+
+/// Whether there is a processor for each of the ranks that may run on these.
+fn crowding_of(sets: &[Processors]) -> Crowding {
+    let is_within = |inner: &Processors, outer: &Processors| {
+        inner
+            .iter()
+            .zip(outer)
+            .all(|(inner, outer)| inner & !outer == 0)
+    };
+    let all = sets.iter().fold([0; SET], |all: Processors, set| {
+        std::array::from_fn(|at| all[at] | set[at])
+    });
+    let is_crowded = |set: &Processors| {
+        let processors: u32 = set.iter().map(|word| word.count_ones()).sum();
+        let ranks = sets.iter().filter(|inner| is_within(inner, set)).count();
+        ranks > processors as usize
+    };
+    if is_crowded(&all) || sets.iter().any(is_crowded) {
+        Crowding::Crowded
+    } else {
+        Crowding::Roomy
+    }
+}
+
+/// The memory that the ranks of this host share.
+pub(crate) struct Segment {
+    file: OwnedFd,
+    table: Mapping,
+    world_size: usize,
+    rank: Rank,
+    /// Tells when a process ends; opened when first asked.
+    processes: Vec<OnceLock<OwnedFd>>,
+}
+
+impl Segment {
+    /// Makes the segment. The caller hands its file to the others.
+    pub(crate) fn create(rank: Rank, world_size: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("rcomm", flags)?;
+        let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
+        rustix::fs::ftruncate(&file, len as u64)?;
+        // Nobody can cut it and make the others fault.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let segment = Self::map(file, rank, world_size)?;
+        segment
+            .table
+            .long(8)
+            .store(world_size as u64, Ordering::Relaxed);
+        segment.table.long(0).store(MAGIC, Ordering::Release);
+        segment.enter();
+        Ok(segment)
+    }
+
+    /// Uses the segment that another rank made.
+    pub(crate) fn attach(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
+        let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
+        let actual = rustix::fs::fstat(&file)?.st_size;
+        let sealed = rustix::fs::fcntl_get_seals(&file)?;
+        if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other(
+                "the memory that was handed over is none of this version",
+            ));
+        }
+        let segment = Self::map(file, rank, world_size)?;
+        let magic = segment.table.long(0).load(Ordering::Acquire);
+        let size = segment.table.long(8).load(Ordering::Relaxed);
+        if magic != MAGIC || size != world_size as u64 {
+            return Err(io::Error::other(
+                "the memory that was handed over is of another job",
+            ));
+        }
+        segment.enter();
+        Ok(segment)
+    }
+
+    fn map(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
+        let table = Mapping::new(&file, 0, Self::table_len(world_size))?;
+        Ok(Self {
+            file,
+            table,
+            world_size,
+            rank,
+            processes: std::iter::repeat_with(OnceLock::new)
+                .take(world_size)
+                .collect(),
+        })
+    }
+
+    fn table_len(world_size: usize) -> usize {
+        align(HEAD + world_size * RANK + GROUPS * ENTRY, HUGE_PAGE)
+    }
+
+    fn stride(world_size: usize) -> usize {
+        align(area_len(world_size), HUGE_PAGE)
+    }
+
+    fn rank_entry(rank: Rank) -> usize {
+        HEAD + rank as usize * RANK
+    }
+
+    fn group_entry(&self, at: usize) -> usize {
+        HEAD + self.world_size * RANK + at * ENTRY
+    }
+
+    fn enter(&self) {
+        let entry = Self::rank_entry(self.rank);
+        let pid = std::process::id();
+        self.table.word(entry + 4).store(pid, Ordering::Relaxed);
+        for (at, word) in own_processors().into_iter().enumerate() {
+            let place = self.table.long(entry + PROCESSORS + at * 8);
+            place.store(word, Ordering::Relaxed);
+        }
+        self.table.word(entry).store(PRESENT, Ordering::Release);
+    }
+
+    /// The file, to be handed to other ranks.
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Whether this rank has the segment, or had it.
+    pub(crate) fn has_entered(&self, rank: Rank) -> bool {
+        self.table
+            .word(Self::rank_entry(rank))
+            .load(Ordering::Acquire)
+            != 0
+    }
+
+    /// Whether the ranks that are here have a processor each.
+    ///
+    /// They do unless some processors are all that more ranks than they are may run on. Of sets that
+    /// overlap without one holding the other this may say yes too often.
+    pub(crate) fn crowding(&self) -> Crowding {
+        let sets = (0..self.world_size).filter_map(|rank| {
+            let entry = HEAD + rank * RANK;
+            let is_present = self.table.word(entry).load(Ordering::Acquire) == PRESENT;
+            is_present.then(|| {
+                let word = |at| self.table.long(entry + PROCESSORS + at * 8);
+                std::array::from_fn(|at| word(at).load(Ordering::Relaxed))
+            })
+        });
+        let sets: Vec<Processors> = sets.collect();
+        crowding_of(&sets)
+    }
+
+    /// Whether this rank has left, or its process has ended.
+    pub(crate) fn is_gone(&self, rank: Rank) -> bool {
+        let entry = Self::rank_entry(rank);
+        match self.table.word(entry).load(Ordering::Acquire) {
+            PRESENT => {}
+            state => return state == LEFT,
+        }
+        let pid = self.table.word(entry + 4).load(Ordering::Relaxed);
+        if pid == std::process::id() {
+            return false;
+        }
+        let slot = &self.processes[rank as usize];
+        if slot.get().is_none() {
+            let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+                return true;
+            };
+            match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+                // Another thread may have been first; either handle will do.
+                Ok(process) => drop(slot.set(process)),
+                Err(rustix::io::Errno::SRCH) => return true,
+                // No handle to be had: the deadline will have to do.
+                Err(_) => return false,
+            }
+        }
+        let Some(process) = slot.get() else {
+            return false;
+        };
+        let mut poll = [PollFd::new(process, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
+    }
+
+    /// Finds or makes the board of a group; its rank 0 makes it. `None` if there are too many groups.
+    pub(crate) fn board(
+        self: &Arc<Self>,
+        key: u64,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Board>, BoardError> {
+        let at = if rank == 0 {
+            self.claim(key)
+        } else {
+            self.find(key, ranks[0], patience)?
+        };
+        let Some(at) = at else { return Ok(None) };
+        Ok(Some(Board::new(self.clone(), at, rank, ranks)?))
+    }
+
+    /// The first `len` bytes of an area.
+    pub(super) fn map_area(&self, at: usize, len: usize) -> io::Result<Mapping> {
+        let offset = Self::table_len(self.world_size) + at * Self::stride(self.world_size);
+        Mapping::new(&self.file, offset, len)
+    }
+
+    /// Counts a rank that has left the group of an area; says how many have.
+    pub(super) fn leave_area(&self, at: usize) -> usize {
+        let left = self.table.word(self.group_entry(at) + 4);
+        left.fetch_add(1, Ordering::AcqRel) as usize + 1
+    }
+
+    /// Gives an area, which is empty, to the groups to come.
+    pub(super) fn free_area(&self, at: usize) {
+        let state = self.table.word(self.group_entry(at));
+        state.store(0, Ordering::Release);
+    }
+
+    fn claim(&self, key: u64) -> Option<usize> {
+        let found = (0..GROUPS).find(|&at| {
+            let state = self.table.word(self.group_entry(at));
+            let (new, order) = (CLAIMED, Ordering::Relaxed);
+            state
+                .compare_exchange(0, new, Ordering::Acquire, order)
+                .is_ok()
+        });
+        if let Some(at) = found {
+            let entry = self.group_entry(at);
+            self.table.word(entry + 4).store(0, Ordering::Relaxed);
+            self.table.long(entry + 8).store(key, Ordering::Relaxed);
+            self.table.word(entry).store(READY, Ordering::Release);
+        } else {
+            // The others must not wait for what will not come.
+            let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
+            let place = self.table.long(REFUSED + 8 + at * 8);
+            place.store(key.wrapping_add(1), Ordering::Release);
+        }
+        found
+    }
+
+    fn find(
+        &self,
+        key: u64,
+        leader: Rank,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<usize>, BoardError> {
+        loop {
+            for at in 0..GROUPS {
+                let entry = self.group_entry(at);
+                if self.table.word(entry).load(Ordering::Acquire) == READY
+                    && self.table.long(entry + 8).load(Ordering::Relaxed) == key
+                {
+                    return Ok(Some(at));
+                }
+            }
+            let refused = |at| {
+                self.table
+                    .long(REFUSED + 8 + at * 8)
+                    .load(Ordering::Acquire)
+            };
+            if (0..REFUSALS).any(|at| refused(at) == key.wrapping_add(1)) {
+                return Ok(None);
+            }
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => {
+                    if self.is_gone(leader) {
+                        return Err(BoardError::Gone(0));
+                    }
+                    std::thread::sleep(time);
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let state = self.table.word(Self::rank_entry(self.rank));
+        state.store(LEFT, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(processors: &[usize]) -> Processors {
+        let mut set = [0; SET];
+        for &at in processors {
+            set[at / 64] |= 1 << (at % 64);
+        }
+        set
+    }
+
+    #[test]
+    fn ranks_are_crowded_where_some_processors_are_all_that_more_ranks_have() {
+        let crowded = [
+            vec![on(&[0]), on(&[0])],
+            vec![on(&[0, 1]), on(&[0, 1]), on(&[0, 1])],
+            vec![on(&[0]), on(&[0]), on(&[0, 1, 2, 3])],
+            vec![on(&[100]), on(&[0, 100]), on(&[0, 100])],
+        ];
+        for sets in crowded {
+            assert_eq!(crowding_of(&sets), Crowding::Crowded, "{sets:?}");
+        }
+        let roomy = [
+            vec![on(&[0]), on(&[1])],
+            vec![on(&[0, 1]), on(&[0, 1])],
+            vec![on(&[0]), on(&[0, 100])],
+            vec![],
+        ];
+        for sets in roomy {
+            assert_eq!(crowding_of(&sets), Crowding::Roomy, "{sets:?}");
+        }
+    }
+}

@@ -26,6 +26,7 @@ mod roll_call;
 mod secret;
 pub mod store;
 mod watchdog;
+mod window;
 mod work;
 mod world;
 
@@ -53,5 +54,6 @@ pub use rendezvous::Rendezvous;
 pub use roll_call::RollCall;
 pub use secret::Secret;
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
+pub use window::{RemoteMemory, Window};
 pub use work::{Work, WorkStatus};
 pub use world::{World, WorldBuilder};

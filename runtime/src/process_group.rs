@@ -14,7 +14,7 @@ use crate::op::Op;
 use crate::watchdog::{Fault, Running, Watch};
 use crate::work::{Flight, Tickets, Voyage, Work};
 use crate::world::WorldShared;
-use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
+use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, SignatureKey, SignatureRef, Tensor, Ticket,
 };
@@ -80,6 +80,16 @@ impl Extension {
         }
         self
     }
+}
+
+/// An operation that goes another way than [`Op`]s do, as it is recorded.
+pub(crate) struct Noted<'a> {
+    pub(crate) op: OpType,
+    /// What carries it.
+    pub(crate) backend: &'a str,
+    /// The other end; `Peer::None` of what all members do together.
+    pub(crate) peer: Peer,
+    pub(crate) tensor: Option<Tensor<'a>>,
 }
 
 /// Which operation a group failed in, and with what.
@@ -433,37 +443,48 @@ impl Group {
         })
     }
 
-    /// Gives a number and a record to an operation that no backend carries.
+    /// Gives a number and a record to an operation that goes another way than [`Op`]s do.
     pub(crate) fn note(
         &self,
-        op: OpType,
+        noted: &Noted<'_>,
         timeout: Duration,
         site: &'static Location<'static>,
     ) -> Result<(Voyage, Tickets)> {
         let mut issue = self.lock();
-        self.check_open(op)?;
+        self.check_open(noted.op)?;
         let timeout = timeout.saturating_add(self.extension(&mut issue, false));
-        issue.collective_seq += 1;
+        let is_p2p = noted.peer != Peer::None;
+        let seq = if is_p2p {
+            issue.p2p_seq += 1;
+            issue.p2p_seq
+        } else {
+            issue.collective_seq += 1;
+            issue.collective_seq
+        };
         issue.op_id += 1;
         let key = SignatureKey {
-            backend: "store",
-            op_name: op.name(),
+            backend: noted.backend,
+            op_name: noted.op.name(),
+            inputs: noted.tensor.as_slice(),
             ..SignatureKey::default()
         };
         let own = self.recorder.begin(&Operation {
             collective_seq_id: issue.collective_seq,
             p2p_seq_id: issue.p2p_seq,
             op_id: issue.op_id,
+            is_p2p,
+            peer: noted.peer,
             timeout,
             call_site: Some(site),
-            ..Operation::new(self.handle, op, SignatureRef::Key(&key))
+            ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
         });
+        drop(issue);
         self.recorder.started(own);
         let voyage = Voyage {
             record_id: own.record_id(),
-            op,
-            seq: issue.collective_seq,
-            is_p2p: false,
+            op: noted.op,
+            seq,
+            is_p2p,
             timeout,
         };
         let members = Vec::new();

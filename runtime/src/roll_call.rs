@@ -3,9 +3,9 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::GroupOptions;
-use crate::process_group::ProcessGroup;
+use crate::process_group::{Noted, ProcessGroup};
 use crate::store::{PrefixStore, Store};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,13 @@ impl ProcessGroup {
         let timeout = self.timeout();
         let group = &self.group;
         let store = self.notes()?;
-        let (voyage, tickets) = group.note(OpType::MonitoredBarrier, timeout, site)?;
+        let noted = Noted {
+            op: OpType::MonitoredBarrier,
+            backend: "store",
+            peer: Peer::None,
+            tensor: None,
+        };
+        let (voyage, tickets) = group.note(&noted, timeout, site)?;
         let result = self.call_the_roll(&*store, voyage.seq, voyage.timeout, roll_call);
         match &result {
             Ok(()) => tickets.completed(group.recorder(), crate::backend::Done::default()),

@@ -17,7 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::secret::Secret;
 use crate::store::Store;
-use rcomm_recorder::model::{OpType, ProcessGroupInfo, Rank};
+use crate::window::RemoteMemory;
+use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, Rank};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -255,8 +256,17 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("registered memory"))
     }
 
+    /// Memory for a window, all zero, that other members can reach fastest.
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        let _ = (dtype, len);
+        Err(self.refuse("memory for windows"))
+    }
+
     /// Makes `memory` readable and writable by the other members. All members call it, each with its
-    /// own part.
+    /// own part; parts may differ in length, not in element type.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline.
     fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
         let _ = (memory, deadline);
         Err(self.refuse(OpType::NewWindow.name()))
@@ -283,7 +293,10 @@ pub struct Registration {
 /// Memory of all members of a group, reached without their help.
 ///
 /// Offsets are in bytes. What one rank writes while another reads is seen by halves: order comes from
-/// signals.
+/// signals. The own rank may be named as peer.
+///
+/// # Errors
+/// `InvalidArgument` for a peer or a range that is not there.
 pub trait Window: Send + Sync {
     /// Bytes in the part of this rank of the group.
     fn size_bytes(&self, group_rank: u32) -> usize;
@@ -305,6 +318,19 @@ pub trait Window: Send + Sync {
 
     /// Takes one signal of `peer` away, waiting for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
+
+    /// The part of `peer` in this process's own address space.
+    ///
+    /// # Errors
+    /// `Unsupported` where it cannot be mapped; `put` and `get` reach it all the same.
+    fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
+
+    /// Ends the window; all members call it. Gives this rank's memory back, unless somebody in this
+    /// process still has it mapped.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline.
+    fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
 }
 
 /// [`Backend::run`] for backends that only issue.

@@ -18,6 +18,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -142,6 +143,17 @@ impl Host {
                  another user: no memory is shared with it"
             );
         }
+    }
+
+    /// A number that ranks which share memory have in common, and most likely no others; 0 where this
+    /// rank shares none.
+    pub(super) fn number(&self) -> u64 {
+        if self.segment.is_none() {
+            return 0;
+        }
+        let digest: [u8; 32] = Sha256::digest(self.name.as_bytes()).into();
+        let start = digest.first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(start).max(1)
     }
 
     /// The board of a group whose members are all on this host; `None` if they are not.

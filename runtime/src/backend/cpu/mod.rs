@@ -12,6 +12,7 @@
 //! | `reduce` | element-wise arithmetic |
 //! | `p2p` | tagged messages |
 //! | `executor`, `wait` | turns, threads, and how to wait |
+//! | `window` | memory that the others read and write |
 //!
 //! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
 //! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
@@ -33,15 +34,17 @@ pub(super) mod reduce;
 mod tests;
 mod transport;
 mod wait;
+mod window;
 
 use crate::backend::{
-    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
+    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, Window,
+    WorldContext,
 };
-use crate::buffer::DeviceKind;
+use crate::buffer::{Buffer, DeviceKind};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
-use crate::store::Store;
+use crate::store::{PrefixStore, Store};
 use algorithm::{BoardRoad, LaneRoad};
 use collective::{Place, Step, for_each_step};
 use executor::{Executor, ExecutorKind, Turns};
@@ -49,11 +52,13 @@ use hello::{LaneKind, Verdict};
 use lanes::{Lanes, Sockets, cut};
 use mesh::{Failure, Mesh};
 use p2p::{P2p, Request};
-use rcomm_recorder::model::Rank;
-use std::sync::{Arc, Mutex, PoisonError};
+use rcomm_recorder::model::{DType, Rank};
+use sha2::{Digest, Sha256};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use transport::shm::Farewell;
 use wait::{Crowding, Interrupted, Patience, Stop};
+use window::CpuWindow;
 
 /// How long a rank whose peer has closed its lanes looks for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
@@ -112,6 +117,15 @@ pub struct CpuBackend {
     group: Arc<CpuGroup>,
     collectives: Executor,
     messages: Executor,
+    context: GroupContext,
+    windows: Mutex<Windows>,
+}
+
+/// The windows that were opened beside a group.
+#[derive(Default)]
+struct Windows {
+    opened: u64,
+    open: Vec<Weak<CpuWindow>>,
 }
 
 /// What the threads of a group share.
@@ -160,6 +174,7 @@ impl CpuBackend {
         crowding: Crowding,
         deadline: Deadline,
     ) -> Result<Self> {
+        let context = group.clone();
         let ranks: Arc<[Rank]> = group.info.ranks.into();
         let rank = group.group_rank as usize;
         let stop = Stop::default();
@@ -197,6 +212,8 @@ impl CpuBackend {
             group: Arc::new(group),
             collectives: Executor::new(ExecutorKind::Collective)?,
             messages: Executor::new(ExecutorKind::P2p)?,
+            context,
+            windows: Mutex::default(),
         })
     }
 }
@@ -235,6 +252,10 @@ impl Backend for CpuBackend {
     fn abort(&self, reason: &AbortReason) {
         self.group.stop.raise(reason.error.clone());
         self.group.hang_up();
+        let windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        for window in windows.open.iter().filter_map(Weak::upgrade) {
+            window.abort(reason);
+        }
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
@@ -252,6 +273,44 @@ impl Backend for CpuBackend {
         self.collectives.close();
         self.messages.close();
         Ok(())
+    }
+
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        window::allocate(dtype, len)
+    }
+
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        self.group.refuse_if_stopped()?;
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.opened += 1;
+        let number = windows.opened;
+        drop(windows);
+        let side = self.beside(number, deadline)?;
+        let name = &self.context.info.name;
+        let window = Arc::new(CpuWindow::open(side, name, memory, deadline)?);
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.open.retain(|window| window.strong_count() > 0);
+        windows.open.push(Arc::downgrade(&window));
+        Ok(window)
+    }
+}
+
+impl CpuBackend {
+    /// A backend of the same members for their window of this number.
+    fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
+        let mut side = self.context.clone();
+        let digest: [u8; 32] = Sha256::new()
+            .chain_update(b"window")
+            .chain_update(side.wire_id.to_le_bytes())
+            .chain_update(number.to_le_bytes())
+            .finalize()
+            .into();
+        let start = digest.first_chunk().copied().unwrap_or_default();
+        side.wire_id = u64::from_le_bytes(start);
+        side.info.name = format!("{}/window{number}", side.info.name);
+        side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
+        let group = &self.group;
+        Self::new(group.mesh.clone(), side, group.crowding, deadline)
     }
 }
 

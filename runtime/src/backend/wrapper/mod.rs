@@ -22,7 +22,7 @@ use crate::config::NanCheck;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{DType, Rank};
 use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -162,6 +162,10 @@ impl Backend for Wrapper {
 
     fn deregister(&self, registration: Registration) -> Result<()> {
         self.inner.deregister(registration)
+    }
+
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        self.inner.allocate(dtype, len)
     }
 
     fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {

@@ -1,0 +1,278 @@
+//! One-sided windows: over shared memory, and by message where there is none.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::config::TransportChoice;
+use rcomm::{Buffer, Config, ErrorKind, FakeFabric, OpType, ProcessGroup, World};
+use rcomm_tests::world::{Carrier, on_threads};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The roads that a window can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Road {
+    /// Memory that the group allocated, mapped by all.
+    Mapped,
+    /// The caller's own memory, asked by message.
+    Own,
+    /// Ranks that share nothing.
+    Apart,
+}
+
+fn run(road: Road, size: u32, body: impl Fn(World, Road) + Sync) {
+    let change = |config: &mut Config| {
+        if road == Road::Apart {
+            config.transport = TransportChoice::Tcp;
+        }
+        config.dump_dir = std::env::temp_dir().join("rcomm-tests-windows");
+        config.status_wait = Duration::from_millis(200);
+    };
+    on_threads(size, &Carrier::Cpu, change, |world| body(world, road));
+}
+
+fn memory(group: &ProcessGroup, road: Road, len: usize) -> Buffer<'static> {
+    match road {
+        Road::Mapped | Road::Apart => group.allocate::<u32>(len).unwrap(),
+        Road::Own => Buffer::from_vec(vec![0u32; len]),
+    }
+}
+
+const ROADS: [Road; 3] = [Road::Mapped, Road::Own, Road::Apart];
+
+#[test]
+fn what_is_put_before_a_signal_is_there_after_it() {
+    for road in ROADS {
+        run(road, 3, |world, road| {
+            let group = world.group();
+            let (own, size) = (group.rank(), group.size());
+            let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+            // Longer than one request may be.
+            let len = 1_300_000;
+            let window = group.new_window(memory(group, road, len + 3)).unwrap();
+            assert_eq!(window.len_of(next), len + 3);
+            for round in 1..4 {
+                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
+                window.put(next, 3, &numbers).unwrap();
+                window.signal(next).unwrap();
+                window.wait_signal(before).unwrap();
+                let mut got = vec![0; len];
+                window.get(own, 3, &mut got).unwrap();
+                assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
+                // Nobody overwrites what has not been looked at.
+                group.barrier().unwrap();
+            }
+            // What a neighbour has is read without its help.
+            let mut theirs = [0u32; 4];
+            window.get(next, 2, &mut theirs).unwrap();
+            assert_eq!(theirs, [0, own << 3, 1 ^ own << 3, 2 ^ own << 3]);
+            let back = window.close().unwrap().expect("the memory comes back");
+            assert_eq!(back.as_slice::<u32>().unwrap()[4], 1 ^ before << 3);
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn parts_of_different_lengths_and_none_will_do() {
+    for road in ROADS {
+        run(road, 2, |world, road| {
+            let group = world.group();
+            let len = if group.rank() == 0 { 0 } else { 5 };
+            let window = group.new_window(memory(group, road, len)).unwrap();
+            assert_eq!((window.len_of(0), window.len_of(1)), (0, 5));
+            if group.rank() == 0 {
+                window.put(1, 2, &[7u32, 8, 9]).unwrap();
+                let mut all = [0u32; 5];
+                window.get(1, 0, &mut all).unwrap();
+                assert_eq!(all, [0, 0, 7, 8, 9]);
+            }
+            window.close().unwrap();
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_window_goes_on() {
+    for road in ROADS {
+        run(road, 2, |world, road| {
+            let group = world.group();
+            let window = group.new_window(memory(group, road, 4)).unwrap();
+            let refusal = |result: rcomm::Result<()>| {
+                let error = result.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                error.to_string()
+            };
+            let text = refusal(window.put(1, 3, &[1u32, 2]));
+            assert!(
+                text.contains("8 bytes at 12 reach beyond the 16 bytes"),
+                "{text}"
+            );
+            let text = refusal(window.put(0, 0, &[1u64]));
+            assert!(text.contains("for a window of"), "{text}");
+            refusal(window.get(0, usize::MAX, &mut [0u32]));
+            let text = refusal(window.signal(2));
+            assert!(text.contains("peer 2 is not in a group of 2"), "{text}");
+            window.put(1, 0, &[5u32]).unwrap();
+            window.close().unwrap();
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn mapped_memory_is_counted_in_together() {
+    run(Road::Mapped, 4, |world, _| {
+        let group = world.group();
+        let window = group.new_window(group.allocate::<u64>(1).unwrap()).unwrap();
+        let counter = window.map_remote(0).unwrap();
+        for _ in 0..1000 {
+            counter.long(0).unwrap().fetch_add(1, Ordering::Relaxed);
+        }
+        group.barrier().unwrap();
+        let mut count = [0u64];
+        window.get(0, 0, &mut count).unwrap();
+        assert_eq!(count, [4000]);
+        let back = window.close().unwrap();
+        // Rank 0 still has its own part mapped.
+        assert_eq!(back.is_none(), group.rank() == 0);
+        world.shutdown().unwrap();
+    });
+    run(Road::Apart, 2, |world, _| {
+        let group = world.group();
+        let window = group.new_window(group.allocate::<u8>(1).unwrap()).unwrap();
+        let other = 1 - group.rank();
+        let error = window.map_remote(other).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("use put and get"), "{error}");
+        window.close().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn types_that_differ_are_told_to_all() {
+    run(Road::Own, 2, |world, _| {
+        let memory = if world.rank() == 0 {
+            Buffer::from_vec(vec![0f32])
+        } else {
+            Buffer::from_vec(vec![0f64])
+        };
+        let error = world.group().new_window(memory).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert!(error.to_string().contains("rank 1 of Double"), "{error}");
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_rank_that_left_is_told() {
+    for road in ROADS {
+        run(road, 2, |world, road| {
+            let group = world.group().clone();
+            let window = group.new_window(memory(&group, road, 4)).unwrap();
+            group.barrier().unwrap();
+            if world.rank() == 1 {
+                return;
+            }
+            let error = window.wait_signal(1).unwrap_err();
+            assert!(!error.is_recoverable(), "{error}");
+            assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
+            assert!(window.put(1, 0, &[1u32]).is_err());
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_a_signal() {
+    run(Road::Mapped, 2, |world, road| {
+        let group = world.group().clone();
+        let window = group.new_window(memory(&group, road, 1)).unwrap();
+        group.barrier().unwrap();
+        let waiting = group.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let error = window.wait_signal(1 - group.rank()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+                assert!(error.to_string().contains("enough"), "{error}");
+            });
+            waiting.abort("enough");
+        });
+    });
+}
+
+#[test]
+fn a_signal_that_does_not_come_is_a_time_out_that_names_its_rank() {
+    run(Road::Own, 2, |world, road| {
+        let group = world.group().within(Duration::from_millis(100));
+        let window = world.group().new_window(memory(&group, road, 1)).unwrap();
+        if world.rank() == 0 {
+            let group = world.group();
+            group.set_timeout(Duration::from_millis(100));
+            let error = window.wait_signal(1).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            assert_eq!(
+                (error.rank(), error.op()),
+                (Some(1), Some(OpType::WaitSignal))
+            );
+            world.store().set("test/done", b"1").unwrap();
+        } else {
+            let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+            done.unwrap();
+        }
+    });
+}
+
+#[test]
+fn every_step_is_recorded_with_its_peer() {
+    run(Road::Mapped, 2, |world, road| {
+        let group = world.group();
+        let window = group.new_window(memory(group, road, 4)).unwrap();
+        let other = 1 - group.rank();
+        window.put(other, 1, &[1u32, 2]).unwrap();
+        window.signal(other).unwrap();
+        window.wait_signal(other).unwrap();
+        window.close().unwrap();
+        let dump = world.snapshot();
+        let seen: Vec<_> = dump
+            .entries
+            .iter()
+            .map(|it| (it.op, it.peer, it.state))
+            .collect();
+        let ops: Vec<OpType> = seen.iter().map(|it| it.0).collect();
+        assert_eq!(
+            ops,
+            [
+                OpType::NewWindow,
+                OpType::Put,
+                OpType::Signal,
+                OpType::WaitSignal
+            ]
+        );
+        assert!(
+            seen[1..].iter().all(|it| it.1 == rcomm::Peer::Rank(other)),
+            "{seen:?}"
+        );
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_backend_without_windows_says_so() {
+    let fake = Carrier::Fake(FakeFabric::new());
+    on_threads(
+        1,
+        &fake,
+        |_| {},
+        |world| {
+            let group = world.group();
+            let error = group.new_window(Buffer::from_vec(vec![0u8])).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(
+                error
+                    .to_string()
+                    .contains("backend fake does not offer new_window"),
+                "{error}"
+            );
+            world.shutdown().unwrap();
+        },
+    );
+}

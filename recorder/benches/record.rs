@@ -6,7 +6,8 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, ReduceOp};
 use rcomm_recorder::record::{
-    FlightRecorder, GroupHandle, Operation, RecorderConfig, SignatureKey, SignatureRef, Tensor,
+    FlightRecorder, GroupHandle, Operation, RecorderConfig, SignatureCache, SignatureKey,
+    SignatureRef, Tensor,
 };
 use std::hint::black_box;
 use std::panic::Location;
@@ -64,6 +65,24 @@ fn record(criterion: &mut Criterion) {
             recorder.completed(black_box(ticket));
         });
     });
+    let mut cache = SignatureCache::default();
+    let op = OpType::AllReduce;
+    if let SignatureRef::Id(id) = id {
+        cache.keep(KEY.backend, op, &KEY, id);
+    }
+    criterion.bench_function(
+        "begin + completed, as a ProcessGroup calls them",
+        |bencher| {
+            bencher.iter(|| {
+                let sides = [black_box(KEY.inputs), black_box(KEY.outputs)];
+                let [inputs, outputs] = sides.map(|side| side.iter().copied());
+                let found = cache.find(KEY.backend, op, inputs, outputs).unwrap();
+                let signature = SignatureRef::Id(found);
+                let ticket = recorder.begin(black_box(&all_reduce(group, signature, next())));
+                recorder.completed(black_box(ticket));
+            });
+        },
+    );
     criterion.bench_function("begin + completed, signature looked up", |bencher| {
         bencher.iter(|| {
             let key = SignatureRef::Key(black_box(&KEY));

@@ -4,7 +4,8 @@
 
 use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, ReduceOp};
 use rcomm_recorder::record::{
-    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureCache, SignatureKey,
+    SignatureRef, Tensor,
 };
 use std::panic::Location;
 use std::time::Duration;
@@ -36,7 +37,13 @@ fn recording_known_operations_allocates_nothing() {
         op_name: "reduce",
         ..known
     };
+    let mut cache = SignatureCache::default();
+    let op = OpType::AllReduce;
+    cache.keep("cpu", op, &known, recorder.intern(&known).unwrap());
     let one_of_each = || {
+        let side = || tensor.iter().copied();
+        let kept = cache.find("cpu", op, side(), side()).unwrap();
+        recorder.begin(&Operation::new(group, op, SignatureRef::Id(kept)));
         for key in [&known, &beyond] {
             for signature in [
                 SignatureRef::Key(key),

@@ -16,7 +16,8 @@ use crate::work::{Flight, Tickets, Voyage, Work};
 use crate::world::WorldShared;
 use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{
-    FlightRecorder, GroupHandle, Operation, SignatureKey, SignatureRef, Tensor, Ticket,
+    FlightRecorder, GroupHandle, Operation, SignatureCache, SignatureKey, SignatureRef, Tensor,
+    Ticket,
 };
 use std::fmt;
 use std::panic::Location;
@@ -62,6 +63,9 @@ struct Issue {
     /// One for each lane.
     turns: Vec<u64>,
     extension: Extension,
+    signatures: SignatureCache,
+    /// Space for the splits of one record: input, output.
+    splits: [Vec<u64>; 2],
 }
 
 /// More time for the next operations, until the first collective among them has ended.
@@ -413,19 +417,24 @@ impl Group {
 
     fn record(
         &self,
-        issue: &Issue,
+        issue: &mut Issue,
         op: &Op<'_>,
         is_p2p: bool,
         lane: usize,
         timeout: Duration,
         site: &'static Location<'static>,
     ) -> Ticket {
-        let backend = self.lanes[lane].backend.name();
-        with_signature(backend, op, |key| {
-            let splits = op
-                .splits()
-                .map(|(input, output)| [widen(input), widen(output)]);
-            let [input_splits, output_splits] = splits.unwrap_or_default();
+        let Issue {
+            signatures, splits, ..
+        } = issue;
+        for side in &mut *splits {
+            side.clear();
+        }
+        if let Some((input, output)) = op.splits() {
+            splits[0].extend(input.iter().map(|&n| n as u64));
+            splits[1].extend(output.iter().map(|&n| n as u64));
+        }
+        let begin = |signature: SignatureRef<'_>| {
             self.recorder.begin(&Operation {
                 collective_seq_id: issue.collective_seq,
                 p2p_seq_id: issue.p2p_seq,
@@ -434,12 +443,25 @@ impl Group {
                 peer: op.peer(),
                 root: op.root(),
                 reduce_op: op.reduction().map(|reduction| reduction.op),
-                input_splits: &input_splits,
-                output_splits: &output_splits,
+                input_splits: &splits[0],
+                output_splits: &splits[1],
                 timeout,
                 call_site: Some(site),
-                ..Operation::new(self.handle, op.op_type(), SignatureRef::Key(key))
+                ..Operation::new(self.handle, op.op_type(), signature)
             })
+        };
+        let (backend, kind) = (self.lanes[lane].backend.name(), op.op_type());
+        let inputs = op.inputs().iter().map(tensor_of);
+        let outputs = op.outputs().iter().map(tensor_of);
+        if let Some(id) = signatures.find(backend, kind, inputs, outputs) {
+            return begin(SignatureRef::Id(id));
+        }
+        with_signature(backend, op, |key| match self.recorder.intern(key) {
+            Some(id) => {
+                signatures.keep(backend, kind, key, id);
+                begin(SignatureRef::Id(id))
+            }
+            None => begin(SignatureRef::Key(key)),
         })
     }
 
@@ -576,10 +598,6 @@ impl Observer for Recorded<'_> {
     }
 
     fn ended(&self) {}
-}
-
-fn widen(splits: &[usize]) -> Vec<u64> {
-    splits.iter().map(|&n| n as u64).collect()
 }
 
 fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {

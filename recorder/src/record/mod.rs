@@ -3,7 +3,7 @@
 //! [`FlightRecorder`] is the whole face: it creates the ring, takes each operation as it is issued and
 //! ends, and hands out a [`Dump`](crate::publish::Dump) of itself. Below it, `ring` holds slots of
 //! atomic words that others read without asking, `layout` says where everything lies in the file,
-//! `signature` keeps what repeats, `map` and `directory` own the file and its place, and `decode`
+//! `signature` keeps what repeats and `signature_cache` finds it again, `map` and `directory` own the file and its place, and `decode`
 //! turns the words back into a dump, for the owner and for readers outside alike.
 
 pub(crate) mod bytes;
@@ -22,6 +22,7 @@ pub(crate) mod ring;
 #[cfg(test)]
 mod ring_model;
 mod signature;
+mod signature_cache;
 pub(crate) mod sync;
 mod tables;
 
@@ -30,3 +31,4 @@ pub use config::{Placement, RecorderConfig, Storage};
 pub use directory::default_directory;
 pub use flight_recorder::{Counters, FlightRecorder, GroupHandle, Operation, SignatureRef, Ticket};
 pub use signature::{SignatureId, SignatureKey, Tensor};
+pub use signature_cache::SignatureCache;

@@ -1,0 +1,201 @@
+//! The last signatures of one issuer of operations, found without a hash over names.
+//!
+//! [`SignatureRef::Key`](super::SignatureRef::Key) hashes and compares the whole signature at every
+//! record, which costs about as much as the rest of the record. Who issues operations one at a time can
+//! keep a [`SignatureCache`] and look there first: a row is chosen by the operation and its first
+//! dimension, and its numbers are compared as they come.
+
+use super::signature::{SignatureId, SignatureKey, Tensor};
+use crate::model::OpType;
+
+/// Rows; a power of two. A training step has a few dozen different operations on one group.
+const ROWS: usize = 64;
+
+/// The interned signatures that were used last by one issuer, for one recorder.
+///
+/// Not shared: it belongs beside what orders the operations of a group. Finding neither locks nor
+/// allocates.
+#[derive(Debug)]
+pub struct SignatureCache {
+    rows: Box<[Option<Row>]>,
+}
+
+#[derive(Debug)]
+struct Row {
+    backend: &'static str,
+    op: OpType,
+    inputs: usize,
+    /// Per tensor: its type's code | its number of dimensions << 8, then the dimensions.
+    tensors: Box<[u64]>,
+    id: SignatureId,
+}
+
+impl Default for SignatureCache {
+    fn default() -> Self {
+        Self {
+            rows: (0..ROWS).map(|_| None).collect(),
+        }
+    }
+}
+
+impl SignatureCache {
+    /// The id that was kept for this operation over these tensors.
+    #[inline]
+    pub fn find<'t>(
+        &self,
+        backend: &'static str,
+        op: OpType,
+        inputs: impl ExactSizeIterator<Item = Tensor<'t>>,
+        outputs: impl ExactSizeIterator<Item = Tensor<'t>>,
+    ) -> Option<SignatureId> {
+        let count = inputs.len();
+        let mut tensors = inputs.chain(outputs).peekable();
+        let at = row_of(op, count, tensors.peek());
+        let row = self.rows[at].as_ref()?;
+        let same = row.op == op
+            && row.inputs == count
+            // The same constant, most likely.
+            && (std::ptr::eq(row.backend, backend) || row.backend == backend)
+            && row.holds(tensors);
+        same.then_some(row.id)
+    }
+
+    /// Keeps an id for [`find`](Self::find), over an older one if need be. The key's `op_name` is the
+    /// operation's [`name`](OpType::name), its `backend` the one given here.
+    pub fn keep(
+        &mut self,
+        backend: &'static str,
+        op: OpType,
+        key: &SignatureKey<'_>,
+        id: SignatureId,
+    ) {
+        let tensors = || key.inputs.iter().chain(key.outputs);
+        let at = row_of(op, key.inputs.len(), tensors().next());
+        let words = tensors().flat_map(|tensor| {
+            let dimensions = tensor.shape.iter().copied();
+            std::iter::once(head_of(tensor)).chain(dimensions)
+        });
+        self.rows[at] = Some(Row {
+            backend,
+            op,
+            inputs: key.inputs.len(),
+            tensors: words.collect(),
+            id,
+        });
+    }
+}
+
+impl Row {
+    #[inline]
+    fn holds<'t>(&self, tensors: impl Iterator<Item = Tensor<'t>>) -> bool {
+        let mut rest = &self.tensors[..];
+        for tensor in tensors {
+            let Some((&head, others)) = rest.split_first() else {
+                return false;
+            };
+            let Some((shape, others)) = others.split_at_checked(tensor.shape.len()) else {
+                return false;
+            };
+            if head != head_of(&tensor) || !shape.iter().eq(tensor.shape) {
+                return false;
+            }
+            rest = others;
+        }
+        rest.is_empty()
+    }
+}
+
+#[inline]
+fn head_of(tensor: &Tensor<'_>) -> u64 {
+    u64::from(tensor.dtype.code()) | (tensor.shape.len() as u64) << 8
+}
+
+/// Spreads what differs most between the operations of a step.
+#[inline]
+fn row_of(op: OpType, inputs: usize, first: Option<&Tensor<'_>>) -> usize {
+    let size = first.and_then(|tensor| tensor.shape.first()).copied();
+    let facts = size.unwrap_or(0) ^ u64::from(op.code()) << 56 ^ (inputs as u64) << 40;
+    // The golden ratio's multiplier; its upper bits depend on all bits.
+    let spread = facts.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (spread >> (64 - ROWS.trailing_zeros())) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::DType;
+
+    const ID: SignatureId = SignatureId {
+        row: 3,
+        input_elements: 8,
+        output_elements: 8,
+    };
+
+    fn tensor(dtype: DType, shape: &[u64]) -> Tensor<'_> {
+        Tensor { dtype, shape }
+    }
+
+    fn find(
+        cache: &SignatureCache,
+        backend: &'static str,
+        op: OpType,
+        inputs: &[Tensor<'_>],
+        outputs: &[Tensor<'_>],
+    ) -> Option<SignatureId> {
+        let (inputs, outputs) = (inputs.iter().copied(), outputs.iter().copied());
+        cache.find(backend, op, inputs, outputs)
+    }
+
+    #[test]
+    fn an_id_is_found_for_its_own_facts_and_no_others() {
+        let (op, backend) = (OpType::AllGather, "cpu");
+        let one = [tensor(DType::F32, &[8, 2])];
+        let two = [tensor(DType::F32, &[8]), tensor(DType::F32, &[8])];
+        let key = SignatureKey {
+            backend,
+            op_name: op.name(),
+            inputs: &one,
+            outputs: &two,
+        };
+        let mut cache = SignatureCache::default();
+        assert_eq!(find(&cache, backend, op, &one, &two), None);
+        cache.keep(backend, op, &key, ID);
+        assert_eq!(find(&cache, backend, op, &one, &two), Some(ID));
+        // Each of these falls into the same row, or tells its own apart.
+        let other_type = [tensor(DType::I32, &[8, 2])];
+        let other_size = [tensor(DType::F32, &[8, 3])];
+        let fewer_dimensions = [tensor(DType::F32, &[8])];
+        for inputs in [&other_type, &other_size, &fewer_dimensions] {
+            assert_eq!(find(&cache, backend, op, inputs, &two), None);
+        }
+        assert_eq!(find(&cache, backend, op, &one, &two[..1]), None);
+        assert_eq!(find(&cache, backend, op, &one, &[]), None);
+        assert_eq!(find(&cache, backend, OpType::Gather, &one, &two), None);
+        assert_eq!(find(&cache, "fake", op, &one, &two), None);
+        let three = [two[0], two[1], two[0]];
+        assert_eq!(find(&cache, backend, op, &one, &three), None);
+    }
+
+    #[test]
+    fn a_newer_signature_takes_the_row_of_an_older() {
+        let (op, backend) = (OpType::AllReduce, "cpu");
+        let mut cache = SignatureCache::default();
+        let newer = SignatureId { row: 4, ..ID };
+        let shapes = [[8, 1], [8, 2]];
+        for (shape, id) in shapes.iter().zip([ID, newer]) {
+            let side = [tensor(DType::F32, shape)];
+            let key = SignatureKey {
+                backend,
+                op_name: op.name(),
+                inputs: &side,
+                outputs: &side,
+            };
+            cache.keep(backend, op, &key, id);
+        }
+        let found = shapes.map(|shape| {
+            let side = [tensor(DType::F32, &shape)];
+            find(&cache, backend, op, &side, &side)
+        });
+        assert_eq!(found, [None, Some(newer)]);
+    }
+}

@@ -9,7 +9,7 @@ use crate::align::{Aligned, RecordIx, needs_everybody};
 use crate::clocks;
 use crate::finding::Code;
 use crate::policy::Policy;
-use crate::record::{Record, Shared};
+use crate::record::{NONE, Record, Shared};
 use crate::report::Problem;
 use crate::signature::Difference;
 use rcomm_recorder::model::Rank;
@@ -154,7 +154,19 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
 }
 
 fn keep_newest_of_each_rank(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
-    let better = |record: &Record| (!record.cut, record.newest_ns(), record.ops.len());
+    // Two forms of one moment: the one that says where the calls were made.
+    let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
+    let better = |record: &Record| {
+        let taken = record.identity.dump_time_ns;
+        let whole = !record.cut;
+        (
+            whole,
+            record.newest_ns(),
+            record.ops.len(),
+            taken,
+            with_stack(record),
+        )
+    };
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     for record in records.drain(..) {
         match kept.last_mut() {

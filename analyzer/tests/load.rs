@@ -5,7 +5,7 @@
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use rcomm_analyzer::load::{FindError, LoadOptions, Loaded, LoadedDump, load, load_all};
-use rcomm_analyzer::{Code, Problem};
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report};
 use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -82,7 +82,7 @@ fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
 fn a_foreign_file_costs_one_line_and_nothing_else() {
     let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
     // Pickle and JSON of the same moment lie side by side, and the truth beside them.
-    assert_eq!(ranks(&dumps), [0, 1, 2, 3]);
+    assert_eq!(ranks(&dumps), [0, 0, 1, 1, 2, 2, 3, 3]);
     let truth: Vec<&Problem> = loaded
         .problems
         .iter()
@@ -236,6 +236,19 @@ fn what_a_capture_lacks_is_told() {
     );
 }
 
+fn judge(path: &Path, jobs: usize) -> Report {
+    let options = LoadOptions {
+        jobs: NonZeroUsize::new(jobs),
+        ..LoadOptions::default()
+    };
+    let mut analysis = Analysis::new(Policy::default());
+    let mut take = |loaded: LoadedDump| {
+        analysis.add_from(&loaded.path, &loaded.dump, Extent::Whole);
+    };
+    load(&[path.to_owned()], &options, &mut take).unwrap();
+    analysis.finish()
+}
+
 #[test]
 fn of_two_records_of_one_rank_the_newer_stands_whatever_the_order() {
     let record = |time: i64| {
@@ -247,20 +260,24 @@ fn of_two_records_of_one_rank_the_newer_stands_whatever_the_order() {
     for names in [["a", "b"], ["b", "a"]] {
         let folder = folder(&[(names[0], old.as_bytes()), (names[1], new.as_bytes())]);
         for jobs in [1, 4] {
-            let options = LoadOptions {
-                jobs: NonZeroUsize::new(jobs),
-                ..LoadOptions::default()
-            };
-            let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
-            assert_eq!(ranks(&dumps), [5]);
-            assert_eq!(dumps[0].dump.entries[0].time_created_ns, 2_000);
-            assert_eq!(loaded.dumps, 1);
-            let [problem] = &loaded.problems[..] else {
-                panic!("{:?}", loaded.problems)
-            };
-            assert_eq!(problem.code, Code::N300);
-            assert!(problem.path.ends_with(names[0]), "{}", problem.path);
+            let report = judge(folder.path(), jobs);
+            assert_eq!(report.input.ranks_read, 1);
+            let aside = report.problems.iter().find(|it| it.code == Code::N300);
+            let aside = aside.unwrap_or_else(|| panic!("{:?}", report.problems));
+            assert!(aside.path.ends_with(names[0]), "{}", aside.path);
         }
+    }
+}
+
+#[test]
+fn of_two_forms_of_one_record_the_one_with_stacks_stands() {
+    for jobs in [1, 2, 8] {
+        let report = judge(&fixture("never-join-w4"), jobs);
+        let first = &report.findings[0];
+        assert!(first.sentence.contains("train.py:61"), "{}", first.sentence);
+        let aside = report.problems.iter().filter(|it| it.code == Code::N300);
+        let of_json = aside.filter(|it| it.path.contains("/json/")).count();
+        assert_eq!(of_json, 4, "{:?}", report.problems);
     }
 }
 

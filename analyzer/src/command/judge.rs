@@ -4,8 +4,9 @@ use crate::cli::JudgeArgs;
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rcomm_analyzer::load::{self, LoadOptions, LoadedDump, Progress};
-use rcomm_analyzer::{Analysis, Extent, Policy, Report, Unread};
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread};
 use rcomm_recorder::publish::Dump;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         ..LoadOptions::default()
     };
     let mut analysis = Some(Analysis::new(policy(args)));
-    let mut kept: std::collections::BTreeMap<Option<u32>, Dump> = std::collections::BTreeMap::new();
+    let mut kept: Vec<LoadedDump> = Vec::new();
     let mut read = 0;
     let loaded = load::load(paths, &options, |loaded: LoadedDump| {
         let Some(judge) = &mut analysis else {
@@ -54,7 +55,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         judge.add_from(&loaded.path, &loaded.dump, extent);
         read += 1;
         if keep == Keep::Records {
-            kept.insert(loaded.dump.identity.rank, loaded.dump);
+            kept.push(loaded);
         }
         if limit.is_some_and(|limit| resident_bytes() > limit.0) {
             // What was taken in is of no use without the rest: give the memory back at once.
@@ -74,14 +75,17 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     }
     let mut report = analysis.finish();
     report.input.files = loaded.files;
-    // The loader and the analysis may both have left the same file aside.
-    let mut seen = std::collections::HashSet::new();
-    report
+    let aside: HashSet<&str> = report
         .problems
-        .retain(|problem| seen.insert((problem.code, problem.path.clone())));
+        .iter()
+        .filter(|problem| problem.code == Code::N300)
+        .map(|problem| problem.path.as_str())
+        .collect();
+    kept.retain(|loaded| !aside.contains(loaded.path.as_str()));
+    kept.sort_by_key(|loaded| loaded.dump.identity.rank);
     Ok(Judged {
+        dumps: kept.into_iter().map(|loaded| loaded.dump).collect(),
         report,
-        dumps: kept.into_values().collect(),
     })
 }
 

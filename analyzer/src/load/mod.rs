@@ -5,10 +5,9 @@
 //! in parallel and handed over one by one, so memory is bounded by what is in flight, not by how much
 //! there is. A file that cannot be used costs one [`Problem`], never the rest.
 //!
-//! Only what one file shows is judged here. Whether a dump belongs to the same job as the others can
-//! be told once all are known, which is the analysis' business.
+//! Only what one file shows is judged here. Whether a dump belongs to the same job as the others, and
+//! which of several of one rank stands, can be told once all are known: the analysis' business.
 
-mod claims;
 mod find;
 mod rank_name;
 mod unpack;
@@ -18,7 +17,6 @@ pub use find::FindError;
 
 use crate::finding::Code;
 use crate::report::Problem;
-use claims::Claims;
 use find::Input;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
@@ -67,8 +65,6 @@ pub struct LoadedDump {
     pub path: String,
     /// The newest entries are missing: the file ended too early, or held no list of them.
     pub cut: bool,
-    /// A record of the same rank was handed over before; this one is newer and takes its place.
-    pub supersedes: bool,
 }
 
 /// What was read, apart from the dumps.
@@ -78,14 +74,13 @@ pub struct Loaded {
     pub problems: Vec<Problem>,
     /// Files looked at, members of archives included.
     pub files: usize,
-    /// Records that were handed over and not superseded.
+    /// Records that were handed over; several can be of one rank.
     pub dumps: usize,
 }
 
 /// Reads all records below `paths` and hands each to `take`, on the caller's thread.
 ///
-/// The order of hand-over differs from call to call; which record of a rank stands in the end does
-/// not. Blocks until everything is read.
+/// The order of hand-over differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
 /// If a path names nothing; files that exist and cannot be used are problems.
@@ -105,7 +100,6 @@ pub fn load(
     let jobs = jobs(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (sender, receiver) = sync_channel(2 * jobs);
-    let mut claims = Claims::default();
     thread::scope(|scope| {
         for _ in 0..jobs {
             let sender = sender.clone();
@@ -143,21 +137,19 @@ pub fn load(
                 Output::File => loaded.files += 1,
                 Output::Problem(problem) => loaded.problems.push(problem),
                 Output::Dump(dump) => {
-                    if let Some(dump) = claims.admit(*dump, &mut loaded.problems) {
-                        take(dump);
-                    }
+                    loaded.dumps += 1;
+                    take(*dump);
                 }
             }
         }
     });
-    loaded.dumps = claims.len();
     loaded
         .problems
         .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
     Ok(loaded)
 }
 
-/// Reads all records below `paths` and keeps them, in order of rank. See [`load`].
+/// Reads all records below `paths` and keeps them, in order of rank and path. See [`load`].
 ///
 /// # Errors
 /// As [`load`].
@@ -165,11 +157,11 @@ pub fn load_all(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
 ) -> Result<(Vec<LoadedDump>, Loaded), FindError> {
-    let mut of_rank = std::collections::BTreeMap::new();
-    let loaded = load(paths, options, |dump| {
-        of_rank.insert(dump.dump.identity.rank, dump);
-    })?;
-    Ok((of_rank.into_values().collect(), loaded))
+    let mut dumps = Vec::new();
+    let loaded = load(paths, options, |dump| dumps.push(dump))?;
+    let key = |dump: &LoadedDump| (dump.dump.identity.rank, dump.path.clone());
+    dumps.sort_by_cached_key(key);
+    Ok((dumps, loaded))
 }
 
 fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
@@ -247,7 +239,6 @@ impl Worker<'_> {
             dump,
             path: path.to_owned(),
             cut,
-            supersedes: false,
         })));
     }
 }

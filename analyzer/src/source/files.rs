@@ -35,7 +35,7 @@ impl Source for FileSource {
             hint: "name folders, files or archives of dumps, or a recording".into(),
         })?;
         let mut problems = loaded.problems;
-        let mut observations = Vec::new();
+        let mut observations: Vec<Observation> = Vec::new();
         for loaded in dumps {
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem {
@@ -47,9 +47,14 @@ impl Source for FileSource {
                 });
                 continue;
             };
+            // Of several files of one rank the analysis says which stands.
+            let part = match observations.last() {
+                Some(last) if last.rank == rank => last.part.saturating_add(1),
+                _ => 0,
+            };
             observations.push(Observation {
                 rank,
-                part: 0,
+                part,
                 liveness: Liveness::Unknown,
                 seen: Seen::Changed(Box::new(loaded.dump)),
             });

@@ -35,11 +35,50 @@ impl GroupOptions {
     }
 }
 
+/// What a group is made from: a backend may have a cheaper way than connecting anew.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    /// Nothing.
+    New,
+    /// Some members of this group, which goes on.
+    Split(&'a Group),
+    /// The members that are left of this group, which was aborted.
+    Shrink(&'a Group),
+}
+
+impl Origin<'_> {
+    /// The new group's backend, as the old one's makes it; `None` if it must be connected.
+    fn derive(
+        self,
+        name: &str,
+        context: &GroupContext,
+        deadline: Deadline,
+    ) -> Result<Option<Arc<dyn Backend>>> {
+        let made = match self {
+            Self::New => return Ok(None),
+            Self::Split(parent) => match parent.backend(name) {
+                Some(backend) => backend.split(context, deadline),
+                None => return Ok(None),
+            },
+            Self::Shrink(parent) => match parent.backend(name) {
+                Some(backend) => backend.shrink(context, deadline),
+                None => return Ok(None),
+            },
+        };
+        match made {
+            Ok(backend) => Ok(Some(backend)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl WorldShared {
     pub(crate) fn new_group(
         self: &Arc<Self>,
         ranks: &[Rank],
         options: &GroupOptions,
+        origin: Origin<'_>,
     ) -> Result<ProcessGroup> {
         let (rank, size) = (self.place.rank, self.place.world_size);
         let refuse = |message: String| {
@@ -78,7 +117,7 @@ impl WorldShared {
             1 => base.to_owned(),
             nth => format!("{base}.{nth}"),
         };
-        self.make_group(name, ranks.to_vec(), options)
+        self.make_group(name, ranks.to_vec(), options, origin)
     }
 
     pub(crate) fn make_group(
@@ -86,6 +125,7 @@ impl WorldShared {
         name: String,
         ranks: Vec<Rank>,
         options: &GroupOptions,
+        origin: Origin<'_>,
     ) -> Result<ProcessGroup> {
         let place = &self.place;
         let wire_id = wire_id(&name, &ranks, place.attempt);
@@ -131,7 +171,11 @@ impl WorldShared {
                 wire_id,
                 store: Arc::new(PrefixStore::new(factory.name(), store.clone())),
             };
-            let backend = factory.connect(context, deadline).map_err(named)?;
+            let derived = origin.derive(factory.name(), &context, deadline);
+            let backend = match derived.map_err(named)? {
+                Some(backend) => backend,
+                None => factory.connect(context, deadline).map_err(named)?,
+            };
             let beside = Beside {
                 name: factory.name(),
                 group_rank,
@@ -282,7 +326,9 @@ impl ProcessGroup {
             .iter()
             .filter_map(|&(_, group_rank)| self.global_rank(group_rank))
             .collect();
-        self.group.world()?.new_group(&ranks, options).map(Some)
+        let origin = Origin::Split(&self.group);
+        let world = self.group.world()?;
+        world.new_group(&ranks, options, origin).map(Some)
     }
 
     /// Splits this group into groups of `size` neighbours, and returns the caller's.
@@ -299,6 +345,7 @@ impl ProcessGroup {
         }
         let first = self.rank() / size * size;
         let ranks = &self.ranks()[first as usize..][..size as usize];
-        self.group.world()?.new_group(ranks, options)
+        let world = self.group.world()?;
+        world.new_group(ranks, options, Origin::Split(&self.group))
     }
 }

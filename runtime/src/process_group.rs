@@ -173,6 +173,12 @@ impl Group {
         self.info.ranks.len() as u32
     }
 
+    /// The backend of this name, if the group has it.
+    pub(crate) fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
+        let lane = self.lanes.iter().find(|lane| lane.backend.name() == name);
+        lane.map(|lane| &lane.backend)
+    }
+
     pub(crate) fn wire_id(&self) -> u64 {
         self.wire_id
     }

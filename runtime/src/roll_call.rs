@@ -2,7 +2,7 @@
 //! who does not come, and shrinking a group to those who are left.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::membership::GroupOptions;
+use crate::membership::{GroupOptions, Origin};
 use crate::process_group::{Noted, ProcessGroup};
 use crate::store::{PrefixStore, Store};
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -134,21 +134,24 @@ impl ProcessGroup {
             .filter(|rank| !excluding.contains(rank))
             .collect();
         let store = self.notes()?;
+        // A call that failed may be followed by one with another list: the first calls of all members
+        // belong together, and so on.
+        let round = store.add(&format!("shrink/calls/{own}"), 1)?;
         let wanted = format!("{excluding:?}");
-        let agreed = store.compare_set("shrink/list", b"", wanted.as_bytes())?;
+        let list = format!("shrink/{round}/list");
+        let agreed = store.compare_set(&list, b"", wanted.as_bytes())?;
         if agreed != wanted.as_bytes() {
             let agreed = String::from_utf8_lossy(&agreed).into_owned();
             let message = format!("this rank excludes {wanted}, another member {agreed}");
             return Err(refuse(ErrorKind::Mismatch, message));
         }
-        store.set(&format!("shrink/{own}"), b"1")?;
-        let keys: Vec<String> = left.iter().map(|rank| format!("shrink/{rank}")).collect();
+        let here = |rank: &Rank| format!("shrink/{round}/{rank}");
+        store.set(&here(&own), b"1")?;
+        let keys: Vec<String> = left.iter().map(here).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         if store.wait(&keys, self.timeout()).is_err() {
-            let absent = left.iter().filter(|rank| {
-                let here = store.check(&[&format!("shrink/{rank}")]);
-                !here.unwrap_or(false)
-            });
+            let came = |rank: &&Rank| store.check(&[&here(rank)]).unwrap_or(false);
+            let absent = left.iter().filter(|rank| !came(rank));
             let absent: Vec<String> = absent.map(Rank::to_string).collect();
             let message = format!(
                 "these did not come to shrink it: rank {}",
@@ -156,7 +159,58 @@ impl ProcessGroup {
             );
             return Err(refuse(ErrorKind::Timeout, message));
         }
-        world.new_group(&left, options)
+        world.new_group(&left, options, Origin::Shrink(&self.group))
+    }
+
+    /// Finds out which members do not come within this time, after the group has failed: all members
+    /// that still run call it, and get the same answer.
+    ///
+    /// Goes through the store. Whoever has waited long enough first says who is absent, and that counts
+    /// for all; so `within` must cover the time that the slowest member takes to notice the failure.
+    ///
+    /// # Blocking
+    /// Until all have come, or for this long.
+    ///
+    /// # Errors
+    /// `PeerLost` if the others have gone on without the caller.
+    pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
+        let store = self.notes()?;
+        let own = self.ranks()[self.rank() as usize];
+        let round = store.add(&format!("absent/calls/{own}"), 1)?;
+        let here = |rank: &Rank| format!("absent/{round}/{rank}");
+        store.set(&here(&own), b"1")?;
+        let keys: Vec<String> = self.ranks().iter().map(here).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut absent = Vec::new();
+        match store.wait(&keys, within) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Timeout => {
+                for (rank, key) in self.ranks().iter().zip(&keys) {
+                    if !store.check(&[key])? {
+                        absent.push(*rank);
+                    }
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
+        // In brackets, since an empty value counts as none.
+        let list = format!("[{}]", list.join(","));
+        let verdict = format!("absent/{round}/verdict");
+        let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
+        let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
+            Error::new(
+                ErrorKind::Store,
+                format!("{verdict} holds no list of ranks"),
+            )
+            .with_source(error)
+            .in_group(self.desc())
+        })?;
+        if agreed.contains(&own) {
+            let message = format!("the others go on without rank {own}, which came too late");
+            return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
+        }
+        Ok(agreed)
     }
 
     /// The group's own corner of the store.

@@ -12,7 +12,7 @@ use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
 use crate::joining::{agree, meet, open_recorder, ring_place, run_name};
-use crate::membership::GroupOptions;
+use crate::membership::{GroupOptions, Origin};
 use crate::pipe::DumpPipe;
 use crate::process_group::ProcessGroup;
 use crate::rendezvous::Rendezvous;
@@ -24,7 +24,7 @@ use rcomm_recorder::record::FlightRecorder;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// One process's place in a job.
@@ -71,6 +71,8 @@ pub(crate) struct WorldShared {
     dump_dir: PathBuf,
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
+    /// Ranks that are still there, as far as the program has said.
+    left: AtomicU32,
     /// How many groups were made of each name and membership.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
 }
@@ -178,6 +180,7 @@ impl WorldBuilder {
             )?,
         };
         let shared = Arc::new(WorldShared {
+            left: AtomicU32::new(place.world_size),
             place,
             config,
             root,
@@ -191,7 +194,7 @@ impl WorldBuilder {
         });
         let ranks = (0..shared.place.world_size).collect();
         let options = GroupOptions::named("default_pg");
-        let group = shared.make_group("0".to_owned(), ranks, &options)?;
+        let group = shared.make_group("0".to_owned(), ranks, &options, Origin::New)?;
         tracing::info!(
             rank = shared.place.rank,
             world_size = shared.place.world_size,
@@ -321,7 +324,44 @@ impl World {
     /// `InvalidArgument` if the list is empty, has a rank twice or one that is not there, or omits the
     /// caller. `Rendezvous` if another member wants another backend.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
-        self.shared.new_group(ranks, options)
+        self.shared.new_group(ranks, options, Origin::New)
+    }
+
+    /// Goes on without these ranks, after they were lost: [`group`](Self::group) is from now on the
+    /// group of those that are left, who all call this with the same list
+    /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
+    ///
+    /// Groups with a member that is lost are aborted; others go on. The store must still be there: a
+    /// world without rank 0 can shrink only if somebody else serves its store.
+    ///
+    /// # Blocking
+    /// Until all that are left have come, or the world's time-out has passed.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::shrink`]; the world is as it was then, and may try again.
+    pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
+        for group in self.shared.watch.groups() {
+            let lost = excluding
+                .iter()
+                .find(|rank| group.info().ranks.contains(rank));
+            if let Some(lost) = lost
+                && group.refusal().is_none()
+            {
+                let message = format!("rank {lost} was lost, and the others go on without it");
+                let error = Error::new(ErrorKind::Aborted, message).with_rank(*lost);
+                group.close(None, error.in_group(group.label()));
+            }
+        }
+        let options = GroupOptions::named(self.group.desc());
+        self.group = self.group.shrink(excluding, &options)?;
+        let left = self.group.size();
+        self.shared.left.store(left, Ordering::Relaxed);
+        tracing::warn!(
+            ?excluding,
+            left,
+            "the world goes on without some of its ranks"
+        );
+        Ok(())
     }
 
     /// This rank's record as it is now.
@@ -424,7 +464,7 @@ impl WorldShared {
             self.config.timeout
         };
         let said = notes.add("goodbye", 1).and_then(|count| {
-            if count == i64::from(place.world_size) {
+            if count >= i64::from(self.left.load(Ordering::Relaxed)) {
                 notes.set("all gone", b"1")?;
             }
             if self.serves_store() {

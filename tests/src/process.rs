@@ -40,13 +40,26 @@ impl Job {
         fault: Fault,
         change: impl Fn(u32, &mut Command),
     ) -> Self {
+        Self::start_as(program, ranks, fault.name(), change)
+    }
+
+    /// As [`start`](Self::start), with any first argument.
+    ///
+    /// # Panics
+    /// If a process cannot be started.
+    pub fn start_as(
+        program: &str,
+        ranks: u32,
+        argument: &str,
+        change: impl Fn(u32, &mut Command),
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let name = format!("test-{}-{}", std::process::id(), fault.name());
+        let name = format!("test-{}-{argument}", std::process::id());
         let port = free_port();
         let ranks = (0..ranks).map(|rank| {
             let mut command = Command::new(program);
             command
-                .arg(fault.name())
+                .arg(argument)
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", ranks.to_string())
                 .env("LOCAL_RANK", rank.to_string())

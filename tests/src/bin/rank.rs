@@ -1,4 +1,5 @@
-//! One rank of a test job: trains in two groups until the culprit's fault ends it.
+//! One rank of a test job: trains in two groups until the culprit's fault ends it; or, if it is told to
+//! shrink, sums in one group and goes on when the culprit is killed.
 #![allow(clippy::print_stderr)]
 
 use rcomm::{Config, GroupOptions, ReduceOp, World};
@@ -13,10 +14,17 @@ const STEP_OF_FAULT: i64 = 3;
 
 fn main() -> ExitCode {
     let fault = std::env::args().nth(1).unwrap_or_default();
+    if fault == "shrink" {
+        return finish(survive());
+    }
     let result = match fault.parse() {
         Ok(fault) => train(fault).map_err(|error| error.to_string()),
         Err(error) => Err(error),
     };
+    finish(result)
+}
+
+fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -24,6 +32,34 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Sums until the culprit is killed, and goes on without it.
+fn survive() -> Result<(), String> {
+    let told = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(told)?;
+    let mut world = World::init(config).map_err(told)?;
+    let mut last = [0.0f32; 64];
+    for step in 0..STEPS {
+        if world.rank() == CULPRIT && step == STEP_OF_FAULT {
+            signal(Signal::KILL);
+        }
+        let mut numbers = [1.0f32; 64];
+        if let Err(error) = world.group().all_reduce(&mut numbers, ReduceOp::Sum) {
+            eprintln!("lost: {error}");
+            let absent = world.group().find_absent(Duration::from_secs(5));
+            let absent = absent.map_err(told)?;
+            eprintln!("absent: {absent:?}");
+            world.shrink(&absent).map_err(told)?;
+            numbers = [1.0; 64];
+            let again = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
+            again.map_err(told)?;
+        }
+        last = numbers;
+    }
+    let group = world.group();
+    eprintln!("sum: {} of ranks {:?}", last[0], group.ranks());
+    world.shutdown().map_err(told)
 }
 
 fn train(fault: Fault) -> rcomm::Result<()> {

@@ -1,0 +1,31 @@
+//! A job that goes on after one of its processes was killed.
+#![allow(clippy::unwrap_used)]
+
+use rcomm_tests::process::{CULPRIT, Job};
+
+const RANKS: u32 = 4;
+
+#[test]
+fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
+    for transport in ["shm", "tcp"] {
+        let program = env!("CARGO_BIN_EXE_rank");
+        let mut job = Job::start_as(program, RANKS, "shrink", |_, command| {
+            command.env("RCOMM_TRANSPORT", transport);
+        });
+        for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+            let ended = job.wait(rank);
+            assert!(
+                ended.status.success(),
+                "{transport}, rank {rank}: {ended:?}"
+            );
+            let said = &ended.stderr;
+            assert!(said.contains("lost: all_reduce #4 on group "), "{said}");
+            assert!(said.contains("absent: [2]"), "{said}");
+            assert!(said.contains("sum: 3 of ranks [0, 1, 3]"), "{said}");
+        }
+        assert!(!job.wait(CULPRIT).status.success());
+        // The job ended well; what happened on the way was written down.
+        assert!(!job.ring_path(0).exists());
+        assert!(job.dumps().len() >= 3, "{transport}");
+    }
+}

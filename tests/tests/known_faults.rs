@@ -1,0 +1,157 @@
+//! The dumps of known faults, read and judged as a whole: each scenario in each form, its files in both
+//! orders, against what was injected.
+//!
+//! Four questions of each: who is at fault, what kind of fault it is, where the first wrong thing is, and
+//! whether anybody else is accused.
+
+use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
+use rcomm_analyzer::{Analysis, Extent, Finding, Policy, Report, Severity, Unread};
+use rcomm_recorder::model::Rank;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// What was injected, as `truth.json` tells it.
+#[derive(Deserialize)]
+struct Truth {
+    kind: String,
+    #[serde(default)]
+    kind_alternatives: Vec<String>,
+    culprit_ranks: Vec<Rank>,
+    #[serde(default)]
+    culprit_alternatives: Vec<Vec<Rank>>,
+    first_bad_pg: Option<String>,
+    first_bad_seq: Option<u64>,
+}
+
+impl Truth {
+    fn read(scenario: &Path) -> Self {
+        let text =
+            std::fs::read_to_string(scenario.join("truth.json")).expect("a scenario has a truth");
+        serde_json::from_str(&text).expect("a truth has these fields")
+    }
+
+    /// The sets of ranks that may be at fault: one, unless the dumps cannot tell.
+    fn culprits(&self) -> Vec<Vec<Rank>> {
+        if self.culprit_alternatives.is_empty() {
+            vec![self.culprit_ranks.clone()]
+        } else {
+            self.culprit_alternatives.clone()
+        }
+    }
+
+    /// What the report gets wrong; empty if nothing.
+    fn misses(&self, report: &Report) -> Vec<&'static str> {
+        let loud: Vec<&Finding> = report
+            .findings
+            .iter()
+            .filter(|finding| finding.severity != Severity::Note)
+            .collect();
+        if self.kind == "healthy" {
+            return if loud.is_empty() {
+                vec![]
+            } else {
+                vec!["quiet"]
+            };
+        }
+        let Some(first) = loud.first() else {
+            return vec!["culprit", "kind", "place"];
+        };
+        let sets = self.culprits();
+        let named = sets.contains(&first.culprit_ranks)
+            || (sets.len() > 1
+                && first.culprit_ranks.is_empty()
+                && first.alternatives.iter().any(|set| sets.contains(set)));
+        let kind = first.name == self.kind || self.kind_alternatives.contains(&first.name);
+        let group = first.group.as_ref();
+        // A cycle has no one place, and a straggler is late everywhere.
+        let place = self.first_bad_seq.is_none()
+            || self.kind == "cross_group_deadlock"
+            || (first.seq == self.first_bad_seq
+                && group.is_some_and(|group| {
+                    [Some(&group.desc), Some(&group.name)].contains(&self.first_bad_pg.as_ref())
+                }));
+        let mut roots = loud.iter().filter(|one| {
+            one.caused_by.is_none() && (one.severity == Severity::Error || self.kind == "straggler")
+        });
+        let quiet = roots.all(|root| {
+            let mut accused = root.culprit_ranks.iter();
+            accused.all(|rank| sets.iter().any(|set| set.contains(rank)))
+        });
+        let told =
+            |set: &Vec<Rank>| first.alternatives.contains(set) || first.culprit_ranks == *set;
+        let alternatives = sets.len() == 1 || sets.iter().all(told);
+        let columns = [
+            (named, "culprit"),
+            (kind, "kind"),
+            (place, "place"),
+            (quiet && alternatives, "quiet"),
+        ];
+        let missed = columns.into_iter().filter(|(good, _)| !good);
+        missed.map(|(_, name)| name).collect()
+    }
+}
+
+enum Order {
+    Forwards,
+    Backwards,
+}
+
+fn judge(folder: &Path, order: &Order) -> Report {
+    let (mut dumps, loaded) =
+        load_all(&[folder.to_owned()], &LoadOptions::default()).expect("the folder is there");
+    if matches!(order, Order::Backwards) {
+        dumps.reverse();
+    }
+    let mut analysis = Analysis::new(Policy::default());
+    for LoadedDump {
+        dump, path, cut, ..
+    } in &dumps
+    {
+        let extent = if *cut { Extent::Cut } else { Extent::Whole };
+        analysis.add_from(path, dump, extent);
+    }
+    for problem in loaded.problems {
+        analysis.add_problem(problem, Unread::Part);
+    }
+    analysis.finish()
+}
+
+fn scenarios() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dumps");
+    let entries = std::fs::read_dir(root).expect("the fixtures are there");
+    let mut folders: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("a folder can be listed").path())
+        .filter(|path| path.join("truth.json").is_file())
+        .collect();
+    folders.sort();
+    folders
+}
+
+#[test]
+fn every_known_fault_is_told_in_every_form_and_file_order() {
+    let (mut sets, mut misses) = (0, Vec::new());
+    for scenario in scenarios() {
+        let truth = Truth::read(&scenario);
+        for form in ["pickle", "json"] {
+            let folder = scenario.join(form);
+            if !folder.is_dir() {
+                continue;
+            }
+            sets += 1;
+            let forwards = judge(&folder, &Order::Forwards);
+            let backwards = judge(&folder, &Order::Backwards);
+            assert_eq!(forwards, backwards, "{}: order of files", folder.display());
+            let missed = truth.misses(&forwards);
+            if !missed.is_empty() {
+                let first = forwards.findings.first().map(|first| &first.sentence);
+                misses.push(format!("{}: {missed:?}, said {first:?}", folder.display()));
+            }
+        }
+    }
+    eprintln!(
+        "known faults: {} of {sets} sets of dumps right",
+        sets - misses.len()
+    );
+    assert!(sets >= 50, "only {sets} sets of dumps were found");
+    assert!(misses.is_empty(), "{}", misses.join("\n"));
+}

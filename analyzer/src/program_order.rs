@@ -153,7 +153,8 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
 /// first.
 ///
 /// A rank is not at the same point if it had issued another number of the first's family when it
-/// issued the collective before the second (stages of a pipeline may have layers of their own).
+/// issued the collective before the second (stages of a pipeline may have layers of their own). Where
+/// the ring has dropped what would tell, a rank is asked only if nobody at the same point answers.
 pub(crate) fn ask(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -161,14 +162,14 @@ pub(crate) fn ask(
     first: Event,
     second: Event,
 ) -> Votes {
-    let mut votes = Votes::default();
+    let (mut sure, mut unsure) = (Votes::default(), Votes::default());
     let point = point_before(aligned, like, first, second);
     for record in 0..aligned.records.len() {
-        if let (Some(point), Some(other)) = (point, point_before(aligned, record, first, second))
-            && point != other
-        {
-            continue;
-        }
+        let votes = match (point, point_before(aligned, record, first, second)) {
+            (Some(point), Some(other)) if point != other => continue,
+            (Some(_), None) => &mut unsure,
+            _ => &mut sure,
+        };
         let (Some(a), Some(b)) = (
             when(aligned, messages, record, first),
             when(aligned, messages, record, second),
@@ -187,7 +188,11 @@ pub(crate) fn ask(
             _ => {}
         }
     }
-    votes
+    if sure == Votes::default() {
+        unsure
+    } else {
+        sure
+    }
 }
 
 /// What a rank's own past says of the order of two collectives, where it is regular: how many of one

@@ -97,11 +97,9 @@ impl Analysis {
         let records = provenance::select(&shared, records, &policy, &mut problems);
         note_versions(&records, &mut problems);
         let mut aligned = Aligned::new(&shared, &records, policy.world_size);
-        let offsets = clocks::offsets_ns(&aligned);
-        aligned.offsets_ns = offsets
-            .into_iter()
-            .map(|offset| offset.unwrap_or(0))
-            .collect();
+        let clocks = clocks::offsets(&aligned);
+        let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
+        aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
         let messages = Messages::new(&aligned);
         let mut graph = WaitGraph::new(&aligned, &messages, &policy);
         let sinks = sink::find(&aligned, &mut graph);
@@ -116,6 +114,7 @@ impl Analysis {
             sinks,
             disagreements,
             lateness: &lateness,
+            clocks,
         };
         let mut drafts = Vec::new();
         for check in check::ALL {

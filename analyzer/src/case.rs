@@ -1,13 +1,14 @@
 //! What the checks look at, and what they hand in.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx};
+use crate::clocks::Offset;
 use crate::disagreement::Disagreement;
 use crate::finding::{Code, Evidence, FrameRef, GroupRef, SeqKind};
 use crate::lateness::Lateness;
 use crate::p2p::{Half, Messages};
 use crate::policy::Policy;
 use crate::program_order;
-use crate::record::{NONE, Op};
+use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, What, now_ns};
 use rcomm_recorder::model::{OpType, Rank};
@@ -22,6 +23,8 @@ pub(crate) struct Case<'a> {
     pub(crate) sinks: Vec<Sink>,
     pub(crate) disagreements: Vec<Disagreement>,
     pub(crate) lateness: &'a Lateness,
+    /// Of each record: where its clock stands, if common collectives tell.
+    pub(crate) clocks: Vec<Option<Offset>>,
 }
 
 /// A finding before it is ranked against the others.
@@ -43,6 +46,8 @@ pub(crate) struct Draft {
     pub(crate) next: String,
     /// It explains others' waits; else it is a consequence of the first that does.
     pub(crate) is_root: bool,
+    /// What was decided by the clocks of these two ranks: which of two moments, so far apart, ns, was first.
+    pub(crate) by_clock: Option<([Rank; 2], i64)>,
 }
 
 impl Draft {
@@ -62,6 +67,7 @@ impl Draft {
             diff: Vec::new(),
             next: String::new(),
             is_root: true,
+            by_clock: None,
         }
     }
 }
@@ -484,6 +490,12 @@ impl Case<'_> {
             .iter()
             .find(|one| one.group == group && one.seq == seq)
     }
+}
+
+/// The record was read from a ring whose owner is dead.
+pub(crate) fn died(record: &Record) -> bool {
+    // Word for word: a reason that quotes an error may well say "deadline".
+    record.identity.reason == "ring of a dead process"
 }
 
 /// Frames of the communication library and what wraps it.

@@ -12,10 +12,19 @@ use std::collections::VecDeque;
 /// Newest common collectives that an estimate rests on.
 const SAMPLES: usize = 33;
 
-/// What to take from each record's clock to get the common one, ns; `None` where no common collective
-/// connects the record to the others.
-pub(crate) fn offsets_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
-    let mut offsets: Vec<Option<i64>> = vec![None; aligned.records.len()];
+/// Where one record's clock stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offset {
+    /// What to take from it to get common time, ns.
+    pub(crate) ns: i64,
+    /// How far from that it may be, ns: half of what most of the samples span, summed over the way from
+    /// the clock that is the common one.
+    pub(crate) spread_ns: i64,
+}
+
+/// The clock of each record; `None` where no common collective connects it to the others.
+pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
+    let mut offsets: Vec<Option<Offset>> = vec![None; aligned.records.len()];
     let members = |group: GroupIx| aligned.groups[group].lanes.iter().flatten().count();
     // The clock of a record in the largest group is the common one.
     let largest = (0..aligned.groups.len()).max_by_key(|&group| (members(group), Reverse(group)));
@@ -23,7 +32,7 @@ pub(crate) fn offsets_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     else {
         return offsets;
     };
-    offsets[start.0] = Some(0);
+    offsets[start.0] = Some(Offset::default());
     let mut visited = vec![false; aligned.groups.len()];
     let mut queue = VecDeque::from([start.0]);
     while let Some(record) = queue.pop_front() {
@@ -38,9 +47,12 @@ pub(crate) fn offsets_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
             for &(other, _) in aligned.groups[group].lanes.iter().flatten() {
                 if offsets[other].is_none()
                     && let Some(base) = offsets[record]
-                    && let Some(difference) = difference_ns(aligned, group, record, other)
+                    && let Some(difference) = difference(aligned, group, record, other)
                 {
-                    offsets[other] = Some(base.saturating_add(difference));
+                    offsets[other] = Some(Offset {
+                        ns: base.ns.saturating_add(difference.ns),
+                        spread_ns: base.spread_ns.saturating_add(difference.spread_ns),
+                    });
                     queue.push_back(other);
                 }
             }
@@ -49,13 +61,13 @@ pub(crate) fn offsets_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     offsets
 }
 
-/// `other`'s clock less `one`'s, ns, from their newest common collectives in the group.
-fn difference_ns(
+/// `other`'s clock less `one`'s, from their newest common collectives in the group.
+fn difference(
     aligned: &Aligned<'_>,
     group: GroupIx,
     one: RecordIx,
     other: RecordIx,
-) -> Option<i64> {
+) -> Option<Offset> {
     let lane_of = |record: RecordIx| {
         aligned.lanes[record]
             .iter()
@@ -85,11 +97,13 @@ fn difference_ns(
     median(ends).or_else(|| median(issues))
 }
 
-fn median(mut values: Vec<i64>) -> Option<i64> {
-    if values.is_empty() {
-        return None;
-    }
-    let middle = values.len() / 2;
-    let (_, median, _) = values.select_nth_unstable(middle);
-    Some(*median)
+/// The median, and half of what the middle four fifths span.
+fn median(mut values: Vec<i64>) -> Option<Offset> {
+    values.sort_unstable();
+    let last = values.len().checked_sub(1)?;
+    let (low, high) = (values[last / 10], values[last - last / 10]);
+    Some(Offset {
+        ns: values[values.len() / 2],
+        spread_ns: high.saturating_sub(low) / 2,
+    })
 }

@@ -211,19 +211,19 @@ fn leave_contradicting(
     {
         let aligned = Aligned::new(shared, records, None);
         tallies = tally(&aligned);
-        offsets = clocks::offsets_ns(&aligned);
+        offsets = clocks::offsets(&aligned);
     }
     let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
     newest.sort_unstable();
     let typical_newest = newest.get(newest.len() / 2).copied().unwrap_or(0);
-    let mut known: Vec<i64> = offsets.iter().flatten().copied().collect();
+    let mut known: Vec<i64> = offsets.iter().flatten().map(|clock| clock.ns).collect();
     known.sort_unstable();
     let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
     for (at, tally) in tallies.iter().enumerate() {
         let older = records[at].newest_ns() < typical_newest;
         let share = tally.against as f64 / tally.compared.max(1) as f64;
-        let apart = offsets[at].map_or(0, |offset| offset.saturating_sub(typical_offset));
+        let apart = offsets[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
         let why = if tally.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
             format!(
                 "{} of its {} completed operations are not those that its peers completed under the same \

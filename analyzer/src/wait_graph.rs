@@ -399,7 +399,7 @@ impl WaitGraph {
 
 /// Whether the ring has dropped the very operation that a rank is in: a program that ran far ahead of
 /// its device, and a small ring.
-fn front_is_lost(record: &Record) -> bool {
+pub(crate) fn front_is_lost(record: &Record) -> bool {
     record.wrapped()
         && !record.ops.is_empty()
         && !record.ops.iter().any(|op| op.completed() || op.retired)

@@ -45,6 +45,7 @@ impl Check for MissingDump {
                 draft.is_root = nth == 0;
                 if nth == 0 {
                     draft.alternatives.extend(all[1..].iter().take(16).cloned());
+                    draft.by_clock = gap(case, places[0].0, places[1].0);
                     draft.ruled_out.push(
                         "no certainty: other ranks without a record are waited for too; this one was missed first"
                             .to_owned(),
@@ -70,6 +71,19 @@ impl Check for MissingDump {
         }
         drafts
     }
+}
+
+/// Who waited first at each of two places, and how much later the second was, ns.
+fn gap(case: &Case<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
+    let rank = |place: usize| {
+        case.graph.arrived[place]
+            .first()
+            .map(|&node| case.rank(node))
+    };
+    let gap = case
+        .waiting_since(second)?
+        .saturating_sub(case.waiting_since(first)?);
+    Some(([rank(first)?, rank(second)?], gap))
 }
 
 /// A readable rank that left the order of the program: it explains the waits for a rank without a

@@ -16,7 +16,7 @@ pub(super) struct NotJoined;
 
 impl Check for NotJoined {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E101, Code::E150]
+        &[Code::E101]
     }
 
     fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
@@ -51,7 +51,6 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
     let held = nodes
         .iter()
         .all(|&(_, why)| matches!(why, Missing::Held(_)));
-    let dead = records.iter().any(|&record| died(case, record));
     let waited = case
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" {}", name_time(ms)));
@@ -76,10 +75,9 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         spot.op, spot.seq
     );
     if let [record] = records[..] {
-        let text = if dead { "its process is gone; " } else { "" };
-        sentence.push_str(&format!("; {text}{}", case.last_seen(record)));
+        sentence.push_str(&format!("; {}", case.last_seen(record)));
     }
-    let mut draft = Draft::new(if dead { Code::E150 } else { Code::E101 }, sentence);
+    let mut draft = Draft::new(Code::E101, sentence);
     draft.confidence = confidence(case, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued one that nobody else would.
@@ -102,13 +100,6 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
     draft.culprits = culprits;
     draft.at = Some(spot);
     draft
-}
-
-/// The record was read from a ring whose owner is dead.
-fn died(case: &Case<'_>, record: usize) -> bool {
-    let reason = &case.aligned.records[record].identity.reason;
-    // Word for word: a reason that quotes an error may well say "deadline".
-    reason == "ring of a dead process"
 }
 
 fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {

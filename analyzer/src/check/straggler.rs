@@ -5,6 +5,7 @@
 //! whose net cost is a share of the job's time worth a warning.
 
 use super::Check;
+use crate::align::retiring_is_all;
 use crate::case::{Case, Draft, name_ranks, name_time};
 use crate::finding::{Code, Severity};
 use crate::lateness::{Lateness, RankLateness};
@@ -73,6 +74,15 @@ fn late_rank(
     let (_, typical, _) = outstanding.select_nth_unstable_by(nth, f32::total_cmp);
     let typical = f64::from(*typical);
     let whole = &case.aligned.records[record];
+    let by_clock = retiring_is_all(whole.recorder).then(|| {
+        let other = case
+            .aligned
+            .records
+            .iter()
+            .find(|other| other.rank != whole.rank);
+        let other = other.map_or(whole.rank, |other| other.rank);
+        ([whole.rank, other], (typical * 1e6) as i64)
+    });
     let host = if whole.identity.host.is_empty() {
         String::new()
     } else {
@@ -90,6 +100,7 @@ fn late_rank(
     let mut draft = Draft::new(Code::W220, sentence);
     draft.confidence = (0.6 + 0.05 * outstanding.len() as f64).min(0.95);
     draft.culprits = vec![whole.rank];
+    draft.by_clock = by_clock;
     draft.ruled_out.push(format!(
         "noise: the other ranks of the same collectives come within {:.2} ms of each other",
         lateness.usual_ms

@@ -453,7 +453,7 @@ fn is_collective(op: OpType) -> bool {
 
 /// Operations that nobody can complete before everybody has issued them. A root that only sends, and a
 /// member that only sends to the root, may leave earlier.
-pub(crate) fn needs_everybody(op: OpType) -> bool {
+pub fn needs_everybody(op: OpType) -> bool {
     matches!(
         op,
         OpType::AllReduce

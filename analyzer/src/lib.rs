@@ -40,6 +40,7 @@ mod summary;
 mod wait_graph;
 mod watch;
 
+pub use align::needs_everybody;
 pub use analysis::{Analysis, Unread, analyze};
 pub use difference::{Difference, GroupChange};
 pub use explain::{Explanation, explain};

@@ -147,7 +147,7 @@ async fn scrape(State(board): State<Board>, headers: HeaderMap) -> Response {
         .and_then(|accept| accept.to_str().ok())
         .unwrap_or_default();
     let form = metrics::Form::wanted_by(accept);
-    let body = metrics::write(board.newest().as_deref(), form);
+    let body = board.metrics(form, metrics::Exemplars::Without);
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
 }
 

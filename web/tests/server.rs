@@ -282,7 +282,7 @@ fn metrics_have_both_forms_and_pass_the_lint() {
     );
     assert!(
         text.body
-            .contains("rcomm_verdict_info{job=\"\",verdict=\"stuck\"} 1"),
+            .contains("rcomm_verdict_info{verdict=\"stuck\"} 1"),
         "{}",
         text.body
     );

@@ -1,5 +1,7 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, if it is told to
 //! shrink, sums in one group and goes on when the culprit is killed.
+//!
+//! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
 
 use rcomm::{Config, GroupOptions, ReduceOp, World};
@@ -13,15 +15,23 @@ const STEPS: i64 = 6;
 const STEP_OF_FAULT: i64 = 3;
 
 fn main() -> ExitCode {
-    let fault = std::env::args().nth(1).unwrap_or_default();
-    if fault == "shrink" {
-        return finish(survive());
-    }
-    let result = match fault.parse() {
-        Ok(fault) => train(fault).map_err(|error| error.to_string()),
-        Err(error) => Err(error),
+    let mut args = std::env::args().skip(1);
+    let fault = args.next().unwrap_or_default();
+    finish(match fault.as_str() {
+        "shrink" => survive(),
+        fault => run(fault, args),
+    })
+}
+
+fn run(fault: &str, mut args: impl Iterator<Item = String>) -> Result<(), String> {
+    let fault = fault.parse()?;
+    let mut number = |default: i64| match args.next() {
+        Some(text) => text.parse().map_err(|_| format!("{text:?} is no number")),
+        None => Ok(default),
     };
-    finish(result)
+    let (step, pause_ms) = (number(STEP_OF_FAULT)?, number(0)?);
+    let pause = Duration::from_millis(pause_ms.unsigned_abs());
+    train(fault, step, pause).map_err(|error| error.to_string())
 }
 
 fn finish(result: Result<(), String>) -> ExitCode {
@@ -62,16 +72,17 @@ fn survive() -> Result<(), String> {
     world.shutdown().map_err(told)
 }
 
-fn train(fault: Fault) -> rcomm::Result<()> {
+fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
     let (row, column) = (rank / 2 * 2, rank % 2);
     let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
     let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
-    for step in 0..STEPS {
+    for step in 0..step_of_fault + 3 {
         world.step(step);
         world.phase("load data");
-        if rank == CULPRIT && step == STEP_OF_FAULT {
+        std::thread::sleep(pause);
+        if rank == CULPRIT && step == step_of_fault {
             match fault {
                 Fault::None => {}
                 Fault::StopJoining => sleep_for_ever(),

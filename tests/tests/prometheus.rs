@@ -1,0 +1,255 @@
+//! A real Prometheus scrapes a real job of four ranks, with the files that users get.
+//!
+//! Rank 2 stops joining. What every panel of the dashboards asks then has an answer, and the alerts name
+//! the rank. Needs `prometheus` and `promtool`.
+#![allow(clippy::unwrap_used)]
+
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/deploy")
+}
+
+/// Whether both programs are there; says so if not.
+fn has_prometheus() -> bool {
+    let found = ["prometheus", "promtool"].iter().all(|program| {
+        let mut command = Command::new(program);
+        let output = command.arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    });
+    if !found {
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: prometheus and promtool are not installed"
+        );
+    }
+    found
+}
+
+fn promtool(args: &[&str]) {
+    let mut command = Command::new("promtool");
+    let output = command
+        .args(args)
+        .current_dir(deploy().join("prometheus"))
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(output.status.success(), "promtool {args:?}: {text}");
+}
+
+struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    /// With the configuration and the rules that are shipped; only the address, the place of the token
+    /// and the pace are changed.
+    fn start(target: SocketAddr, token: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let token_file = folder.path().join("token");
+        std::fs::write(&token_file, token).unwrap();
+        let source = deploy().join("prometheus");
+        let config = std::fs::read_to_string(source.join("prometheus.yml")).unwrap();
+        let config = config
+            .replace("127.0.0.1:8765", &target.to_string())
+            .replace("/etc/rcomm/token", token_file.to_str().unwrap())
+            .replace("15s", "500ms");
+        std::fs::write(folder.path().join("prometheus.yml"), config).unwrap();
+        let rules = source.join("rcomm-alerts.yml");
+        std::fs::copy(rules, folder.path().join("rcomm-alerts.yml")).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let child = Command::new("prometheus")
+            .arg("--config.file=prometheus.yml")
+            .arg("--storage.tsdb.path=data")
+            .arg("--enable-feature=exemplar-storage")
+            .arg(format!("--web.listen-address={address}"))
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let prometheus = Self {
+            child,
+            address,
+            _folder: folder,
+        };
+        wait_until("Prometheus to be ready", || {
+            let (status, _) = get(address, "/-/ready")?;
+            (status == 200).then_some(())
+        });
+        prometheus
+    }
+
+    fn api(&self, path: &str) -> Value {
+        let (status, body) = get(self.address, path).unwrap();
+        let answer: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer["data"].clone()
+    }
+
+    /// Series of an instant query.
+    fn query(&self, expr: &str) -> Vec<Value> {
+        let data = self.api(&format!("/api/v1/query?query={}", encoded(expr)));
+        data["result"].as_array().cloned().unwrap()
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some((status, body.to_owned()))
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// Every panel's title and queries, variables filled in as Grafana does for "All".
+fn panels(dashboard: &Value) -> Vec<(String, Vec<String>)> {
+    let mut panels = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        if panel["type"] == "row" {
+            continue;
+        }
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{panel}");
+        let targets = panel["targets"].as_array().unwrap().iter();
+        let exprs = targets.map(|target| {
+            let expr = target["expr"].as_str().unwrap();
+            let filled = expr
+                .replace("$__rate_interval", "1m")
+                .replace("$instance", ".*")
+                .replace("$group", ".*")
+                .replace("$desc", ".*");
+            assert!(!filled.contains('$'), "{filled}");
+            filled
+        });
+        panels.push((panel["title"].as_str().unwrap().to_owned(), exprs.collect()));
+    }
+    panels
+}
+
+#[test]
+fn the_shipped_configuration_and_alerts_hold_what_they_promise() {
+    if !has_prometheus() {
+        return;
+    }
+    promtool(&["check", "config", "--syntax-only", "prometheus.yml"]);
+    promtool(&["check", "rules", "rcomm-alerts.yml"]);
+    promtool(&["test", "rules", "rcomm-alerts.test.yml"]);
+}
+
+#[test]
+fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
+    if !has_prometheus() {
+        return;
+    }
+    let job = Job::start(
+        env!("CARGO_BIN_EXE_rank"),
+        4,
+        Fault::StopJoining,
+        |_, command| {
+            command
+                .args(["200", "50"])
+                .env("RCOMM_TIMEOUT_MS", "120000");
+        },
+    );
+    wait_until("the rings", || job.ring_path(3).exists().then_some(()));
+    let page = rcomm_web::serve(rcomm_web::Options {
+        ring_dir: Some(job.folder().join("rings")),
+        ..rcomm_web::Options::default()
+    })
+    .unwrap();
+    let prometheus = Prometheus::start(page.address(), page.token());
+    let stuck = "rcomm_verdict_info{verdict=\"stuck\"} == 1";
+    wait_until("the verdict", || prometheus.query(stuck).pop());
+    let transcript = &mut std::io::stderr().lock();
+
+    // The counters are right: 200 steps of two groups on four ranks, and the first half of one more.
+    for (expr, value) in [
+        ("sum(rcomm_collectives_total{op=\"all_reduce\"})", "1602"),
+        ("sum(rcomm_collectives_failed_total) or vector(0)", "0"),
+        (
+            "sum(rcomm_collective_duration_seconds_count{desc=\"dp\"})",
+            "400",
+        ),
+        ("min(rcomm_last_completed_seq{desc=\"tp\"})", "200"),
+        ("rcomm_ranks_read", "4"),
+        ("sum(rcomm_recorder_unread_total)", "0"),
+    ] {
+        let result = prometheus.query(expr);
+        writeln!(transcript, "{expr}  =>  {}", result[0]["value"][1]).unwrap();
+        assert_eq!(result[0]["value"][1], value, "{expr}: {result:?}");
+    }
+
+    for name in [
+        "job-overview",
+        "group-drill-down",
+        "stragglers",
+        "recorder-health",
+    ] {
+        let path = deploy().join(format!("grafana/dashboards/{name}.json"));
+        let dashboard: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        writeln!(transcript, "\n{}", dashboard["title"]).unwrap();
+        for (title, exprs) in panels(&dashboard) {
+            for expr in exprs {
+                let result = prometheus.query(&expr);
+                let numbers = result.iter().filter(|series| series["value"][1] != "NaN");
+                writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
+                assert!(numbers.count() > 0, "{name}, {title}: {expr} has no data");
+            }
+        }
+    }
+
+    let rules = wait_until("the alerts to be evaluated", || {
+        let rules = prometheus.api("/api/v1/rules?type=alert");
+        let rules = rules["groups"][0]["rules"].as_array().cloned()?;
+        let told = |rule: &Value| rule["alerts"].as_array().is_some_and(|it| !it.is_empty());
+        assert!(
+            rules.iter().all(|rule| rule["health"] != "err"),
+            "{rules:?}"
+        );
+        (rules.iter().filter(|rule| told(rule)).count() >= 2).then_some(rules)
+    });
+    writeln!(transcript, "\nalerts").unwrap();
+    let mut active = Vec::new();
+    for rule in &rules {
+        let alerts = rule["alerts"].as_array().unwrap();
+        writeln!(transcript, "  {}: {}", rule["name"], alerts.len()).unwrap();
+        for alert in alerts {
+            active.push((rule["name"].clone(), alert["labels"]["rank"].clone()));
+        }
+    }
+    let rank = Value::from(CULPRIT.to_string());
+    assert!(
+        active.contains(&("RcommJobStuck".into(), Value::Null)),
+        "{active:?}"
+    );
+    assert!(
+        active.contains(&("RcommRankAtFault".into(), rank)),
+        "{active:?}"
+    );
+}

@@ -1,0 +1,595 @@
+//! The job in numbers, for Prometheus.
+//!
+//! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With
+//! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most
+//! D × O × (4 + 2 × 16) series of counters and histograms, [`MOST_GROUPS`] × 9 of single groups, one for
+//! each code of a finding, [`MOST_RANKS`] × 3 of single ranks, [`MOST_SOURCES`] × 3 of sources, and some
+//! forty of the job. What a limit leaves out is counted in `rcomm_groups_omitted` or stays in the sums.
+
+mod writer;
+
+pub use writer::Form;
+
+use crate::tally::{BOUNDS, Histogram, Series, SeriesKey, Tally};
+use crate::trace_id::{Shared, hex};
+use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
+use writer::{Exemplar, Kind, Writer};
+
+/// Groups with series of their own.
+const MOST_GROUPS: usize = 512;
+/// Ranks with series of their own: those at fault, and those that the job waits for longest.
+const MOST_RANKS: usize = 16;
+/// Sources with series of their own.
+const MOST_SOURCES: usize = 256;
+
+const VERDICTS: [(Verdict, &str); 6] = [
+    (Verdict::Healthy, "healthy"),
+    (Verdict::Running, "running"),
+    (Verdict::Stuck, "stuck"),
+    (Verdict::Mismatch, "mismatch"),
+    (Verdict::Slow, "slow"),
+    (Verdict::Inconclusive, "inconclusive"),
+];
+
+const STATES: [(InstanceState, &str); 4] = [
+    (InstanceState::Running, "running"),
+    (InstanceState::Waiting, "waiting"),
+    (InstanceState::HalfOpen, "half_open"),
+    (InstanceState::Mismatch, "mismatch"),
+];
+
+/// Whether histograms name a trace beside their buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exemplars {
+    /// No: nobody exports traces.
+    #[default]
+    Without,
+    /// Yes: the ids are those of the exported spans.
+    OfTraces,
+}
+
+/// Writes every metric. Without a snapshot only the build is told, so that `up` means what it says.
+pub(crate) fn write(
+    snapshot: Option<&Snapshot>,
+    tally: &Tally,
+    form: Form,
+    exemplars: Exemplars,
+) -> String {
+    let mut w = Writer::new(form);
+    w.family("rcomm_build_info", Kind::Gauge, "Version of rcomm-web.");
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    w.sample("rcomm_build_info", &version, 1.0);
+    if let Some(snapshot) = snapshot {
+        job(&mut w, snapshot);
+        recorders(&mut w, snapshot, tally);
+        sources(&mut w, snapshot);
+        ranks(&mut w, snapshot);
+        groups(&mut w, snapshot);
+        let job = matches!(exemplars, Exemplars::OfTraces).then_some(snapshot.job.as_str());
+        collectives(&mut w, tally, job);
+        findings(&mut w, snapshot);
+    }
+    w.finish()
+}
+
+fn job(w: &mut Writer, snapshot: &Snapshot) {
+    let report = &snapshot.report;
+    w.family("rcomm_job_info", Kind::Gauge, "Name of the job.");
+    w.sample("rcomm_job_info", &[("name", &snapshot.job)], 1.0);
+    w.family(
+        "rcomm_verdict_info",
+        Kind::Gauge,
+        "1 on the verdict that holds, 0 on the others.",
+    );
+    for (verdict, name) in VERDICTS {
+        let holds = f64::from(u8::from(report.verdict == verdict));
+        w.sample("rcomm_verdict_info", &[("verdict", name)], holds);
+    }
+    w.gauge(
+        "rcomm_ranks_expected",
+        "Ranks that the job should have.",
+        report.input.ranks_expected as f64,
+    );
+    w.gauge(
+        "rcomm_ranks_read",
+        "Ranks whose record is read.",
+        report.input.ranks_read as f64,
+    );
+    let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
+    w.gauge(
+        "rcomm_ranks_silent",
+        "Ranks whose record stopped answering.",
+        silent as f64,
+    );
+    let steps = || report.ranks.iter().filter_map(|rank| rank.step);
+    if let (Some(least), Some(most)) = (steps().min(), steps().max()) {
+        w.family(
+            "rcomm_step",
+            Kind::Gauge,
+            "Training step that the program named last: of the rank furthest behind, and ahead.",
+        );
+        w.sample("rcomm_step", &[("of", "last")], least as f64);
+        w.sample("rcomm_step", &[("of", "first")], most as f64);
+    }
+    w.family(
+        "rcomm_inflight_collectives",
+        Kind::Gauge,
+        "Operations issued by some rank and not completed by all, by where they stand.",
+    );
+    for (state, name) in STATES {
+        let count = report.in_flight.iter().filter(|it| it.state == state);
+        let labels = [("state", name)];
+        w.sample("rcomm_inflight_collectives", &labels, count.count() as f64);
+    }
+    let oldest = report.in_flight.iter().filter_map(|it| it.age_ms);
+    w.gauge(
+        "rcomm_oldest_inflight_seconds",
+        "Age of the oldest pending operation; 0 if none is pending.",
+        oldest.fold(0.0, f64::max) / 1e3,
+    );
+    let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
+    w.gauge(
+        "rcomm_straggler_time_ratio",
+        "Share of the job's time that others waited for the slowest rank, 0 to 1.",
+        lag.fold(0.0, f64::max),
+    );
+    w.counter("rcomm_judgements", "Analyses made.", snapshot.number);
+    w.gauge(
+        "rcomm_judgement_seconds",
+        "How long the newest analysis took.",
+        snapshot.cost.as_secs_f64(),
+    );
+    w.gauge(
+        "rcomm_judged_timestamp_seconds",
+        "When the newest analysis was made, since the epoch. It is made again when something changed.",
+        snapshot.at.wall_ns as f64 / 1e9,
+    );
+}
+
+fn recorders(w: &mut Writer, snapshot: &Snapshot, tally: &Tally) {
+    w.counter(
+        "rcomm_recorder_dropped",
+        "Records that rings have dropped or written over, over all ranks.",
+        tally.lost(),
+    );
+    w.counter(
+        "rcomm_recorder_unread",
+        "Operations that came and went between two looks, and are in no counter.",
+        tally.unread(),
+    );
+    w.gauge(
+        "rcomm_recorder_entries",
+        "Operations held in memory, over all ranks.",
+        snapshot.entries() as f64,
+    );
+    let timed_out = tally.series().values().map(|series| series.timed_out).sum();
+    w.counter(
+        "rcomm_watchdog_fires",
+        "Operations that failed after at least their time-out, counted on each rank.",
+        timed_out,
+    );
+    let beat = |view: &RankView| {
+        let status = view.dump()?.status.as_ref()?;
+        let alive = view.liveness == Liveness::Alive && status.heartbeat_ns > 0;
+        alive.then_some(snapshot.at.wall_ns.saturating_sub(status.heartbeat_ns))
+    };
+    if let Some(oldest) = snapshot.ranks.iter().filter_map(beat).max() {
+        w.gauge(
+            "rcomm_watchdog_heartbeat_age_seconds",
+            "Since the slowest watchdog of a living rank made its round.",
+            oldest.max(0) as f64 / 1e9,
+        );
+    }
+    for (name, help, liveness) in [
+        (
+            "rcomm_processes_alive",
+            "Ranks whose process is known to live.",
+            Liveness::Alive,
+        ),
+        (
+            "rcomm_processes_dead",
+            "Ranks whose process is known to be gone.",
+            Liveness::Dead,
+        ),
+    ] {
+        let views = snapshot.ranks.iter();
+        let count = views.filter(|view| view.liveness == liveness).count();
+        w.gauge(name, help, count as f64);
+    }
+}
+
+fn sources(w: &mut Writer, snapshot: &Snapshot) {
+    let sources = || snapshot.sources.iter().take(MOST_SOURCES);
+    w.family(
+        "rcomm_source_answered_ranks",
+        Kind::Gauge,
+        "Ranks that a source could read the last time.",
+    );
+    for source in sources() {
+        let labels = [("source", source.name.as_str())];
+        w.sample(
+            "rcomm_source_answered_ranks",
+            &labels,
+            source.answered as f64,
+        );
+    }
+    w.family(
+        "rcomm_source_known_ranks",
+        Kind::Gauge,
+        "Ranks that a source knows of.",
+    );
+    for source in sources() {
+        let labels = [("source", source.name.as_str())];
+        w.sample("rcomm_source_known_ranks", &labels, source.known as f64);
+    }
+    w.family(
+        "rcomm_source_failing",
+        Kind::Gauge,
+        "1 where a source could not be asked the last time.",
+    );
+    for source in sources() {
+        let labels = [("source", source.name.as_str())];
+        let failing = f64::from(u8::from(source.error.is_some()));
+        w.sample("rcomm_source_failing", &labels, failing);
+    }
+}
+
+/// The few ranks that somebody will want to see by number.
+fn ranks(w: &mut Writer, snapshot: &Snapshot) {
+    let report = &snapshot.report;
+    let host = |rank: Rank| snapshot.rank(rank).map_or("", |view| view.host.as_ref());
+    w.family(
+        "rcomm_culprit_rank",
+        Kind::Gauge,
+        "1 for each rank that a finding blames; at most 16 ranks.",
+    );
+    let mut blamed: Vec<(Rank, Code)> = Vec::new();
+    for finding in &report.findings {
+        if finding.caused_by.is_none() && finding.severity != Severity::Note {
+            let culprits = finding.culprit_ranks.iter();
+            blamed.extend(culprits.map(|&rank| (rank, finding.code)));
+        }
+    }
+    blamed.truncate(MOST_RANKS);
+    blamed.sort_unstable();
+    blamed.dedup();
+    for (rank, code) in blamed {
+        let rank_text = rank.to_string();
+        let labels = [
+            ("rank", rank_text.as_str()),
+            ("host", host(rank)),
+            ("code", code.id()),
+            ("name", code.name()),
+        ];
+        w.sample("rcomm_culprit_rank", &labels, 1.0);
+    }
+    let mut late: Vec<_> = report
+        .ranks
+        .iter()
+        .filter_map(|rank| Some((rank.lag_share?, rank)))
+        .collect();
+    late.sort_by(|a, b| b.0.total_cmp(&a.0));
+    late.truncate(MOST_RANKS);
+    w.family(
+        "rcomm_rank_straggler_time_ratio",
+        Kind::Gauge,
+        "Share of the job's time that others waited for this rank; the 16 greatest.",
+    );
+    for (share, rank) in &late {
+        let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
+        w.sample("rcomm_rank_straggler_time_ratio", &labels, *share);
+    }
+    w.family(
+        "rcomm_rank_arrival_lag_p50_seconds",
+        Kind::Gauge,
+        "Median arrival lag of the same ranks.",
+    );
+    for (_, rank) in &late {
+        if let Some(lag) = rank.lag_p50_ms {
+            let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
+            w.sample("rcomm_rank_arrival_lag_p50_seconds", &labels, lag / 1e3);
+        }
+    }
+}
+
+/// Sums and extremes over the groups of one name and description: groups may share both, and a series
+/// must not appear twice.
+#[derive(Default)]
+struct GroupSums {
+    ranks: f64,
+    in_flight: f64,
+    oldest_s: f64,
+    last_seq: f64,
+    behind: f64,
+    completed_seq: Option<f64>,
+    lag_p50_s: f64,
+    lag_p99_s: f64,
+    busbw: f64,
+}
+
+type GroupMetric = (&'static str, &'static str, fn(&GroupSums) -> Option<f64>);
+
+const GROUP_METRICS: [GroupMetric; 9] = [
+    ("rcomm_group_ranks", "Members of the group.", |sums| {
+        Some(sums.ranks)
+    }),
+    (
+        "rcomm_group_inflight_collectives",
+        "Pending operations of the group.",
+        |sums| Some(sums.in_flight),
+    ),
+    (
+        "rcomm_group_oldest_inflight_seconds",
+        "Age of the group's oldest pending operation.",
+        |sums| Some(sums.oldest_s),
+    ),
+    (
+        "rcomm_last_issued_seq",
+        "Newest collective sequence number that any member issued.",
+        |sums| Some(sums.last_seq),
+    ),
+    (
+        "rcomm_last_completed_seq",
+        "Newest collective sequence number that every member has completed, where their records say so.",
+        |sums| sums.completed_seq,
+    ),
+    (
+        "rcomm_members_behind_seq",
+        "How many collectives the last member is behind the first.",
+        |sums| Some(sums.behind),
+    ),
+    (
+        "rcomm_group_arrival_lag_p50_seconds",
+        "Median arrival lag of the recorded collectives.",
+        |sums| Some(sums.lag_p50_s),
+    ),
+    (
+        "rcomm_group_arrival_lag_p99_seconds",
+        "99th percentile of the arrival lag.",
+        |sums| Some(sums.lag_p99_s),
+    ),
+    (
+        "rcomm_bus_bandwidth_bytes_per_second",
+        "Median bus bandwidth of collectives of at least 1 MiB.",
+        |sums| Some(sums.busbw),
+    ),
+];
+
+/// By name of a group: the collective that all its members say they completed.
+fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
+    let mut least = BTreeMap::new();
+    for (_, dump) in snapshot.dumps() {
+        for group in &dump.groups {
+            if let Some(status) = group.status {
+                let seq = least
+                    .entry(group.info.name.as_str())
+                    .or_insert(status.last_completed);
+                *seq = status.last_completed.min(*seq);
+            }
+        }
+    }
+    least
+}
+
+fn groups(w: &mut Writer, snapshot: &Snapshot) {
+    let completed = completed(snapshot);
+    let mut sums: BTreeMap<(&str, &str), GroupSums> = BTreeMap::new();
+    let reports = &snapshot.report.groups;
+    for group in reports.iter().take(MOST_GROUPS) {
+        let row = sums
+            .entry((&group.group.name, &group.group.desc))
+            .or_default();
+        let last = group.last_seq.unwrap_or(0) as f64;
+        row.ranks += group.group.ranks.len() as f64;
+        row.in_flight += group.in_flight as f64;
+        row.oldest_s = row.oldest_s.max(group.oldest_ms.unwrap_or(0.0) / 1e3);
+        row.last_seq = row.last_seq.max(last);
+        row.behind = row.behind.max(last - group.min_seq.unwrap_or(0) as f64);
+        let seq = completed.get(group.group.name.as_str());
+        row.completed_seq = seq.map(|&seq| seq.max(0) as f64);
+        row.lag_p50_s = row.lag_p50_s.max(group.lag_p50_ms.unwrap_or(0.0) / 1e3);
+        row.lag_p99_s = row.lag_p99_s.max(group.lag_p99_ms.unwrap_or(0.0) / 1e3);
+        row.busbw = row.busbw.max(group.busbw_gbs.unwrap_or(0.0) * 1e9);
+    }
+    for (name, help, value) in GROUP_METRICS {
+        w.family(name, Kind::Gauge, help);
+        for ((group, desc), row) in &sums {
+            if let Some(value) = value(row) {
+                w.sample(name, &[("group", group), ("desc", desc)], value);
+            }
+        }
+    }
+    w.gauge(
+        "rcomm_groups_omitted",
+        "Groups beyond the first 512, which have no series of their own.",
+        reports.len().saturating_sub(MOST_GROUPS) as f64,
+    );
+}
+
+type SeriesMetric = (&'static str, &'static str, fn(&Series) -> u64);
+
+const SERIES_METRICS: [SeriesMetric; 4] = [
+    (
+        "rcomm_collectives",
+        "Operations completed, counted on each rank.",
+        |series| series.completed,
+    ),
+    (
+        "rcomm_collectives_failed",
+        "Operations that ended with an error or a time-out, counted on each rank.",
+        |series| series.failed,
+    ),
+    (
+        "rcomm_collectives_timed_out",
+        "Operations that failed after at least their time-out, counted on each rank.",
+        |series| series.timed_out,
+    ),
+    (
+        "rcomm_collective_bytes",
+        "Input bytes of completed operations, over all ranks.",
+        |series| series.bytes,
+    ),
+];
+
+/// Counters and histograms. With a job's name, buckets name the trace of their newest collective.
+fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str>) {
+    for (name, help, value) in SERIES_METRICS {
+        w.family(name, Kind::Counter, help);
+        let sample = format!("{name}_total");
+        for ((desc, op), series) in tally.series() {
+            let labels = [("desc", &**desc), ("op", *op)];
+            w.sample(&sample, &labels, value(series) as f64);
+        }
+    }
+    histogram(
+        w,
+        "rcomm_collective_duration_seconds",
+        "From the arrival of the last member to the end, one value a collective.",
+        tally,
+        |series| &series.duration,
+        traced_job,
+    );
+    histogram(
+        w,
+        "rcomm_collective_arrival_lag_seconds",
+        "How late the last member came after the first, one value a collective.",
+        tally,
+        |series| &series.lag,
+        traced_job,
+    );
+}
+
+fn histogram(
+    w: &mut Writer,
+    name: &str,
+    help: &str,
+    tally: &Tally,
+    of: fn(&Series) -> &Histogram,
+    traced_job: Option<&str>,
+) {
+    w.family(name, Kind::Histogram, help);
+    let measured = |(_, series): &(&SeriesKey, &Series)| of(series).counts.iter().any(|&n| n > 0);
+    for ((desc, op), series) in tally.series().iter().filter(measured) {
+        let histogram = of(series);
+        let mut count = 0;
+        for (at, (in_bucket, example)) in
+            histogram.counts.iter().zip(&histogram.examples).enumerate()
+        {
+            count += in_bucket;
+            let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
+            let labels = [("desc", &**desc), ("op", *op), ("le", &bound)];
+            let exemplar = example.as_ref().zip(traced_job).map(|(example, job)| {
+                let shared = Shared {
+                    job,
+                    group: &example.group.name,
+                    ranks: &example.group.ranks,
+                    kind: "collective",
+                    seq: example.seq,
+                };
+                Exemplar {
+                    trace_id: hex(&shared.trace_id()),
+                    value: example.value,
+                    at_s: example.at_ns as f64 / 1e9,
+                }
+            });
+            w.bucket(&format!("{name}_bucket"), &labels, count, exemplar);
+        }
+        let labels = [("desc", &**desc), ("op", *op)];
+        w.sample(&format!("{name}_sum"), &labels, histogram.sum);
+        w.sample(&format!("{name}_count"), &labels, count as f64);
+    }
+}
+
+fn findings(w: &mut Writer, snapshot: &Snapshot) {
+    w.family(
+        "rcomm_findings",
+        Kind::Gauge,
+        "Findings of the newest report, by code.",
+    );
+    for &code in Code::ALL {
+        let severity = match code.severity() {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Note => "note",
+        };
+        let findings = snapshot.report.findings.iter();
+        let count = findings.filter(|finding| finding.code == code).count();
+        let labels = [
+            ("code", code.id()),
+            ("name", code.name()),
+            ("severity", severity),
+        ];
+        w.sample("rcomm_findings", &labels, count as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::time::{Duration, Instant};
+
+    fn written(ranks: u32, form: Form, exemplars: Exemplars) -> String {
+        let simulation = Simulation::new(Situation::StuckRank, ranks, 0);
+        let ns = simulation.fault_ns() + 8_000_000_000;
+        let at = Moment {
+            elapsed: Duration::from_nanos(ns as u64),
+            wall_ns: ns,
+        };
+        let mut source = SimulatedSource::new(simulation, move || ns);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        live.observe(0, source.poll(Instant::now()), at);
+        let snapshot = live.refresh(at).expect("the first look");
+        let mut tally = Tally::default();
+        tally.take(&snapshot);
+        write(Some(&snapshot), &tally, form, exemplars)
+    }
+
+    #[test]
+    fn series_grow_with_groups_and_operations_and_not_with_ranks() {
+        let series = |ranks| {
+            let text = written(ranks, Form::Text, Exemplars::Without);
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            // Single groups have gauges, and there are more of them in a larger job.
+            lines.filter(|line| !line.contains("group=\"")).count()
+        };
+        let (small, large) = (series(64), series(1024));
+        assert!(large <= small + 2 * MOST_RANKS, "{small} {large}");
+        assert!(large < 400, "{large}");
+    }
+
+    #[test]
+    fn the_rank_at_fault_and_the_stuck_group_have_their_numbers() {
+        let text = written(16, Form::Text, Exemplars::Without);
+        for line in [
+            "rcomm_verdict_info{verdict=\"stuck\"} 1",
+            "rcomm_culprit_rank{rank=\"13\",host=\"n001\",code=\"E101\",name=\"not_joined\"} 1",
+            "rcomm_group_inflight_collectives{group=\"dp_5\",desc=\"dp\"} 1",
+            "rcomm_collectives_total{desc=\"dp\",op=\"all_reduce\"} ",
+            "rcomm_collective_arrival_lag_seconds_bucket{desc=\"dp\",op=\"all_reduce\",le=\"+Inf\"} ",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn exemplars_name_traces_only_in_open_metrics_and_only_if_traces_are_exported() {
+        let with = written(16, Form::OpenMetrics, Exemplars::OfTraces);
+        let line = with.lines().find(|line| line.contains("# {trace_id=\""));
+        assert!(
+            line.is_some_and(|line| line.contains("_bucket{")),
+            "{line:?}"
+        );
+        for (form, exemplars) in [
+            (Form::OpenMetrics, Exemplars::Without),
+            (Form::Text, Exemplars::OfTraces),
+        ] {
+            assert!(!written(16, form, exemplars).contains("trace_id"));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The two text forms that Prometheus reads, and which of them a client wants.
+//!
+//! They differ in the name on a counter's HELP and TYPE lines (OpenMetrics leaves out `_total`), in the
+//! exemplars, which only OpenMetrics has, and in the closing `# EOF`. Source: the OpenMetrics 1.0
+//! specification; "Exposition formats" in Prometheus' documentation; RFC 9110, section 12.5.1.
+
+use std::fmt::Write as _;
+
+/// How metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// Prometheus' text format 0.0.4.
+    Text,
+}
+
+impl Form {
+    /// What an `Accept` header asks for. Text where both are as welcome, or neither is named.
+    pub fn wanted_by(accept: &str) -> Self {
+        let (mut open, mut text) = (0.0f32, 0.0f32);
+        for offer in accept.split(',') {
+            let mut parts = offer.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let (mut weight, mut version) = (1.0f32, "");
+            for part in parts {
+                match part.split_once('=') {
+                    Some(("q", value)) => weight = value.parse().unwrap_or(0.0),
+                    Some(("version", value)) => version = value,
+                    _ => {}
+                }
+            }
+            match kind {
+                "application/openmetrics-text" if matches!(version, "" | "1.0.0") => {
+                    open = weight.max(open);
+                }
+                "text/plain" if matches!(version, "" | "0.0.4") => text = weight.max(text),
+                "text/*" | "*/*" => text = weight.max(text),
+                _ => {}
+            }
+        }
+        if open > text {
+            Self::OpenMetrics
+        } else {
+            Self::Text
+        }
+    }
+
+    /// The `Content-Type` to answer with.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Gauge,
+    Counter,
+    Histogram,
+}
+
+/// What an exemplar points at.
+pub(super) struct Exemplar {
+    pub(super) trace_id: String,
+    pub(super) value: f64,
+    pub(super) at_s: f64,
+}
+
+/// A text under construction. Families begin with [`Writer::family`], samples follow.
+pub(super) struct Writer {
+    form: Form,
+    out: String,
+}
+
+impl Writer {
+    pub(super) fn new(form: Form) -> Self {
+        Self {
+            form,
+            out: String::with_capacity(16 * 1024),
+        }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        if self.form == Form::OpenMetrics {
+            self.out.push_str("# EOF\n");
+        }
+        self.out
+    }
+
+    pub(super) fn family(&mut self, name: &str, kind: Kind, help: &str) {
+        let (suffix, kind) = match (kind, self.form) {
+            (Kind::Gauge, _) => ("", "gauge"),
+            (Kind::Histogram, _) => ("", "histogram"),
+            (Kind::Counter, Form::OpenMetrics) => ("", "counter"),
+            (Kind::Counter, Form::Text) => ("_total", "counter"),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            self.out,
+            "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}"
+        );
+    }
+
+    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.name(name, labels);
+        let _ = writeln!(self.out, " {value}");
+    }
+
+    /// A sample of a histogram's bucket, with what stands for it where the form has a place for that.
+    pub(super) fn bucket(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        count: u64,
+        exemplar: Option<Exemplar>,
+    ) {
+        self.name(name, labels);
+        let _ = write!(self.out, " {count}");
+        if let Some(it) = exemplar.filter(|_| self.form == Form::OpenMetrics) {
+            let Exemplar {
+                trace_id,
+                value,
+                at_s,
+            } = it;
+            let _ = write!(self.out, " # {{trace_id=\"{trace_id}\"}} {value} {at_s:.3}");
+        }
+        self.out.push('\n');
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, Kind::Gauge, help);
+        self.sample(name, &[], value);
+    }
+
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, Kind::Counter, help);
+        self.sample(&format!("{name}_total"), &[], value as f64);
+    }
+
+    fn name(&mut self, name: &str, labels: &[(&str, &str)]) {
+        self.out.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            self.out.push(if i == 0 { '{' } else { ',' });
+            let _ = write!(self.out, "{label}=\"");
+            for c in text.chars() {
+                match c {
+                    '\\' => self.out.push_str("\\\\"),
+                    '"' => self.out.push_str("\\\""),
+                    '\n' => self.out.push_str("\\n"),
+                    c => self.out.push(c),
+                }
+            }
+            self.out.push('"');
+        }
+        if !labels.is_empty() {
+            self.out.push('}');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_of_the_greatest_weight_is_chosen() {
+        let prometheus = "application/openmetrics-text;version=1.0.0,\
+                          application/openmetrics-text;version=0.0.1;q=0.75,\
+                          text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        for (accept, form) in [
+            (prometheus, Form::OpenMetrics),
+            ("", Form::Text),
+            ("*/*", Form::Text),
+            ("text/html", Form::Text),
+            (
+                "application/openmetrics-text; q=0.2, text/plain",
+                Form::Text,
+            ),
+            ("application/openmetrics-text; version=9.0.0", Form::Text),
+            ("application/openmetrics-text; q=bad, */*", Form::Text),
+            (
+                "text/plain; q=0.1, application/openmetrics-text; q=0.2",
+                Form::OpenMetrics,
+            ),
+        ] {
+            assert_eq!(Form::wanted_by(accept), form, "{accept}");
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped_and_exemplars_only_written_where_they_may_be() {
+        for form in [Form::Text, Form::OpenMetrics] {
+            let mut writer = Writer::new(form);
+            writer.counter("rcomm_x", "Of x.", 3);
+            let exemplar = Exemplar {
+                trace_id: "ab".into(),
+                value: 0.5,
+                at_s: 2.0,
+            };
+            writer.bucket("h_bucket", &[("le", "1\"\\\n")], 7, Some(exemplar));
+            let text = writer.finish();
+            let plain = "# HELP rcomm_x_total Of x.\n# TYPE rcomm_x_total counter\nrcomm_x_total 3\n\
+                         h_bucket{le=\"1\\\"\\\\\\n\"} 7\n";
+            let open = "# HELP rcomm_x Of x.\n# TYPE rcomm_x counter\nrcomm_x_total 3\n\
+                        h_bucket{le=\"1\\\"\\\\\\n\"} 7 # {trace_id=\"ab\"} 0.5 2.000\n# EOF\n";
+            assert_eq!(text, if form == Form::Text { plain } else { open });
+        }
+    }
+}

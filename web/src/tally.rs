@@ -1,0 +1,444 @@
+//! What has happened since the watching began: counters and histograms, each operation counted once.
+//!
+//! A snapshot holds the newest operations of every rank, so most operations are in many snapshots. Record
+//! ids ascend in order of issue: everything up to a rank's highest known id has been looked at, and what
+//! was pending then is looked up again by its id until it is settled or gone.
+//!
+//! A collective is measured over its members whose records are read. All leave together who need each
+//! other, so the shortest wait is the operation itself, from the arrival of the last member on, and the
+//! longest wait less the shortest is how late that member came. That needs no clock in common.
+
+use rcomm_analyzer::{Snapshot, needs_everybody};
+use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
+use rcomm_recorder::publish::{Dump, Recorder};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Upper bounds of the buckets of both histograms, seconds; one more has no bound.
+pub(crate) const BOUNDS: [f64; 13] = [
+    1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
+];
+/// Descriptions of groups that have series of their own; those beyond share [`OTHERS`].
+const MOST_DESCRIPTIONS: usize = 64;
+/// Collectives of one group that are kept until their last member is seen to leave.
+const MOST_OPEN: usize = 1024;
+/// Pending operations of one rank that are looked up again.
+const MOST_PENDING: usize = 16 * 1024;
+/// Label of what has no series of its own.
+const OTHERS: &str = "(others)";
+
+/// What tells a group from all others: two groups may share a name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupId {
+    /// Its name.
+    pub(crate) name: String,
+    /// Global ranks of its members, in order of group rank.
+    pub(crate) ranks: Vec<Rank>,
+}
+
+/// One collective that stands for a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Example {
+    /// Its group.
+    pub(crate) group: Arc<GroupId>,
+    /// Its sequence number.
+    pub(crate) seq: u64,
+    /// What was measured, seconds.
+    pub(crate) value: f64,
+    /// When it ended, wall clock, ns since the epoch.
+    pub(crate) at_ns: i64,
+}
+
+/// Counts by bucket.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Histogram {
+    /// Not cumulated; the last is above every bound.
+    pub(crate) counts: [u64; BOUNDS.len() + 1],
+    /// Of all values, seconds.
+    pub(crate) sum: f64,
+    /// The newest collective in each bucket.
+    pub(crate) examples: [Option<Example>; BOUNDS.len() + 1],
+}
+
+impl Histogram {
+    fn observe(&mut self, example: Example) {
+        let value = example.value;
+        let at = BOUNDS.partition_point(|bound| *bound < value);
+        self.counts[at] += 1;
+        self.sum += value;
+        self.examples[at] = Some(example);
+    }
+}
+
+/// All operations of one kind on groups of one description.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Series {
+    /// Completed, counted on each rank.
+    pub(crate) completed: u64,
+    /// Ended with an error or a time-out, counted on each rank.
+    pub(crate) failed: u64,
+    /// Failed after at least their time-out.
+    pub(crate) timed_out: u64,
+    /// Input bytes of completed operations, over all ranks.
+    pub(crate) bytes: u64,
+    /// From the last arrival to the end, one value a collective.
+    pub(crate) duration: Histogram,
+    /// How late the last member came, one value a collective.
+    pub(crate) lag: Histogram,
+}
+
+/// Description of the group, and operation.
+pub(crate) type SeriesKey = (Arc<str>, &'static str);
+
+/// How far one recorder's operations have been counted.
+#[derive(Debug, Default)]
+struct Counted {
+    /// Every id up to here has been looked at.
+    up_to: u64,
+    /// Ids up to there that were still pending.
+    pending: BTreeSet<u64>,
+    /// The record at the last look: one that is the same needs no look.
+    last: Option<Arc<Dump>>,
+}
+
+/// One collective whose members have not all been seen to leave.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    members: usize,
+    /// Shortest and longest wait as the backend measured them, if it measured all; seconds.
+    measured: Option<(f64, f64)>,
+    /// The same from issue to the notice of the end.
+    noted: (f64, f64),
+    ended_ns: i64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    counted: HashMap<(Rank, Recorder, u32, u32), Counted>,
+    groups: HashMap<Arc<GroupId>, BTreeMap<u64, Open>>,
+    descriptions: BTreeSet<Arc<str>>,
+    series: BTreeMap<SeriesKey, Series>,
+    lost_now: HashMap<Rank, u64>,
+    lost: u64,
+    unread: u64,
+}
+
+impl Tally {
+    /// By description and operation.
+    pub(crate) fn series(&self) -> &BTreeMap<SeriesKey, Series> {
+        &self.series
+    }
+
+    /// Operations that rings dropped or wrote over since the watching began, over all ranks.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Operations that came and went between two looks, so that nothing here has counted them.
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
+    }
+
+    /// Counts what is new in `snapshot`.
+    pub(crate) fn take(&mut self, snapshot: &Snapshot) {
+        for rank in &snapshot.report.ranks {
+            let last = self.lost_now.insert(rank.rank, rank.lost).unwrap_or(0);
+            // A number that fell belongs to a new ring, which begins at zero.
+            self.lost += rank.lost.checked_sub(last).unwrap_or(rank.lost);
+        }
+        let mut read: HashMap<(&str, &[Rank]), usize> = HashMap::new();
+        for (_, dump) in snapshot.dumps() {
+            for group in &dump.groups {
+                let key = (group.info.name.as_str(), group.info.ranks.as_slice());
+                *read.entry(key).or_default() += 1;
+            }
+        }
+        let mut present = BTreeSet::new();
+        for view in snapshot.ranks.iter() {
+            for dump in &view.dumps {
+                let id = &dump.identity;
+                let key = (view.rank, dump.recorder, id.attempt, id.pid);
+                present.insert((key.0, key.2, key.3));
+                let mut counted = self.counted.remove(&key).unwrap_or_default();
+                let same = counted
+                    .last
+                    .as_ref()
+                    .is_some_and(|it| Arc::ptr_eq(it, dump));
+                if !same {
+                    self.count(&mut counted, dump, &read);
+                    counted.last = Some(dump.clone());
+                }
+                self.counted.insert(key, counted);
+            }
+        }
+        self.counted
+            .retain(|&(rank, _, attempt, pid), _| present.contains(&(rank, attempt, pid)));
+        self.groups
+            .retain(|group, _| read.contains_key(&(group.name.as_str(), group.ranks.as_slice())));
+    }
+
+    fn count(
+        &mut self,
+        counted: &mut Counted,
+        dump: &Dump,
+        read: &HashMap<(&str, &[Rank]), usize>,
+    ) {
+        let entries = &dump.entries;
+        // Ids ascend in every record; where one does not keep to it, it is passed over, not trusted.
+        let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
+        let first = entries.first().map_or(u64::MAX, |entry| entry.record_id);
+        let mut settled = Vec::new();
+        counted.pending.retain(|&id| match at(id) {
+            Ok(at) if is_settled(&entries[at]) => {
+                settled.push(at);
+                false
+            }
+            Ok(_) => true,
+            Err(_) => {
+                self.unread += 1;
+                false
+            }
+        });
+        if counted.up_to > 0 && first != u64::MAX {
+            self.unread += first.saturating_sub(counted.up_to + 1);
+        }
+        let fresh = entries.partition_point(|entry| entry.record_id <= counted.up_to);
+        for (at, entry) in entries.iter().enumerate().skip(fresh) {
+            counted.up_to = counted.up_to.max(entry.record_id);
+            if is_settled(entry) {
+                settled.push(at);
+            } else if counted.pending.len() < MOST_PENDING {
+                counted.pending.insert(entry.record_id);
+            }
+        }
+        for at in settled {
+            self.settle(dump, &entries[at], read);
+        }
+    }
+
+    fn settle(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
+        if entry.op == OpType::Coalesced {
+            return;
+        }
+        let (Some(group), Some(signature)) = (
+            dump.groups.get(entry.group as usize),
+            dump.signatures.get(entry.signature as usize),
+        ) else {
+            return;
+        };
+        let key = (self.description(&group.info.desc), entry.op.name());
+        let series = self.series.entry(key.clone()).or_default();
+        if !is_completed(dump, entry) {
+            series.failed += 1;
+            let waited_ns = entry
+                .time_discovered_completed_ns
+                .saturating_sub(entry.time_created_ns);
+            let limit_ns = i64::try_from(entry.timeout_ms.saturating_mul(1_000_000));
+            if entry.timeout_ms > 0 && limit_ns.is_ok_and(|limit| waited_ns >= limit) {
+                series.timed_out += 1;
+            }
+            return;
+        }
+        series.completed += 1;
+        series.bytes = series.bytes.saturating_add(signature.input_bytes());
+        if !needs_everybody(entry.op) || entry.time_discovered_completed_ns == 0 {
+            return;
+        }
+        let members = (group.info.name.as_str(), group.info.ranks.as_slice());
+        let wanted = read.get(&members).copied().unwrap_or(1);
+        self.arrive(&key, &group.info.name, &group.info.ranks, entry, wanted);
+    }
+
+    /// Adds a member to its collective; the last one makes it count.
+    fn arrive(
+        &mut self,
+        key: &SeriesKey,
+        name: &str,
+        ranks: &[Rank],
+        entry: &Entry,
+        wanted: usize,
+    ) {
+        let noted = entry
+            .time_discovered_completed_ns
+            .saturating_sub(entry.time_created_ns)
+            .max(0) as f64
+            / 1e9;
+        let measured = entry.duration_ms.map(|ms| f64::from(ms) / 1e3);
+        let id = Arc::new(GroupId {
+            name: name.to_owned(),
+            ranks: ranks.to_vec(),
+        });
+        let group = self.groups.entry(id.clone()).or_default();
+        let open = group.entry(entry.collective_seq_id).or_insert(Open {
+            members: 0,
+            measured: Some((f64::INFINITY, 0.0)),
+            noted: (f64::INFINITY, 0.0),
+            ended_ns: 0,
+        });
+        let widen = |(least, most): (f64, f64), wait: f64| (least.min(wait), most.max(wait));
+        open.members += 1;
+        open.noted = widen(open.noted, noted);
+        open.measured = open
+            .measured
+            .zip(measured)
+            .map(|(span, wait)| widen(span, wait));
+        open.ended_ns = open.ended_ns.max(entry.time_discovered_completed_ns);
+        if open.members < wanted {
+            if group.len() > MOST_OPEN {
+                group.pop_first();
+            }
+            return;
+        }
+        let Open {
+            measured,
+            noted,
+            ended_ns,
+            ..
+        } = *open;
+        group.remove(&entry.collective_seq_id);
+        let (least, most) = measured.unwrap_or(noted);
+        let example = |value: f64| Example {
+            group: id.clone(),
+            seq: entry.collective_seq_id,
+            value,
+            at_ns: ended_ns,
+        };
+        let series = self.series.entry(key.clone()).or_default();
+        series.duration.observe(example(least));
+        // With one member there is nobody to be late for.
+        if wanted > 1 {
+            series.lag.observe(example(most - least));
+        }
+    }
+
+    fn description(&mut self, desc: &str) -> Arc<str> {
+        if let Some(known) = self.descriptions.get(desc) {
+            return known.clone();
+        }
+        if self.descriptions.len() >= MOST_DESCRIPTIONS {
+            return OTHERS.into();
+        }
+        let desc: Arc<str> = desc.into();
+        self.descriptions.insert(desc.clone());
+        desc
+    }
+}
+
+fn is_settled(entry: &Entry) -> bool {
+    entry.state >= EntryState::Completed || entry.retired
+}
+
+/// Whether an operation that ended did so well.
+fn is_completed(dump: &Dump, entry: &Entry) -> bool {
+    match entry.state {
+        EntryState::Completed => true,
+        EntryState::Failed => false,
+        // Only gloo's own recorder never says more than that it let go of it.
+        _ => dump.recorder == Recorder::NativeGloo,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::time::{Duration, Instant};
+
+    /// A job looked at each of these times, ns after its beginning.
+    fn tallied(simulation: &Simulation, looks: impl IntoIterator<Item = i64>) -> Tally {
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let mut tally = Tally::default();
+        for ns in looks {
+            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
+            let at = Moment {
+                elapsed: Duration::from_nanos(ns as u64),
+                wall_ns: ns,
+            };
+            live.observe(0, source.poll(Instant::now()), at);
+            if let Some(snapshot) = live.refresh(at) {
+                tally.take(&snapshot);
+            }
+        }
+        tally
+    }
+
+    fn total(tally: &Tally, of: impl Fn(&Series) -> u64) -> u64 {
+        tally.series().values().map(of).sum()
+    }
+
+    #[test]
+    fn operations_are_counted_once_however_often_they_are_seen() {
+        let simulation = Simulation::new(Situation::Healthy, 8, 0);
+        let once = tallied(&simulation, [8_000_000_000]);
+        let often = tallied(&simulation, (1..=400).map(|n| n * 20_000_000));
+        assert!(total(&once, |s| s.completed) > 500);
+        // Which collective stands for a bucket, and the last bits of a sum, depend on the order.
+        let facts = |tally: &Tally| -> Vec<_> {
+            let all = tally.series().iter();
+            all.map(|(key, s)| {
+                (
+                    key.clone(),
+                    s.completed,
+                    s.bytes,
+                    s.duration.counts,
+                    s.lag.counts,
+                )
+            })
+            .collect()
+        };
+        assert_eq!(facts(&often), facts(&once));
+        assert_eq!(often.unread(), 0);
+    }
+
+    #[test]
+    fn each_collective_gives_one_value_and_each_member_one_completion() {
+        let tally = tallied(
+            &Simulation::new(Situation::Healthy, 8, 0),
+            [4_010_000_000, 8_010_000_000],
+        );
+        let (_, barrier) = tally
+            .series()
+            .iter()
+            .find(|((_, op), _)| *op == "barrier")
+            .expect("the job has barriers");
+        let instances: u64 = barrier.duration.counts.iter().sum();
+        assert_eq!(barrier.completed, 8 * instances);
+        assert_eq!(barrier.lag.counts.iter().sum::<u64>(), instances);
+    }
+
+    #[test]
+    fn lateness_of_a_host_shows_in_the_lag_and_not_in_the_duration() {
+        let looks = || (1..=40).map(|n| n * 200_000_000);
+        let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), looks());
+        let well = tallied(&Simulation::new(Situation::Healthy, 16, 0), looks());
+        let sums = |tally: &Tally| {
+            let all = tally.series().values();
+            all.fold((0.0, 0.0), |sums, s| {
+                (sums.0 + s.lag.sum, sums.1 + s.duration.sum)
+            })
+        };
+        let (late, well) = (sums(&late), sums(&well));
+        assert!(late.0 > 2.0 * well.0, "{late:?} {well:?}");
+        assert!(late.1 < 1.5 * well.1, "{late:?} {well:?}");
+    }
+
+    #[test]
+    fn what_came_and_went_between_two_looks_is_told() {
+        let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(16);
+        let tally = tallied(&simulation, [1_000_000_000, 9_000_000_000]);
+        assert!(tally.unread() > 100, "{}", tally.unread());
+    }
+
+    #[test]
+    fn descriptions_beyond_the_limit_share_a_series() {
+        let mut tally = Tally::default();
+        for n in 0..MOST_DESCRIPTIONS {
+            assert_eq!(&*tally.description(&n.to_string()), n.to_string());
+        }
+        assert_eq!(&*tally.description("one more"), OTHERS);
+        assert_eq!(&*tally.description("3"), "3");
+    }
+}

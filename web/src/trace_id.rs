@@ -1,0 +1,82 @@
+//! Which trace an operation belongs to: all ranks say the same without being told.
+//!
+//! The id is a hash of job, group and sequence number, so the spans of all members of one collective
+//! meet in one trace although no context is propagated.
+
+use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
+
+/// The operation that members of a group share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared<'a> {
+    /// Name of the job.
+    pub(crate) job: &'a str,
+    /// Name of the group.
+    pub(crate) group: &'a str,
+    /// Its members.
+    pub(crate) ranks: &'a [Rank],
+    /// `collective` or `p2p`: they are counted apart.
+    pub(crate) kind: &'static str,
+    /// Sequence number.
+    pub(crate) seq: u64,
+}
+
+impl Shared<'_> {
+    /// The trace; never all zero, which would mean none.
+    pub(crate) fn trace_id(&self) -> [u8; 16] {
+        let mut hash = Sha256::new();
+        for text in ["rcomm", self.job, self.group, self.kind] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        }
+        for rank in self.ranks {
+            hash.update(rank.to_le_bytes());
+        }
+        hash.update(self.seq.to_le_bytes());
+        let mut id = [0; 16];
+        id.copy_from_slice(&hash.finalize()[..16]);
+        id[15] |= u8::from(id == [0; 16]);
+        id
+    }
+}
+
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_has_one_trace_on_all_ranks() {
+        let shared = Shared {
+            job: "llama",
+            group: "dp_5",
+            ranks: &[1, 9],
+            kind: "collective",
+            seq: 41,
+        };
+        assert_eq!(shared.trace_id(), { shared }.trace_id());
+        for other in [
+            Shared {
+                job: "llam",
+                group: "adp_5",
+                ..shared
+            },
+            Shared {
+                ranks: &[1, 8],
+                ..shared
+            },
+            Shared { seq: 42, ..shared },
+            Shared {
+                kind: "p2p",
+                ..shared
+            },
+        ] {
+            assert_ne!(shared.trace_id(), other.trace_id(), "{other:?}");
+        }
+        assert_eq!(hex(&[0, 255]), "00ff");
+    }
+}

@@ -24,6 +24,7 @@ mod process_group;
 pub mod rendezvous;
 mod roll_call;
 mod secret;
+mod sparse;
 pub mod store;
 mod watchdog;
 mod window;
@@ -53,6 +54,7 @@ pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, Red
 pub use rendezvous::Rendezvous;
 pub use roll_call::RollCall;
 pub use secret::Secret;
+pub use sparse::SparseTensor;
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use window::{RemoteMemory, Window};
 pub use work::{Work, WorkStatus};

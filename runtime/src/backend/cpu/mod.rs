@@ -29,7 +29,7 @@ mod mesh;
 mod notice;
 mod p2p;
 #[allow(unsafe_code)]
-pub(super) mod reduce;
+pub(crate) mod reduce;
 #[cfg(test)]
 mod tests;
 mod transport;

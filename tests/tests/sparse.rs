@@ -1,0 +1,92 @@
+//! Sparse tensors, summed over ranks, against their dense counterparts.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use rcomm::{ErrorKind, FakeFabric, OpType, ReduceOp, SparseTensor};
+use rcomm_tests::world::{Carrier, on_threads};
+
+const SHAPE: [u64; 3] = [4, 3, 2];
+
+/// Rank's tensor: two sparse dimensions, blocks of two; some places twice.
+fn tensor(rank: u32, seed: u64) -> SparseTensor<f64> {
+    let mut x = seed ^ u64::from(rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = |below: u64| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x % below
+    };
+    let places = next(9) as usize;
+    let rows: Vec<i64> = (0..places).map(|_| next(4) as i64).collect();
+    let columns: Vec<i64> = (0..places).map(|_| next(3) as i64).collect();
+    let values = (0..places * 2).map(|_| next(100) as f64).collect();
+    SparseTensor::new(SHAPE.to_vec(), 2, [rows, columns].concat(), values).unwrap()
+}
+
+fn add_to(dense: &mut [f64], tensor: &SparseTensor<f64>) {
+    let places = tensor.places();
+    for at in 0..places {
+        let (row, column) = (tensor.indices()[at], tensor.indices()[places + at]);
+        let start = (row as usize * 3 + column as usize) * 2;
+        for (sum, value) in dense[start..]
+            .iter_mut()
+            .zip(&tensor.values()[at * 2..at * 2 + 2])
+        {
+            *sum += value;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_sum_is_that_of_the_dense_tensors(size in 1u32..5, seed: u64) {
+        for carrier in [Carrier::Cpu, Carrier::Fake(FakeFabric::new())] {
+            on_threads(size, &carrier, |_| {}, |world| {
+                let own = tensor(world.rank(), seed);
+                let sum = world.group().all_reduce_sparse(&own, ReduceOp::Sum).unwrap();
+                let mut expected = vec![0.0; 24];
+                (0..size).for_each(|rank| add_to(&mut expected, &tensor(rank, seed)));
+                let mut got = vec![0.0; 24];
+                add_to(&mut got, &sum);
+                assert_eq!(got, expected);
+                // Each place once, in ascending order.
+                let places = sum.places();
+                let keys: Vec<_> = (0..places)
+                    .map(|at| (sum.indices()[at], sum.indices()[places + at]))
+                    .collect();
+                assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
+                world.shutdown().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn shapes_that_differ_are_told_to_all_and_other_reductions_refused() {
+    on_threads(
+        2,
+        &Carrier::Cpu,
+        |config| {
+            config.dump_dir = std::env::temp_dir().join("rcomm-tests-sparse");
+            config.status_wait = std::time::Duration::from_millis(200);
+        },
+        |world| {
+            let group = world.group();
+            let shape = vec![2 + u64::from(world.rank())];
+            let own = SparseTensor::new(shape, 1, vec![1], vec![1u32]).unwrap();
+            let refused = group.all_reduce_sparse(&own, ReduceOp::Max).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unsupported);
+            assert_eq!(refused.op(), Some(OpType::AllReduceSparse));
+            let error = group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            assert!(
+                error
+                    .to_string()
+                    .contains("rank 1 and rank 0 gave sparse tensors"),
+                "{error}"
+            );
+        },
+    );
+}

@@ -9,36 +9,34 @@
 //! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | who sees a fault |
 //! | `rcomm/alarm/<attempt>` | how often the alarm was raised | who sees a fault |
 //! | `rcomm/cause/<attempt>/<alarm>` | why, in words | who raised it |
-//! | `rcomm/status/<attempt>/<alarm>/<rank>` | how far this rank is, in JSON | every rank |
 //!
-//! The same thread watches the FIFOs that ask for a dump.
+//! How far everybody is goes through keys of its own ([`answers`](crate::answers)). The same thread
+//! watches the FIFOs that ask for a dump.
 
+use crate::answers::{Asked, Questions, RankReport};
 use crate::dump_writer::Dumps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipe::DumpPipe;
 use crate::store::Store;
 use crate::watchdog::Watch;
 use crate::work::Voyage;
-use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use rcomm_recorder::record::FlightRecorder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 /// PyTorch's flag: who finds it in the root store makes a dump.
-const FLAG: &str = "exception_dump";
+pub(crate) const FLAG: &str = "exception_dump";
 /// The most alarms that are answered at once, if many were raised since the last look.
 const MOST_ANSWERS: i64 = 16;
+/// How long a rank reads the answers that have come.
+const READING: Duration = Duration::from_millis(500);
 /// For how long another rank's alarm is taken for the reason of what happens here.
 const RECENT: Duration = Duration::from_secs(60);
-/// The most ranks that an error lists by number.
-const MOST_RANKS: usize = 16;
 
 /// One fault, from the flag to the answers.
 pub(crate) struct Episode {
@@ -101,6 +99,16 @@ impl Episode {
         })
     }
 
+    fn asked(&self) -> Asked<'_> {
+        Asked {
+            members: &self.info.ranks,
+            wire_id: self.wire_id,
+            seq: self.seq,
+            is_p2p: self.is_p2p,
+            gone: self.gone,
+        }
+    }
+
     fn update(&self, change: impl FnOnce(&mut EpisodeProgress)) {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
         self.moved.notify_all();
@@ -117,17 +125,6 @@ impl Episode {
             .wait_timeout_while(progress, timeout, |progress| !until(progress));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
-}
-
-/// How far one rank is, as it tells the others.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct RankReport {
-    /// By the group's number on the wire, in hexadecimal.
-    groups: BTreeMap<String, ProcessGroupStatus>,
-    phase: String,
-    /// For how long it has been in that phase.
-    phase_ms: u64,
-    step: i64,
 }
 
 /// What the alarm needs to know of its rank.
@@ -203,7 +200,7 @@ impl Alarm {
     /// Until they have, or for as long as the configuration allows.
     pub(crate) fn answers(&self, episode: &Episode) -> String {
         // The thread may have another episode in hand.
-        let patience = self.parts.status_wait + Duration::from_secs(1);
+        let patience = self.parts.status_wait + READING * 2;
         let mut progress = episode.wait(patience, |progress| progress.answers.is_some());
         progress.answers.take().unwrap_or_default()
     }
@@ -386,31 +383,29 @@ impl Responder {
     }
 
     fn tell(&self, alarm: i64) -> Result<()> {
-        let parts = &self.alarm.parts;
-        let report = serde_json::to_vec(&self.report()).unwrap_or_default();
-        parts.root.set(&self.status_key(alarm, parts.rank), &report)
+        let report = self.report();
+        self.questions(alarm).tell(&*self.alarm.parts.root, &report)
     }
 
-    fn status_key(&self, alarm: i64, rank: Rank) -> String {
-        format!("rcomm/status/{}/{alarm}/{rank}", self.alarm.parts.attempt)
+    fn questions(&self, alarm: i64) -> Questions {
+        let parts = &self.alarm.parts;
+        Questions {
+            rank: parts.rank,
+            attempt: parts.attempt,
+            alarm,
+            patience: parts.status_wait,
+            reading: READING,
+        }
     }
 
     fn report(&self) -> RankReport {
         let parts = &self.alarm.parts;
         let groups = parts.watch.groups();
-        let groups = groups
-            .iter()
-            .map(|group| (wire_name(group.wire_id()), group.status()));
-        let groups = groups.collect();
+        let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
         let status = parts.recorder.snapshot().status.unwrap_or_default();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now_ms = now.map_or(0, |now| now.as_millis() as i64);
-        RankReport {
-            groups,
-            phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
-            phase: status.phase,
-            step: status.step,
-        }
+        RankReport::new(groups, now_ms, status)
     }
 
     /// This rank's own fault: raise, tell, and hear the others.
@@ -418,7 +413,8 @@ impl Responder {
         let answers = match self.raise(episode) {
             Ok(alarm) => {
                 episode.update(|progress| progress.raised = true);
-                let answers = self.collect(episode, alarm);
+                let questions = self.questions(alarm);
+                let answers = questions.ask(&*self.alarm.parts.root, &episode.asked());
                 match &self.heard {
                     Some((at, cause)) if at.elapsed() < RECENT => {
                         format!("{answers}; reported before by {cause}")
@@ -439,12 +435,29 @@ impl Responder {
         let parts = &self.alarm.parts;
         let key = self.key();
         let mut alarm = parts.root.add(&key, 0)?;
-        if alarm <= self.answered {
-            alarm = parts.root.add(&key, 1)?;
-            let cause = format!("rank {}: {}", parts.rank, episode.cause);
-            parts.root.set(&self.cause_key(alarm), cause.as_bytes())?;
-        } else {
+        if alarm > self.answered {
             self.heard = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
+        } else {
+            // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
+            let next = (alarm + 1).to_string();
+            let held =
+                parts
+                    .root
+                    .compare_set(&key, alarm.to_string().as_bytes(), next.as_bytes())?;
+            let held = std::str::from_utf8(&held)
+                .ok()
+                .and_then(|it| it.parse().ok());
+            alarm = held.ok_or_else(|| {
+                Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
+            })?;
+            let own = format!("rank {}: {}", parts.rank, episode.cause);
+            let first = parts
+                .root
+                .compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
+            if first != own.as_bytes() {
+                let cause = String::from_utf8_lossy(&first).into_owned();
+                self.heard = Some((Instant::now(), cause));
+            }
         }
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
         parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
@@ -454,172 +467,78 @@ impl Responder {
         (first..=alarm).try_for_each(|alarm| self.tell(alarm))?;
         Ok(alarm)
     }
-
-    fn collect(&self, episode: &Episode, alarm: i64) -> String {
-        let parts = &self.alarm.parts;
-        let until = Instant::now() + parts.status_wait;
-        let mut roll = Roll::default();
-        for &rank in &episode.info.ranks {
-            if episode.gone == Some(rank) {
-                roll.gone.push(rank);
-                continue;
-            }
-            let key = self.status_key(alarm, rank);
-            let rest = until.saturating_duration_since(Instant::now());
-            let rest = rest.max(Duration::from_millis(1));
-            let report = parts.root.get(&key, rest).ok();
-            let report = report.and_then(|bytes| serde_json::from_slice::<RankReport>(&bytes).ok());
-            roll.call(episode, rank, report);
-        }
-        roll.in_words(episode.is_p2p)
-    }
-}
-
-fn wire_name(wire_id: u64) -> String {
-    format!("{wire_id:016x}")
-}
-
-/// Who has come and who has not.
-#[derive(Default)]
-struct Roll {
-    arrived: Vec<Rank>,
-    missing: Vec<(Rank, String)>,
-    silent: Vec<Rank>,
-    gone: Vec<Rank>,
-}
-
-impl Roll {
-    fn call(&mut self, episode: &Episode, rank: Rank, report: Option<RankReport>) {
-        let Some(report) = report else {
-            self.silent.push(rank);
-            return;
-        };
-        let status = report.groups.get(&wire_name(episode.wire_id));
-        let last = status.map_or(-1, |status| status.last_enqueued);
-        let seq = i64::try_from(episode.seq).unwrap_or(i64::MAX);
-        if !episode.is_p2p && last >= seq {
-            self.arrived.push(rank);
-            return;
-        }
-        let mut place = match (status, last) {
-            (None, _) => "has not made this group".to_owned(),
-            (_, ..=0) => "has called no collective here yet".to_owned(),
-            (_, last) => format!("last collective here is #{last}"),
-        };
-        if !report.phase.is_empty() {
-            let lasted = Duration::from_millis(report.phase_ms);
-            let _ = write!(place, ", in phase {:?} for {lasted:.1?}", report.phase);
-        }
-        if report.step >= 0 {
-            let _ = write!(place, ", in step {}", report.step);
-        }
-        self.missing.push((rank, place));
-    }
-
-    fn in_words(&self, is_p2p: bool) -> String {
-        let mut parts = Vec::new();
-        if !is_p2p {
-            let none = self.arrived.is_empty();
-            parts.push(format!(
-                "arrived: {}",
-                if none {
-                    "nobody".to_owned()
-                } else {
-                    list(&self.arrived)
-                }
-            ));
-        }
-        if !self.missing.is_empty() {
-            let what = if is_p2p { "members" } else { "not arrived" };
-            let mut text = format!("{what}: ");
-            for (at, (rank, place)) in self.missing.iter().take(MOST_RANKS).enumerate() {
-                let comma = if at == 0 { "" } else { ", " };
-                let _ = write!(text, "{comma}rank {rank} ({place})");
-            }
-            if let Some(more) = self.missing.len().checked_sub(MOST_RANKS + 1) {
-                let _ = write!(text, " and {} more", more + 1);
-            }
-            parts.push(text);
-        }
-        if !self.gone.is_empty() {
-            parts.push(format!("gone: {}", list(&self.gone)));
-        }
-        if !self.silent.is_empty() {
-            parts.push(format!("no answer: {}", list(&self.silent)));
-        }
-        parts.join("; ")
-    }
-}
-
-/// `rank 3`, `ranks 1, 2, 5`, or the first few and how many more.
-fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
-    let mut text = format!(
-        "rank{} {}",
-        if ranks.len() == 1 { "" } else { "s" },
-        shown.join(", ")
-    );
-    if ranks.len() > MOST_RANKS {
-        let _ = write!(text, " and {} more", ranks.len() - MOST_RANKS);
-    }
-    text
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use rcomm_recorder::model::OpType;
+    use crate::dump_writer::DumpWriter;
+    use crate::store::HashStore;
+    use rcomm_recorder::publish::Dump;
+    use rcomm_recorder::record::{Placement, RecorderConfig};
+    use std::sync::mpsc;
 
-    fn episode(op: OpType, seq: u64) -> Arc<Episode> {
-        let info = ProcessGroupInfo {
-            id: 1,
-            name: "dp".to_owned(),
-            desc: "dp".to_owned(),
-            ranks: vec![0, 1, 2, 3],
-        };
-        let voyage = Voyage {
-            record_id: 1,
-            op,
-            seq,
-            is_p2p: op.is_p2p(),
-            timeout: Duration::from_secs(1),
-        };
-        let error = Error::new(ErrorKind::Timeout, "not done after 1s");
-        Episode::new(&info, 7, &voyage, &error)
+    /// Sends a dump's reason, and whether the flag was up by then.
+    struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
+
+    impl DumpWriter for Send {
+        fn write(&self, dump: &Dump) -> Result<String> {
+            let flag = self.1.check(&[FLAG])?;
+            let _ = self.0.send((dump.identity.reason.clone(), flag));
+            Ok(String::new())
+        }
     }
 
-    fn report(last: i64, phase: &str) -> Option<RankReport> {
-        let status = ProcessGroupStatus {
-            last_enqueued: last,
-            ..ProcessGroupStatus::default()
+    /// The alarm of one rank at this store, over a watch where nobody makes rounds.
+    pub(crate) fn alarm(
+        rank: u32,
+        store: &Arc<HashStore>,
+        interval: Duration,
+    ) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            entries: 16,
+            ..RecorderConfig::new("job", rank, 16)
         };
-        Some(RankReport {
-            groups: BTreeMap::from([(wire_name(7), status)]),
-            phase: phase.to_owned(),
-            phase_ms: 6_100,
-            step: -1,
-        })
+        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+        let (sender, dumped) = mpsc::channel();
+        let writer = Box::new(Send(sender, store.clone()));
+        let alarm = Alarm::new(AlarmParts {
+            rank,
+            attempt: 0,
+            root: store.clone(),
+            watch: Arc::new(Watch::default()),
+            dumps: Arc::new(Dumps::new(recorder.clone(), writer)),
+            recorder,
+            status_wait: Duration::from_secs(1),
+            interval,
+        });
+        let alarm = alarm.unwrap();
+        let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
+        (alarm, dumped, thread)
     }
 
     #[test]
-    fn who_came_and_who_did_not_is_said_in_one_line() {
-        let episode = episode(OpType::AllReduce, 41);
-        let mut roll = Roll::default();
-        roll.call(&episode, 0, report(41, ""));
-        roll.call(&episode, 1, report(42, "backward"));
-        roll.call(&episode, 2, report(40, "load data"));
-        roll.call(&episode, 3, None);
-        assert_eq!(
-            roll.in_words(false),
-            "arrived: ranks 0, 1; not arrived: rank 2 (last collective here is #40, in phase \
-             \"load data\" for 6.1s); no answer: rank 3"
-        );
-    }
-
-    #[test]
-    fn a_long_list_is_cut() {
-        let ranks: Vec<Rank> = (0..20).collect();
-        assert!(list(&ranks).ends_with("14, 15 and 4 more"));
-        assert_eq!(list(&[3]), "rank 3");
+    fn ranks_that_time_out_at_once_raise_one_alarm() {
+        let store = Arc::new(HashStore::new());
+        // Nobody looks at the store by itself: all believe that they are the first.
+        let never = Duration::from_secs(3_600);
+        let ranks: Vec<_> = (0..16).map(|rank| alarm(rank, &store, never)).collect();
+        let episodes = ranks.iter().map(|(alarm, _, _)| {
+            let episode = Episode::of_rank("late");
+            alarm.episodes.lock().unwrap().push(episode.clone());
+            episode
+        });
+        let episodes: Vec<_> = episodes.collect();
+        for (alarm, _, _) in &ranks {
+            alarm.ring();
+        }
+        for episode in episodes {
+            let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+            assert!(raised.raised);
+        }
+        assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+        let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
+        assert!(cause.unwrap().ends_with(b": late"));
     }
 }

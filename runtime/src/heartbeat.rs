@@ -116,57 +116,14 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alarm::{AlarmParts, AlarmThread};
-    use crate::dump_writer::{DumpWriter, Dumps};
-    use crate::store::{HashStore, Store};
-    use rcomm_recorder::publish::Dump;
-    use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
-    use std::sync::mpsc;
-
-    /// Sends a dump's reason, and whether the flag was up by then.
-    struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
-
-    impl DumpWriter for Send {
-        fn write(&self, dump: &Dump) -> Result<String> {
-            let flag = self.1.check(&["exception_dump"])?;
-            let _ = self.0.send((dump.identity.reason.clone(), flag));
-            Ok(String::new())
-        }
-    }
-
-    /// The alarm of one rank of two at this store, over a watch where nobody makes rounds.
-    fn alarm(
-        rank: u32,
-        store: &Arc<HashStore>,
-    ) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
-        let config = RecorderConfig {
-            placement: Placement::Memory,
-            entries: 16,
-            ..RecorderConfig::new("job", rank, 2)
-        };
-        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
-        let (sender, dumped) = mpsc::channel();
-        let writer = Box::new(Send(sender, store.clone()));
-        let alarm = Alarm::new(AlarmParts {
-            rank,
-            attempt: 0,
-            root: store.clone(),
-            watch: Arc::new(Watch::default()),
-            dumps: Arc::new(Dumps::new(recorder.clone(), writer)),
-            recorder,
-            status_wait: Duration::from_secs(1),
-            interval: Duration::from_millis(10),
-        });
-        let alarm = alarm.unwrap();
-        let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
-        (alarm, dumped, thread)
-    }
+    use crate::alarm::tests::alarm;
+    use crate::store::HashStore;
 
     #[test]
     fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
         let store = Arc::new(HashStore::new());
-        let (own, dumped, mut own_thread) = alarm(0, &store);
-        let (_other, other_dumped, mut other_thread) = alarm(1, &store);
+        let (own, dumped, mut own_thread) = alarm(0, &store, Duration::from_millis(10));
+        let (_other, other_dumped, mut other_thread) = alarm(1, &store, Duration::from_millis(10));
         let long = Duration::from_secs(30);
         let watch = Arc::new(Watch::default());
         let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();

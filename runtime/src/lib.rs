@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+mod answers;
 pub mod backend;
 #[allow(unsafe_code)]
 mod buffer;

@@ -21,7 +21,7 @@ pub(crate) use tcp::addresses_of;
 pub use tcp::{TcpStore, TcpStoreServer};
 
 use crate::error::{Error, ErrorKind, Result};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A small shared map from keys to bytes.
 ///
@@ -101,6 +101,23 @@ pub trait QueueStore: Store {
 
     /// How many values the queue holds.
     fn queue_len(&self, key: &str) -> Result<u64>;
+}
+
+/// Which of the keys are there now, as far as that could be found out until then. All are asked for at
+/// once, and in halves where one is missing: a few round trips where few are.
+pub(crate) fn which_came(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
+    if keys.is_empty() || Instant::now() >= until {
+        return vec![false; keys.len()];
+    }
+    match store.check(keys) {
+        Ok(false) if keys.len() > 1 => {
+            let (left, right) = keys.split_at(keys.len() / 2);
+            let mut came = which_came(store, left, until);
+            came.append(&mut which_came(store, right, until));
+            came
+        }
+        all => vec![all.unwrap_or(false); keys.len()],
+    }
 }
 
 /// The error of a wait that ended without `missing`: the first few by name, the rest as a number.

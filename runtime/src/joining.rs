@@ -2,42 +2,145 @@
 //!
 //! Who it is was settled before ([`Rendezvous`]); what it does afterwards is the world's.
 
+use crate::alarm::FLAG;
 use crate::config::{Config, RingDir};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
-use crate::store::Store;
+use crate::store::{Store, which_came};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
-/// Waits until all ranks have come.
-pub(crate) fn meet(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<()> {
-    notes.set(&format!("here/{}", place.rank), b"1")?;
+/// Takes down PyTorch's flag if an earlier attempt of the job left it in the store, where an agent that
+/// outlives its ranks serves it: this attempt would make dumps of nothing, and its own flag would be
+/// overlooked. PyTorch's key knows no attempts.
+///
+/// Every rank calls it before it says that it has come, and looks at the flag only after all have: so no
+/// flag of this attempt's own ranks is taken down.
+pub(crate) fn forget_earlier_attempt(
+    root: &dyn Store,
+    notes: &dyn Store,
+    place: &Rendezvous,
+) -> Result<()> {
+    if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
+        tracing::info!(
+            attempt = place.attempt,
+            "took down the dump flag that an earlier attempt left in the store"
+        );
+    }
+    Ok(())
+}
+
+/// Waits until all ranks have come, and finds out whether all were given the same secret, or none.
+///
+/// Each leaves a fingerprint of its secret; the last to come compares them and tells everybody, so that
+/// all ranks fail where one is wrong.
+pub(crate) fn meet(
+    notes: &dyn Store,
+    place: &Rendezvous,
+    config: &Config,
+    deadline: Deadline,
+) -> Result<()> {
+    let own = config.secret.as_ref().map(|secret| {
+        let tag = secret.derive("fingerprint").tag(&[place.job.as_bytes()]);
+        tag.map(|byte| format!("{byte:02x}")).concat()
+    });
+    let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
+    notes.set(&here(place.rank), own.as_bytes())?;
     let count = notes.add("here", 1)?;
     if count >= i64::from(place.world_size) {
-        return notes.set("all here", b"1");
+        let refusal = compare_secrets(notes, place.world_size, deadline)?;
+        notes.set(ALL_HERE, refusal.as_bytes())?;
     }
-    notes
-        .wait(&["all here"], deadline.remaining())
-        .map_err(|error| {
-            if error.kind() != ErrorKind::Timeout {
-                return error;
-            }
-            let absent = |rank: &Rank| !notes.check(&[&format!("here/{rank}")]).unwrap_or(false);
-            let ranks: Vec<Rank> = (0..place.world_size).filter(absent).take(17).collect();
-            let shown: Vec<String> = ranks.iter().take(16).map(Rank::to_string).collect();
-            let more = if ranks.len() > 16 { " and more" } else { "" };
-            Error::new(
-                ErrorKind::Rendezvous,
-                format!(
-                    "not all {} ranks came in time: missing {}{more}",
-                    place.world_size,
-                    shown.join(", ")
-                ),
-            )
-        })
+    let refusal = notes
+        .get(ALL_HERE, deadline.remaining())
+        .map_err(|error| name_absent(notes, place, error))?;
+    if refusal.is_empty() {
+        return Ok(());
+    }
+    // The store goes with the rank that serves it: not before all know why.
+    let heard = notes.add("refusal heard", 1)?;
+    if heard == i64::from(place.world_size) {
+        notes.set("refusal heard by all", b"1")?;
+    }
+    if place.serves_store() {
+        let _ = notes.wait(&["refusal heard by all"], config.status_wait);
+    }
+    Err(Error::new(
+        ErrorKind::Rendezvous,
+        String::from_utf8_lossy(&refusal),
+    ))
+}
+
+/// What a rank leaves that was given no secret.
+const NO_SECRET: &str = "none";
+/// Holds why the job cannot start; empty if it can.
+const ALL_HERE: &str = "all here";
+/// Ranks that a message lists.
+const MOST_RANKS: usize = 16;
+
+fn here(rank: Rank) -> String {
+    format!("here/{rank}")
+}
+
+/// What is wrong with the secrets that the ranks were given; empty if nothing is.
+fn compare_secrets(notes: &dyn Store, world_size: u32, deadline: Deadline) -> Result<String> {
+    let keys: Vec<String> = (0..world_size).map(here).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let given = notes.multi_get(&keys, deadline.remaining())?;
+    let Some(first) = given.first() else {
+        return Ok(String::new());
+    };
+    let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
+    let others: Vec<Rank> = (0..).zip(&given).filter_map(other).collect();
+    if others.is_empty() {
+        return Ok(String::new());
+    }
+    let none = NO_SECRET.as_bytes();
+    let others_have_none = others.iter().all(|&rank| given[rank as usize] == none);
+    let (own, theirs) = match (first == none, others_have_none) {
+        (true, _) => ("no job secret", "one"),
+        (false, true) => ("a job secret", "none"),
+        (false, false) => ("a job secret", "another"),
+    };
+    Ok(format!(
+        "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
+         none",
+        list(&others)
+    ))
+}
+
+/// `rank 3`, or `ranks 1, 2 and 5 more`.
+fn list(ranks: &[Rank]) -> String {
+    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
+    let more = match ranks.len().saturating_sub(MOST_RANKS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}{more}", shown.join(", "))
+}
+
+/// The error of a wait for all ranks, with those that did not come.
+fn name_absent(notes: &dyn Store, place: &Rendezvous, error: Error) -> Error {
+    if error.kind() != ErrorKind::Timeout {
+        return error;
+    }
+    let keys: Vec<String> = (0..place.world_size).map(here).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
+    let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);
+    let ranks: Vec<Rank> = (0..).zip(came).filter_map(absent).collect();
+    Error::new(
+        ErrorKind::Rendezvous,
+        format!(
+            "not all {} ranks came in time: missing {}",
+            place.world_size,
+            list(&ranks)
+        ),
+    )
 }
 
 /// The secret and the name of this run: rank 0 says.
@@ -65,13 +168,6 @@ pub(crate) fn agree(
     let run = String::from_utf8_lossy(&run).into_owned();
     if let Some(secret) = &config.secret {
         return Ok((secret.clone(), run));
-    }
-    if !notes.check(&["secret"])? {
-        return Err(Error::new(
-            ErrorKind::Rendezvous,
-            "rank 0 was given a job secret and this rank was not: set RCOMM_JOB_SECRET on all ranks, \
-             or on none",
-        ));
     }
     let bytes = notes.get("secret", deadline.remaining())?;
     let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| {

@@ -106,6 +106,11 @@ impl Rendezvous {
         self.local_world_size == Some(self.world_size)
     }
 
+    /// Whether the store goes with this process.
+    pub(crate) fn serves_store(&self) -> bool {
+        self.rank == 0 && !self.uses_agent_store
+    }
+
     fn checked(self) -> Result<Self> {
         let (rank, world_size) = environment::names_of(self.launcher);
         if self.world_size == 0 {

@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
-use crate::joining::{agree, meet, open_recorder, ring_place, run_name};
+use crate::joining::{agree, forget_earlier_attempt, meet, open_recorder, ring_place, run_name};
 use crate::membership::{GroupOptions, Origin};
 use crate::pipe::DumpPipe;
 use crate::process_group::ProcessGroup;
@@ -119,7 +119,7 @@ impl WorldBuilder {
     ///
     /// # Errors
     /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
-    /// two jobs at one store, world sizes that differ.
+    /// two jobs at one store, world sizes or job secrets that differ.
     pub fn init(self) -> Result<World> {
         let mut config = self.config;
         let place = config.rendezvous()?;
@@ -132,7 +132,8 @@ impl WorldBuilder {
         };
         place.check_in(&*root)?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
-        meet(&notes, &place, deadline)?;
+        forget_earlier_attempt(&*root, &notes, &place)?;
+        meet(&notes, &place, &config, deadline)?;
         let (secret, run) = agree(&notes, &place, &config, deadline)?;
         let recorder = Arc::new(open_recorder(&place, &config)?);
         let mut unmade = UnmadeWorld(Some(recorder.clone()));
@@ -435,7 +436,7 @@ impl Drop for World {
             group.close(None, error.in_group(group.label()));
         }
         // The others now learn of it, and ask each other through the store who had come.
-        if self.shared.serves_store() {
+        if self.shared.place.serves_store() {
             self.shared.say_goodbye(true);
         }
         self.close_threads();
@@ -446,11 +447,6 @@ impl WorldShared {
     /// Whether a group of this world has failed or was aborted.
     fn has_failed(&self) -> bool {
         self.watch.groups().iter().any(|group| group.is_judged())
-    }
-
-    /// Whether the store may go with this world.
-    fn serves_store(&self) -> bool {
-        self.place.rank == 0 && !self.place.uses_agent_store
     }
 
     /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
@@ -467,7 +463,7 @@ impl WorldShared {
             if count >= i64::from(self.left.load(Ordering::Relaxed)) {
                 notes.set("all gone", b"1")?;
             }
-            if self.serves_store() {
+            if place.serves_store() {
                 notes.wait(&["all gone"], patience)?;
             }
             Ok(())

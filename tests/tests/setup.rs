@@ -5,6 +5,8 @@ use rcomm::config::RingDir;
 use rcomm::{
     Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous, Store, TcpStore, World,
 };
+use rcomm_recorder::publish::Dump;
+use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,25 +115,93 @@ fn ranks_that_do_not_come_are_named() {
     let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu);
     let error = world.init().expect_err("three ranks are missing");
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
-    assert!(error.to_string().contains("missing 1, 2, 3"), "{error}");
+    assert!(
+        error.to_string().contains("missing ranks 1, 2, 3"),
+        "{error}"
+    );
+}
+
+/// What each of three ranks is told when they were given these secrets.
+fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
+    // A real store, which goes with rank 0.
+    let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
+    let port = store.port();
+    let mut store = Some(store);
+    std::thread::scope(|scope| {
+        let ranks = (0..3).zip(secrets).map(|(rank, secret)| {
+            let config = Config {
+                secret: secret.map(rcomm::Secret::from_text),
+                ..at(place(rank, 3, port))
+            };
+            let mut builder = World::builder(config);
+            if let Some(store) = store.take() {
+                builder = builder.store(Arc::new(store));
+            }
+            scope.spawn(move || builder.init().expect_err("secrets that differ"))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let errors = ranks.into_iter().map(|rank| rank.join().unwrap());
+        errors
+            .map(|error| {
+                assert_eq!(error.kind(), ErrorKind::Rendezvous, "{error}");
+                error.to_string()
+            })
+            .collect()
+    })
 }
 
 #[test]
-fn a_secret_that_only_rank_0_has_is_an_error_elsewhere() {
+fn secrets_that_differ_are_told_to_all_ranks_before_they_connect() {
+    let advice = "set RCOMM_JOB_SECRET to the same on all ranks, or on none";
+    let (ours, theirs) = (Some("one"), Some("two"));
+    for (secrets, told) in [
+        ([ours, theirs, ours], "a job secret, but rank 1 another"),
+        ([ours, None, None], "a job secret, but ranks 1, 2 none"),
+        ([None, None, ours], "no job secret, but rank 2 one"),
+    ] {
+        let sentence = format!("rank 0 was given {told}: {advice}");
+        assert_eq!(
+            refusals_of_secrets(secrets),
+            [(); 3].map(|()| sentence.clone())
+        );
+    }
+}
+
+#[test]
+fn a_flag_of_an_earlier_attempt_makes_no_dumps_and_hides_no_new_one() {
+    let dumps = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    std::thread::scope(|scope| {
-        let knows = store.clone();
-        scope.spawn(move || {
-            let config = Config {
-                secret: Some(rcomm::Secret::from_text("told to rank 0 alone")),
-                ..config(0, 2)
-            };
-            drop(builder(config, knows, &Carrier::Cpu).init());
+    // Rank 5 of the first attempt saw a fault; the agent's store outlives it.
+    store.set("exception_dump", &5i32.to_ne_bytes()).unwrap();
+    let config = |rank| {
+        let mut config = config(rank, 2);
+        config.dump_dir = dumps.path().to_owned();
+        if let Some(place) = &mut config.rendezvous {
+            place.attempt = 1;
+        }
+        config
+    };
+    let worlds: Vec<World> = std::thread::scope(|scope| {
+        let ranks = (0..2).map(|rank| {
+            let builder = builder(config(rank), store.clone(), &Carrier::Cpu);
+            scope.spawn(move || builder.init().unwrap())
         });
-        let error = builder(config(1, 2), store, &Carrier::Cpu)
-            .init()
-            .expect_err("no secret");
-        assert!(error.to_string().contains("RCOMM_JOB_SECRET"), "{error}");
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(!store.check(&["exception_dump"]).unwrap());
+    // A rank of PyTorch raises it in this attempt: both answer, to that alone.
+    store.set("exception_dump", &7i32.to_ne_bytes()).unwrap();
+    for (rank, world) in worlds.iter().enumerate() {
+        let path = world.dump_dir().join(format!("rank_{rank}.json"));
+        let bytes = wait_until("the dump", || std::fs::read(&path).ok());
+        let (dump, _) = Dump::read(&bytes).unwrap();
+        assert_eq!(dump.identity.reason, "signal of rank 7");
+    }
+    std::thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(|| world.shutdown().unwrap());
+        }
     });
 }
 

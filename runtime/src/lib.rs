@@ -9,6 +9,7 @@ mod buffer;
 mod coalescing;
 mod collectives;
 pub mod config;
+pub mod data_parallel;
 mod deadline;
 mod dump_writer;
 mod element;

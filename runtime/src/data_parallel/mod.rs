@@ -1,0 +1,41 @@
+//! Data-parallel training: the same model on every rank, each with its own part of the data.
+//!
+//! ```no_run
+//! # fn backward(layer: usize) -> Vec<f32> { vec![0.0; layer] }
+//! # fn main() -> rcomm::Result<()> {
+//! use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
+//! let world = rcomm::World::init(rcomm::Config::from_environment()?)?;
+//! let mut weights = vec![vec![0.5f32; 100], vec![0.5; 10]];
+//! let names = vec![Parameter::new("hidden", &[100]), Parameter::new("output", &[10])];
+//! let mut reducer = Reducer::new(world.group(), names, ReducerOptions::default())?;
+//! reducer.broadcast_parameters(&mut weights)?;
+//! for layer in (0..weights.len()).rev() {
+//!     reducer.ready(layer, &backward(layer))?; // sent while the next layer is computed
+//! }
+//! for (weights, gradient) in weights.iter_mut().zip(reducer.finish()?) {
+//!     weights.iter_mut().zip(gradient.unwrap_or_default()).for_each(|(w, g)| *w -= 0.1 * g);
+//! }
+//! world.shutdown()
+//! # }
+//! ```
+//!
+//! [`Reducer`] averages gradients over the ranks of a group while the backward pass still computes
+//! others. Gradients are put into *buckets* ([`assign_buckets`]), and a bucket is sent as soon as all of its
+//! gradients are there and all buckets before it have been sent, so every rank sends the same buckets in
+//! the same order whatever the order of its gradients. How a bucket is averaged is a [`CommHook`].
+//! The method is that of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed:
+//! Experiences on Accelerating Data Parallel Training", VLDB 2020).
+//!
+//! No tensor library is forced on anybody: gradients come and go as slices.
+
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod consistency;
+mod hook;
+mod reducer;
+
+pub use bucket::{BucketSizes, assign_buckets};
+pub use consistency::Parameter;
+pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16CompressHook};
+pub use reducer::{Reducer, ReducerOptions, UnusedParameters};

@@ -1,0 +1,304 @@
+//! The reducer: averages, order, unused parameters, hooks, and models that differ.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::data_parallel::{
+    Averaging, Bf16CompressHook, Bucket, BucketSizes, CommHook, F16CompressHook, Parameter,
+    Reducer, ReducerOptions, UnusedParameters,
+};
+use rcomm::{Config, DType, ErrorKind, OpType, ProcessGroup, ReduceOp, World};
+use rcomm_tests::world::{Carrier, on_threads};
+use std::time::Duration;
+
+fn run(size: u32, body: impl Fn(World) + Sync) {
+    let change = |config: &mut Config| {
+        config.dump_dir = std::env::temp_dir().join("rcomm-tests-data-parallel");
+        config.status_wait = Duration::from_millis(200);
+    };
+    on_threads(size, &Carrier::Cpu, change, body);
+}
+
+const LENS: [u64; 4] = [7, 1, 12, 5];
+
+fn parameters() -> Vec<Parameter> {
+    let named = LENS.iter().zip(["a", "b", "c", "d"]);
+    named
+        .map(|(&len, name)| Parameter::new(name, &[len]))
+        .collect()
+}
+
+fn small_buckets() -> ReducerOptions {
+    ReducerOptions {
+        buckets: BucketSizes {
+            first: 20,
+            rest: 48,
+        },
+        ..ReducerOptions::default()
+    }
+}
+
+fn gradient(rank: u32, parameter: usize, step: u32) -> Vec<f32> {
+    let len = LENS[parameter] as u32;
+    (0..len)
+        .map(|at| (rank * 3 + at + step * parameter as u32) as f32)
+        .collect()
+}
+
+fn average(size: u32, parameter: usize, step: u32) -> Vec<f32> {
+    let len = LENS[parameter] as usize;
+    let mut sum = vec![0.0; len];
+    for rank in 0..size {
+        let one = gradient(rank, parameter, step);
+        sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+    }
+    sum.iter().map(|sum| sum / size as f32).collect()
+}
+
+#[test]
+fn gradients_come_back_averaged_whatever_their_order() {
+    run(3, |world| {
+        let group = world.group();
+        let mut reducer = Reducer::new(group, parameters(), small_buckets()).unwrap();
+        assert_eq!(reducer.buckets(), [vec![3], vec![2], vec![1, 0]]);
+        for step in 0..4 {
+            // Another order on each rank and in each step.
+            for nth in 0..4 {
+                let parameter = (nth + world.rank() as usize + step as usize) % 4;
+                let gradient = gradient(world.rank(), parameter, step);
+                reducer.ready(parameter, &gradient).unwrap();
+            }
+            let averages = reducer.finish().unwrap();
+            for (parameter, got) in averages.into_iter().enumerate() {
+                assert_eq!(got.unwrap(), average(3, parameter, step));
+            }
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_full_bucket_is_under_way_before_the_last_gradient_is_there() {
+    run(2, |world| {
+        let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
+        let sums = |world: &World| {
+            let dump = world.snapshot();
+            let sums = dump.entries.iter().filter(|it| it.op == OpType::AllReduce);
+            sums.count()
+        };
+        reducer.ready(2, &gradient(0, 2, 0)).unwrap();
+        // The second bucket is full, but not before the first.
+        assert_eq!(sums(&world), 0);
+        reducer.ready(3, &gradient(0, 3, 0)).unwrap();
+        assert_eq!(sums(&world), 2);
+        reducer.ready(0, &gradient(0, 0, 0)).unwrap();
+        assert_eq!(sums(&world), 2);
+        reducer.ready(1, &gradient(0, 1, 0)).unwrap();
+        assert_eq!(sums(&world), 3);
+        reducer.finish().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn unused_parameters_are_refused_by_name_or_found() {
+    run(2, |world| {
+        let group = world.group();
+        let mut strict = Reducer::new(group, parameters(), ReducerOptions::default()).unwrap();
+        strict.ready(0, &gradient(0, 0, 0)).unwrap();
+        let error = strict.finish().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(
+            error.to_string().contains("no gradient came for b, c, d;"),
+            "{error}"
+        );
+
+        let options = ReducerOptions {
+            unused: UnusedParameters::Find,
+            ..small_buckets()
+        };
+        let mut lenient = Reducer::new(group, parameters(), options).unwrap();
+        for _ in 0..2 {
+            // Rank 0 uses a and b, rank 1 uses b and c; nobody uses d.
+            let first = world.rank() as usize;
+            lenient
+                .ready(first + 1, &gradient(0, first + 1, 0))
+                .unwrap();
+            lenient.ready(first, &gradient(0, first, 0)).unwrap();
+            let got = lenient.finish().unwrap();
+            let half = |parameter| {
+                let all = gradient(0, parameter, 0).into_iter();
+                Some(all.map(|x| x / 2.0).collect::<Vec<_>>())
+            };
+            assert_eq!(got, [half(0), Some(gradient(0, 1, 0)), half(2), None]);
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn what_is_no_gradient_of_the_model_is_refused() {
+    run(1, |world| {
+        let group = world.group();
+        let mut reducer = Reducer::new(group, parameters(), ReducerOptions::default()).unwrap();
+        let mut refusal = |parameter: usize, len: usize| {
+            let error = reducer.ready(parameter, &vec![0.0; len]).unwrap_err();
+            assert!(error.is_recoverable());
+            error.to_string()
+        };
+        assert!(refusal(4, 1).contains("there is no parameter 4 of 4"));
+        assert!(refusal(0, 6).contains("the gradient of a has 6 elements, not 7"));
+        reducer.ready(0, &[0.0; 7]).unwrap();
+        let error = reducer.ready(0, &[0.0; 7]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("a had its gradient in this step"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn models_that_differ_are_told_with_rank_and_parameter() {
+    run(3, |world| {
+        let mut own = parameters();
+        if world.rank() == 2 {
+            own[1] = Parameter::new("b", &[3]);
+        }
+        let error = Reducer::new(world.group(), own, ReducerOptions::default()).unwrap_err();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(2)));
+        let expected = "parameter 1 is b [3] on rank 2, b [1] on rank 0";
+        assert!(error.to_string().contains(expected), "{error}");
+    });
+}
+
+#[test]
+fn values_are_those_of_rank_0_and_stay_together() {
+    run(3, |world| {
+        let group = world.group();
+        let reducer = Reducer::new(group, parameters(), ReducerOptions::default()).unwrap();
+        let value = |len: &u64| vec![world.rank() as f32; *len as usize];
+        let mut values: Vec<Vec<f32>> = LENS.iter().map(value).collect();
+        let error = reducer.check_consistency(&values).unwrap_err();
+        let expected = "parameter a has other values on ranks [1, 2] than on rank 0";
+        assert!(error.to_string().contains(expected), "{error}");
+        reducer.broadcast_parameters(&mut values).unwrap();
+        assert!(values.iter().flatten().all(|&value| value == 0.0));
+        reducer.check_consistency(&values).unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+/// One step through a hook.
+fn through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
+    let options = ReducerOptions {
+        hook: Some(Box::new(hook)),
+        ..small_buckets()
+    };
+    let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
+    for parameter in (0..4).rev() {
+        let gradient = gradient(world.rank(), parameter, 1);
+        reducer.ready(parameter, &gradient).unwrap();
+    }
+    let averages = reducer.finish().unwrap().into_iter();
+    averages.map(Option::unwrap).collect()
+}
+
+#[test]
+fn compression_halves_the_bytes_and_rounds() {
+    run(2, |world| {
+        for (got, dtype) in [
+            (through(&world, F16CompressHook), "Half"),
+            (through(&world, Bf16CompressHook), "BFloat16"),
+        ] {
+            for (parameter, got) in got.iter().enumerate() {
+                for (got, exact) in got.iter().zip(average(2, parameter, 1)) {
+                    assert!(
+                        (got - exact).abs() <= exact.abs() / 128.0,
+                        "{dtype}: {got} for {exact}"
+                    );
+                }
+            }
+            let dump = world.snapshot();
+            let sent = |it: &DType| it.to_string() == dtype;
+            assert!(
+                dump.signatures
+                    .iter()
+                    .any(|it| it.input_dtypes.iter().any(sent))
+            );
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+/// The method of PowerSGD (Vogels et al., 2019) with rank 1: a bucket as a matrix M of `ROWS` rows is
+/// sent as two vectors, P = MQ and Q = MᵀP, and what that loses is added to the next step's gradients.
+#[derive(Default)]
+struct LowRank {
+    /// By bucket: the vector Q and the error of the last step.
+    memory: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+const ROWS: usize = 4;
+
+impl CommHook for LowRank {
+    fn start(&mut self, group: &ProcessGroup, bucket: Bucket) -> rcomm::Result<Averaging> {
+        let columns = bucket.gradients.len().div_ceil(ROWS);
+        if self.memory.len() <= bucket.index {
+            let start = (0..columns).map(|at| 1.0 + at as f32).collect();
+            self.memory.push((start, vec![0.0; ROWS * columns]));
+        }
+        let (q, error) = &mut self.memory[bucket.index];
+        let mut matrix = error.clone();
+        for (place, gradient) in matrix.iter_mut().zip(&bucket.gradients) {
+            *place += gradient;
+        }
+        let row = |matrix: &[f32], row: usize| matrix[row * columns..][..columns].to_vec();
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let mut p: Vec<f32> = (0..ROWS).map(|at| dot(&row(&matrix, at), q)).collect();
+        group.all_reduce(&mut p, ReduceOp::Avg)?;
+        let norm = dot(&p, &p).sqrt().max(1e-20);
+        p.iter_mut().for_each(|p| *p /= norm);
+        let column = |at: usize| {
+            (0..ROWS)
+                .map(|row| matrix[row * columns + at] * p[row])
+                .sum()
+        };
+        *q = (0..columns).map(column).collect();
+        group.all_reduce(q, ReduceOp::Avg)?;
+        let sent: Vec<f32> = (0..ROWS * columns)
+            .map(|at| p[at / columns] * q[at % columns])
+            .collect();
+        for ((error, full), sent) in error.iter_mut().zip(&matrix).zip(&sent) {
+            *error = full - sent;
+        }
+        let len = bucket.gradients.len();
+        Ok(Box::new(move || Ok(sent[..len].to_vec())))
+    }
+}
+
+#[test]
+fn a_hook_of_the_users_own_may_compress_and_keep_state() {
+    run(2, |world| {
+        let options = ReducerOptions {
+            hook: Some(Box::new(LowRank::default())),
+            ..small_buckets()
+        };
+        let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
+        // With the error fed back, what was sent adds up to what was given.
+        let mut sent = [0.0; 12];
+        let steps = 200;
+        for _ in 0..steps {
+            for parameter in 0..4 {
+                let gradient = gradient(world.rank(), parameter, 0);
+                reducer.ready(parameter, &gradient).unwrap();
+            }
+            let got = reducer.finish().unwrap().swap_remove(2).unwrap();
+            sent.iter_mut().zip(got).for_each(|(sum, got)| *sum += got);
+        }
+        for (sent, exact) in sent.iter().zip(average(2, 2, 0)) {
+            let mean = sent / steps as f32;
+            assert!((mean - exact).abs() < 0.3, "{mean} for {exact}");
+        }
+        world.shutdown().unwrap();
+    });
+}

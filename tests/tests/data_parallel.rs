@@ -5,7 +5,7 @@ use rcomm::data_parallel::{
     Averaging, Bf16CompressHook, Bucket, BucketSizes, CommHook, F16CompressHook, Parameter,
     Reducer, ReducerOptions, UnusedParameters,
 };
-use rcomm::{Config, DType, ErrorKind, OpType, ProcessGroup, ReduceOp, World};
+use rcomm::{Config, ErrorKind, OpType, ProcessGroup, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
@@ -219,7 +219,7 @@ fn compression_halves_the_bytes_and_rounds() {
                 }
             }
             let dump = world.snapshot();
-            let sent = |it: &DType| it.to_string() == dtype;
+            let sent = |it: &String| it == dtype;
             assert!(
                 dump.signatures
                     .iter()

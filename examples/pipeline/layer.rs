@@ -1,0 +1,67 @@
+//! One layer: a square matrix and a bend.
+
+/// Values that go in, and values that come out.
+pub(crate) const WIDTH: usize = 8;
+
+/// One layer, with the gradient that it has gathered.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Layer {
+    weight: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+impl Layer {
+    /// The layer number `at`: nearly the identity.
+    pub(crate) fn new(at: u32) -> Self {
+        let place = |index: usize| {
+            let diagonal = if index.is_multiple_of(WIDTH + 1) {
+                1.0
+            } else {
+                0.0
+            };
+            diagonal + 0.1 * (index as f32 + at as f32 * 0.37).cos()
+        };
+        Self {
+            weight: (0..WIDTH * WIDTH).map(place).collect(),
+            gradient: vec![0.0; WIDTH * WIDTH],
+        }
+    }
+
+    /// What comes out.
+    pub(crate) fn forward(&self, input: &[f32]) -> Vec<f32> {
+        let rows = self.weight.chunks(WIDTH);
+        let dot = |row: &[f32]| -> f32 { row.iter().zip(input).map(|(w, x)| w * x).sum() };
+        rows.map(|row| dot(row).tanh()).collect()
+    }
+
+    /// Adds to the layer's gradient, and returns that of its input.
+    pub(crate) fn backward(&mut self, input: &[f32], output: &[f32], gradient: &[f32]) -> Vec<f32> {
+        let mut before = vec![0.0; WIDTH];
+        for (row, (out, above)) in output.iter().zip(gradient).enumerate() {
+            let bent = above * (1.0 - out * out);
+            for (column, x) in input.iter().enumerate() {
+                self.gradient[row * WIDTH + column] += bent * x;
+                before[column] += bent * self.weight[row * WIDTH + column];
+            }
+        }
+        before
+    }
+
+    /// One step downhill; forgets the gradient.
+    pub(crate) fn descend(&mut self, rate: f32) {
+        for (weight, gradient) in self.weight.iter_mut().zip(&mut self.gradient) {
+            *weight -= rate * std::mem::take(gradient);
+        }
+    }
+}
+
+/// The mean squared error, and its gradient.
+pub(crate) fn loss(output: &[f32], target: &[f32], gradient: &mut [f32]) -> f32 {
+    let mut loss = 0.0;
+    for ((out, want), gradient) in output.iter().zip(target).zip(gradient) {
+        let error = out - want;
+        loss += error * error / WIDTH as f32;
+        *gradient = 2.0 * error / WIDTH as f32;
+    }
+    loss
+}

@@ -1,0 +1,120 @@
+//! Pipeline parallelism: each rank holds one layer of a network; micro-batches flow forward through the
+//! ranks and their gradients back, by sends and receives. The result is that of one process, to the bit.
+//!
+//! ```text
+//! rcomm-run -n 4 target/release/examples/pipeline
+//! ```
+#![allow(clippy::print_stdout)]
+
+mod layer;
+
+use anyhow::{Result, ensure};
+use layer::{Layer, WIDTH};
+use rcomm::{Config, ProcessGroup, World};
+
+const STEPS: usize = 60;
+const MICRO_BATCHES: u32 = 6;
+const RATE: f32 = 0.05;
+/// Tags: activations on their way forward, gradients on their way back.
+const FORWARD: u32 = 0;
+const BACKWARD: u32 = 1000;
+
+fn main() -> Result<()> {
+    let world = World::init(Config::from_environment()?)?;
+    let group = world.group();
+    let layers = group.size();
+    ensure!(layers > 1, "a pipeline needs two ranks at least");
+    let mut own = Layer::new(group.rank());
+    let mut loss = 0.0;
+    for step in 0..STEPS {
+        loss = train(group, &mut own, step)?;
+    }
+
+    // The last rank knows the loss, all layers are compared with those that one process trains.
+    let (expected, expected_loss) = alone(layers);
+    ensure!(
+        own == expected[group.rank() as usize],
+        "rank {} learnt otherwise",
+        group.rank()
+    );
+    if group.rank() == layers - 1 {
+        ensure!(
+            loss.to_bits() == expected_loss.to_bits(),
+            "{loss} is not {expected_loss}"
+        );
+        println!("{layers} layers on {layers} ranks: loss {loss:.6}, as in one process");
+    }
+    world.shutdown()?;
+    Ok(())
+}
+
+/// All micro-batches forward, then all back; sends run while the next micro-batch is computed.
+fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
+    let (rank, last) = (group.rank(), group.size() - 1);
+    let mut inputs = Vec::new();
+    let mut outputs = Vec::new();
+    let mut sends = Vec::new();
+    for micro in 0..MICRO_BATCHES {
+        let mut input = vec![0.0; WIDTH];
+        if rank == 0 {
+            input = sample(step, micro);
+        } else {
+            group.recv(&mut input, rank - 1, FORWARD + micro)?;
+        }
+        let output = own.forward(&input);
+        if rank != last {
+            sends.push(group.send_async(output.clone(), rank + 1, FORWARD + micro)?);
+        }
+        inputs.push(input);
+        outputs.push(output);
+    }
+    let mut loss = 0.0;
+    for micro in 0..MICRO_BATCHES {
+        let at = micro as usize;
+        let mut gradient = vec![0.0; WIDTH];
+        if rank == last {
+            loss += layer::loss(&outputs[at], &sample(step, micro), &mut gradient);
+        } else {
+            group.recv(&mut gradient, rank + 1, BACKWARD + micro)?;
+        }
+        let before = own.backward(&inputs[at], &outputs[at], &gradient);
+        if rank != 0 {
+            sends.push(group.send_async(before, rank - 1, BACKWARD + micro)?);
+        }
+    }
+    for send in sends {
+        send.wait()?;
+    }
+    own.descend(RATE);
+    Ok(loss)
+}
+
+/// The same training in one process: its layers and its last loss.
+fn alone(layers: u32) -> (Vec<Layer>, f32) {
+    let mut model: Vec<Layer> = (0..layers).map(Layer::new).collect();
+    let mut loss = 0.0;
+    for step in 0..STEPS {
+        loss = 0.0;
+        for micro in 0..MICRO_BATCHES {
+            let mut values = vec![sample(step, micro)];
+            for layer in &model {
+                values.push(layer.forward(&values[values.len() - 1]));
+            }
+            let mut gradient = vec![0.0; WIDTH];
+            loss += layer::loss(&values[values.len() - 1], &values[0], &mut gradient);
+            for (at, layer) in model.iter_mut().enumerate().rev() {
+                gradient = layer.backward(&values[at], &values[at + 1], &gradient);
+            }
+        }
+        model.iter_mut().for_each(|layer| layer.descend(RATE));
+    }
+    (model, loss)
+}
+
+/// The network learns to return its input.
+fn sample(step: usize, micro: u32) -> Vec<f32> {
+    let start = (step * MICRO_BATCHES as usize + micro as usize) as f32;
+    (0..WIDTH)
+        .map(|at| 0.5 * (start * 1.7 + at as f32 * 0.9).sin())
+        .collect()
+}

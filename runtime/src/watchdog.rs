@@ -6,12 +6,13 @@
 //! takes no lock that a stuck call could hold.
 
 use crate::alarm::{Alarm, Episode};
+use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::Group;
 use crate::work::{Flight, Voyage, WorkStatus};
 use rcomm_recorder::model::OpType;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -111,6 +112,9 @@ impl Running {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let at = self.slots.iter().position(free)?;
         let slot = &self.slots[at];
+        // Who reads what is stored from here on sees, after a fence of its own, that the place had been
+        // left: so it cannot take it for the last call's.
+        fence(Ordering::Release);
         let timeout_ms = u64::try_from(voyage.timeout.as_millis()).unwrap_or(u64::MAX);
         let what = u64::from(voyage.op.code())
             | u64::from(voyage.is_p2p) << 8
@@ -132,8 +136,10 @@ impl Running {
         self.slots.iter().filter_map(|slot| {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
-            let what = slot.what.load(Ordering::Acquire);
-            // Another call may have taken the place meanwhile; the next round will see it.
+            let what = slot.what.load(Ordering::Relaxed);
+            // If a word was a later call's, the fence in `enter` meets this one, and the place no longer
+            // holds the record that was read first. The next round will see that call.
+            fence(Ordering::Acquire);
             if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
                 return None;
             }
@@ -302,8 +308,9 @@ impl Rounds {
         }
         let voyage = &fault.voyage;
         let mut error = group.explain(voyage, fault.error);
+        let finding = error.to_string();
         if let Some(age) = self.alarm.age_of(voyage.record_id) {
-            error = error.with_more(&format!("{age:.1?} after its issue"));
+            error = error.with_more(&format!("{} after its issue", in_words(age)));
         }
         tracing::error!(
             group = group.label(),
@@ -312,7 +319,7 @@ impl Rounds {
             %error,
             "an operation failed; writing down what is pending"
         );
-        let episode = Episode::new(group.info(), group.wire_id(), voyage, &error);
+        let episode = Episode::new(group.info(), group.wire_id(), voyage, &finding, &error);
         self.alarm.raise(&episode);
         let dumps = self.alarm.dump_for_fault(&error.to_string());
         let answers = self.alarm.answers(&episode);
@@ -332,6 +339,6 @@ fn fault_of(flight: &Flight, error: Error) -> Fault {
 fn overdue(voyage: &Voyage) -> Error {
     Error::new(
         ErrorKind::Timeout,
-        format!("not done after {:.1} s", voyage.timeout.as_secs_f64()),
+        format!("not done after {}", in_words(voyage.timeout)),
     )
 }

@@ -46,6 +46,8 @@ pub(crate) struct Episode {
     is_p2p: bool,
     /// What happened, in words.
     cause: String,
+    /// The part of it that is the same on every rank that finds it.
+    finding: String,
     /// A member that is known to be gone: nobody waits for its answer.
     gone: Option<Rank>,
     progress: Mutex<EpisodeProgress>,
@@ -63,6 +65,7 @@ impl Episode {
         info: &ProcessGroupInfo,
         wire_id: u64,
         voyage: &Voyage,
+        finding: &str,
         error: &Error,
     ) -> Arc<Self> {
         let lost = error.kind() == ErrorKind::PeerLost;
@@ -70,6 +73,7 @@ impl Episode {
             info: info.clone(),
             wire_id,
             cause: error.to_string(),
+            finding: finding.to_owned(),
             gone: error.rank().filter(|_| lost),
             seq: voyage.seq,
             is_p2p: voyage.is_p2p,
@@ -93,6 +97,7 @@ impl Episode {
             seq: 0,
             is_p2p: false,
             cause: cause.to_owned(),
+            finding: cause.to_owned(),
             gone: None,
             progress: Mutex::default(),
             moved: Condvar::new(),
@@ -417,7 +422,7 @@ impl Responder {
                 let answers = questions.ask(&*self.alarm.parts.root, &episode.asked());
                 match &self.heard {
                     Some((at, cause)) if at.elapsed() < RECENT => {
-                        format!("{answers}; reported before by {cause}")
+                        format!("{answers}; {}", reported_before(cause, &episode.finding))
                     }
                     _ => answers,
                 }
@@ -469,6 +474,14 @@ impl Responder {
     }
 }
 
+/// What another rank said about it before; the same words are not said twice.
+fn reported_before(cause: &str, finding: &str) -> String {
+    match cause.split_once(": ") {
+        Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),
+        _ => format!("reported before by {cause}"),
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -516,6 +529,16 @@ pub(crate) mod tests {
         let alarm = alarm.unwrap();
         let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
         (alarm, dumped, thread)
+    }
+
+    #[test]
+    fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
+        let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
+        let same = "all_reduce #4 on group dp: sizes differ";
+        assert_eq!(reported_before(cause, same), "found before by rank 3");
+        let other = "all_reduce #5 on group dp: not done after 3.0 s";
+        let expected = format!("reported before by {cause}");
+        assert_eq!(reported_before(cause, other), expected);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! reads at one store within two seconds, so the first member that asks reads them, in chunks, and
 //! leaves what it learnt for the rest.
 
+use crate::deadline::in_words;
 use crate::error::Result;
 use crate::store::{Store, which_came};
 use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
@@ -188,8 +189,8 @@ impl Roll {
             (_, last) => format!("last collective here is #{last}"),
         };
         if !report.phase.is_empty() {
-            let lasted = report.phase_ms as f64 / 1e3;
-            let _ = write!(place, ", in phase {:?} for {lasted:.1} s", report.phase);
+            let lasted = in_words(Duration::from_millis(report.phase_ms));
+            let _ = write!(place, ", in phase {:?} for {lasted}", report.phase);
         }
         if report.step >= 0 {
             let _ = write!(place, ", in step {}", report.step);

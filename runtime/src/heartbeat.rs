@@ -4,6 +4,7 @@
 //! shares nothing with it but the counter of its rounds, so that it can still act.
 
 use crate::alarm::{Alarm, Episode};
+use crate::deadline::in_words;
 use crate::error::{Error, Result};
 use crate::watchdog::Watch;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -80,13 +81,13 @@ impl Listener {
             let rounds = self.watch.rounds();
             if rounds != heard.0 {
                 if reported {
-                    tracing::warn!(silent = ?heard.1.elapsed(), "the watchdog goes on");
+                    tracing::warn!(silent = in_words(heard.1.elapsed()), "the watchdog goes on");
                 }
                 heard = (rounds, Instant::now());
                 reported = false;
             } else if heard.1.elapsed() >= self.timeout && !reported {
                 tracing::error!(
-                    silent = ?heard.1.elapsed(),
+                    silent = in_words(heard.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
                 // First the flag: the others shall write what they see at this moment, too. A store

@@ -1,6 +1,7 @@
 //! What members agree on through the store, without their backend: the monitored barrier, which names
 //! who does not come, and shrinking a group to those who are left.
 
+use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::{GroupOptions, Origin};
 use crate::process_group::{Noted, ProcessGroup};
@@ -99,7 +100,10 @@ impl ProcessGroup {
         }
         Err(Error::new(
             ErrorKind::Timeout,
-            format!("within {timeout:.1?} these did not come: rank {verdict}"),
+            format!(
+                "within {} these did not come: rank {verdict}",
+                in_words(timeout)
+            ),
         ))
     }
 

@@ -1,44 +1,59 @@
 //! Ranks that do not do the same: every rank gets an error, none gets wrong data.
 #![allow(clippy::unwrap_used)]
 
+use rcomm::config::TransportChoice;
 use rcomm::{Error, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
-/// Runs `body` on two ranks of each backend and returns the errors, by rank.
+const RANKS: u32 = 4;
+
+/// Runs `body` on all ranks, over each way that data can go, and returns the errors, by rank.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
-    let carriers = [Carrier::Cpu, Carrier::Fake(FakeFabric::new())];
-    let run = |carrier: &Carrier| {
-        let short = |config: &mut rcomm::Config| {
-            config.timeout = Duration::from_secs(3);
+    let fake = Carrier::Fake(FakeFabric::new());
+    let ways = [
+        ("shared memory", Carrier::Cpu, TransportChoice::Shm),
+        ("TCP", Carrier::Cpu, TransportChoice::Tcp),
+        ("fake", fake, TransportChoice::Auto),
+    ];
+    let run = |(name, carrier, transport): (_, Carrier, _)| {
+        let change = |config: &mut rcomm::Config| {
+            config.transport = transport;
+            config.status_wait = Duration::from_millis(500);
             config.dump_dir = std::env::temp_dir().join("rcomm-desync");
         };
-        let errors = on_threads(2, carrier, short, |world| {
-            body(&world).expect_err("ranks that disagree")
+        let errors = on_threads(RANKS, &carrier, change, |world| {
+            let rank = world.rank();
+            match body(&world) {
+                Ok(()) => panic!("{name}: rank {rank} was not told"),
+                Err(error) => error,
+            }
         });
-        (carrier.name(), errors)
+        (name, errors)
     };
-    carriers.iter().map(run).collect()
+    ways.into_iter().map(run).collect()
 }
 
-fn assert_all(kind: ErrorKind, body: impl Fn(&World) -> rcomm::Result<()> + Sync) {
-    for (backend, errors) in errors(body) {
+/// Every rank is told, long before its time-out, and by the first operation: not that a peer is gone, but
+/// that the ranks disagree.
+fn assert_all_disagree(body: impl Fn(&World) -> rcomm::Result<()> + Sync) {
+    for (way, errors) in errors(body) {
         for (rank, error) in errors.iter().enumerate() {
-            assert!(
-                error.kind() == kind || error.kind() == ErrorKind::PeerLost,
-                "{backend}, rank {rank}: {error}"
+            assert_eq!(
+                error.kind(),
+                ErrorKind::Mismatch,
+                "{way}, rank {rank}: {error}"
             );
-            assert_eq!(error.seq(), Some(1), "{backend}, rank {rank}: {error}");
+            assert_eq!(error.seq(), Some(1), "{way}, rank {rank}: {error}");
         }
-        let told = errors.iter().any(|error| error.kind() == kind);
-        assert!(told, "{backend}: {errors:?}");
     }
 }
 
 #[test]
 fn sizes_that_differ_are_reported() {
-    assert_all(ErrorKind::Mismatch, |world| {
-        let mut numbers = vec![1.0f32; 8 + world.rank() as usize];
+    assert_all_disagree(|world| {
+        let odd = usize::from(world.rank() == 2);
+        let mut numbers = vec![1.0f32; 8 + odd];
         let result = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
         assert!(numbers.iter().all(|&x| x == 1.0), "{numbers:?}");
         result
@@ -46,8 +61,25 @@ fn sizes_that_differ_are_reported() {
 }
 
 #[test]
+fn sizes_that_differ_in_much_data_are_reported() {
+    assert_all_disagree(|world| {
+        let rank = world.rank() as usize;
+        let count = 300_000 - usize::from(rank == 1);
+        let input = vec![rank as f64; count];
+        let mut all = vec![7.0f64; RANKS as usize * count];
+        let result = world.group().all_gather_single(&input, &mut all);
+        // What a rank gave may be in its own place already; nothing of another rank is anywhere.
+        for (place, part) in all.chunks(count).enumerate() {
+            let fits = |&x: &f64| x == 7.0 || (place == rank && x == rank as f64);
+            assert!(part.iter().all(fits), "part {place} of rank {rank}");
+        }
+        result
+    });
+}
+
+#[test]
 fn types_that_differ_are_reported() {
-    assert_all(ErrorKind::Mismatch, |world| match world.rank() {
+    assert_all_disagree(|world| match world.rank() {
         0 => world.group().all_reduce(&mut [1.0f32; 8], ReduceOp::Sum),
         _ => world.group().all_reduce(&mut [1i32; 8], ReduceOp::Sum),
     });
@@ -55,7 +87,7 @@ fn types_that_differ_are_reported() {
 
 #[test]
 fn operations_that_differ_are_reported() {
-    assert_all(ErrorKind::Mismatch, |world| match world.rank() {
+    assert_all_disagree(|world| match world.rank() {
         0 => world.group().barrier(),
         _ => world.group().all_reduce(&mut [1i32; 8], ReduceOp::Sum),
     });
@@ -63,9 +95,59 @@ fn operations_that_differ_are_reported() {
 
 #[test]
 fn roots_that_differ_are_reported() {
-    assert_all(ErrorKind::Mismatch, |world| {
-        world.group().broadcast(&mut [1u8; 8], world.rank())
-    });
+    assert_all_disagree(|world| world.group().broadcast(&mut [1u8; 8], world.rank() / 2));
+}
+
+#[test]
+fn a_message_of_another_size_is_reported_at_both_ends() {
+    let body = |world: &World| match world.rank() {
+        // So long that the sender waits for its receiver.
+        0 => world.group().send(&vec![1.0f32; 1 << 20], 1, 0),
+        1 => {
+            let mut numbers = vec![7.0f32; 1 << 19];
+            let result = world.group().recv(&mut numbers, 0, 0);
+            assert!(numbers.iter().all(|&x| x == 7.0), "data was moved");
+            result
+        }
+        _ => Err(Error::new(ErrorKind::Mismatch, "takes no part")),
+    };
+    for (way, errors) in errors(body) {
+        for (rank, error) in errors.iter().enumerate() {
+            assert_eq!(
+                error.kind(),
+                ErrorKind::Mismatch,
+                "{way}, rank {rank}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
+    let body = |world: &World| match world.rank() {
+        0 => {
+            // So short that it is on its way before the receiver looks.
+            let sent = world.group().send(&[1.0f32; 8], 1, 0);
+            sent.and_then(|()| world.group().barrier())
+        }
+        1 => {
+            let mut numbers = [7.0f32; 4];
+            let result = world.group().recv(&mut numbers, 0, 0);
+            assert_eq!(numbers, [7.0; 4], "data was moved");
+            result
+        }
+        _ => Err(Error::new(ErrorKind::Mismatch, "takes no part")),
+    };
+    for (way, errors) in errors(body) {
+        assert_eq!(
+            errors[1].kind(),
+            ErrorKind::Mismatch,
+            "{way}: {}",
+            errors[1]
+        );
+        let told = errors[0].to_string();
+        assert!(told.contains("Float"), "{way}: {told}");
+    }
 }
 
 #[test]

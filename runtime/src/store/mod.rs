@@ -20,6 +20,7 @@ pub use prefix::PrefixStore;
 pub(crate) use tcp::addresses_of;
 pub use tcp::{TcpStore, TcpStoreServer};
 
+use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
@@ -141,8 +142,9 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
     Error::new(
         ErrorKind::Timeout,
         format!(
-            "{noun} {}{rest} did not come within {timeout:?}",
-            named.join(", ")
+            "{noun} {}{rest} did not come within {}",
+            named.join(", "),
+            in_words(timeout)
         ),
     )
 }
@@ -155,7 +157,7 @@ fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: 
     };
     Error::new(
         ErrorKind::Timeout,
-        format!("barrier {key:?}: {who} came within {timeout:?}"),
+        format!("barrier {key:?}: {who} came within {}", in_words(timeout)),
     )
 }
 
@@ -170,9 +172,9 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "keys \"k0\", \"k1\", \"k2\", \"k3\", \"k4\", \"k5\", \"k6\", \"k7\" and 2 more \
-             did not come within 50ms"
+             did not come within 50 ms"
         );
         let error = timed_out(["a"], Duration::from_secs(1));
-        assert_eq!(error.to_string(), "key \"a\" did not come within 1s");
+        assert_eq!(error.to_string(), "key \"a\" did not come within 1.0 s");
     }
 }

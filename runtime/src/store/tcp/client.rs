@@ -2,6 +2,7 @@
 
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
+use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -79,7 +80,10 @@ impl Connection {
             if now >= deadline {
                 return Err(Error::new(
                     ErrorKind::Rendezvous,
-                    format!("no store at {host} port {port} within {timeout:?}: {obstacle}"),
+                    format!(
+                        "no store at {host} port {port} within {}: {obstacle}",
+                        in_words(timeout)
+                    ),
                 ));
             }
             if !said && now - started > SAY_AFTER {

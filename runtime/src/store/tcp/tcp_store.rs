@@ -3,6 +3,7 @@
 use super::client::{Broken, Connection, GRACE, Waited};
 use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE, OpCode};
 use super::server::TcpStoreServer;
+use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{QueueStore, Store, barrier_timed_out, timed_out};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -110,7 +111,10 @@ impl TcpStore {
             if Instant::now() >= deadline {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    format!("{count} of {world_size} ranks reached the store within {timeout:?}"),
+                    format!(
+                        "{count} of {world_size} ranks reached the store within {}",
+                        in_words(timeout)
+                    ),
                 ));
             }
             std::thread::sleep(pause);

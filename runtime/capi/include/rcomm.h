@@ -1,0 +1,615 @@
+/*
+ * rcomm: ranks that compute together, and a flight recorder that is always on.
+ *
+ * Generated from runtime/capi/src; a test compares the two.
+ *
+ * Every function that returns int32_t returns RCOMM_OK, or the code of an error, whose text
+ * rcomm_last_error gives to the thread that called. Handles may be used by several threads at once,
+ * but for the call that frees or consumes one.
+ *
+ * A function that takes `rcomm_work **work` runs the operation and returns at its end if `work` is
+ * NULL. Otherwise it starts it and leaves a handle in `*work`: the memory given to it must stay where
+ * it is, and must not be read (where it is written) or written, until rcomm_work_released says so.
+ * Counts are in elements, memory is the host's.
+ */
+
+#ifndef RCOMM_H
+#define RCOMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Element type: a 32-bit float.
+#define RCOMM_F32 0
+
+// Element type: a 64-bit float.
+#define RCOMM_F64 1
+
+// Element type: a 16-bit float.
+#define RCOMM_F16 2
+
+// Element type: the upper half of a 32-bit float.
+#define RCOMM_BF16 3
+
+// Element type: a signed 8-bit integer.
+#define RCOMM_I8 4
+
+// Element type: an unsigned 8-bit integer.
+#define RCOMM_U8 5
+
+// Element type: a signed 16-bit integer.
+#define RCOMM_I16 6
+
+// Element type: a signed 32-bit integer.
+#define RCOMM_I32 7
+
+// Element type: a signed 64-bit integer.
+#define RCOMM_I64 8
+
+// Element type: an unsigned 32-bit integer.
+#define RCOMM_U32 9
+
+// Element type: an unsigned 64-bit integer.
+#define RCOMM_U64 10
+
+// Element type: a truth value in one byte.
+#define RCOMM_BOOL 11
+
+// Element type: two 32-bit floats.
+#define RCOMM_COMPLEX64 12
+
+// Element type: two 64-bit floats.
+#define RCOMM_COMPLEX128 13
+
+// Element type: an 8-bit float of 4 and 3 bits.
+#define RCOMM_F8E4M3 14
+
+// Element type: an 8-bit float of 5 and 2 bits.
+#define RCOMM_F8E5M2 15
+
+// Element type: an unsigned 16-bit integer.
+#define RCOMM_U16 16
+
+// Reduction: the sum.
+#define RCOMM_SUM 0
+
+// Reduction: the sum divided by the number of ranks.
+#define RCOMM_AVG 1
+
+// Reduction: the product.
+#define RCOMM_PRODUCT 2
+
+// Reduction: the smallest.
+#define RCOMM_MIN 3
+
+// Reduction: the largest.
+#define RCOMM_MAX 4
+
+// Reduction: bitwise and.
+#define RCOMM_BAND 5
+
+// Reduction: bitwise or.
+#define RCOMM_BOR 6
+
+// Reduction: bitwise exclusive or.
+#define RCOMM_BXOR 7
+
+// Reduction: the sum of inputs that are multiplied by each rank's factor first.
+#define RCOMM_PREMUL_SUM 8
+
+// The call did what it says.
+#define RCOMM_OK 0
+
+// A deadline passed.
+#define RCOMM_TIMEOUT 1
+
+// The group was aborted.
+#define RCOMM_ABORTED 2
+
+// A peer is gone.
+#define RCOMM_PEER_LOST 3
+
+// Ranks disagree on what they do.
+#define RCOMM_MISMATCH 4
+
+// An argument is wrong; nothing was sent.
+#define RCOMM_INVALID_ARGUMENT 5
+
+// The backend cannot do that; nothing was sent.
+#define RCOMM_UNSUPPORTED 6
+
+// The store answered wrongly or not at all.
+#define RCOMM_STORE 7
+
+// The ranks could not find each other.
+#define RCOMM_RENDEZVOUS 8
+
+// The operating system refused.
+#define RCOMM_IO 9
+
+// A peer did not know the job's secret.
+#define RCOMM_UNAUTHORIZED 10
+
+// The backend's library reported an error.
+#define RCOMM_BACKEND 11
+
+// Used after it was shut down or destroyed.
+#define RCOMM_CLOSED 12
+
+// A rank put in a NaN while these are refused.
+#define RCOMM_NOT_A_NUMBER 13
+
+// An error in rcomm itself.
+#define RCOMM_PANIC 255
+
+// Ranks that do things together.
+typedef struct rcomm_group rcomm_group;
+
+// An operation under way.
+typedef struct rcomm_work rcomm_work;
+
+// One process's place in a job.
+typedef struct rcomm_world rcomm_world;
+
+// How values are combined.
+typedef struct rcomm_reduction {
+  // `RCOMM_SUM` and so on.
+  uint8_t op;
+  // What this rank's input is multiplied by first: counts for `RCOMM_PREMUL_SUM` only.
+  double factor;
+} rcomm_reduction;
+
+// One message of a batch.
+typedef struct rcomm_message {
+  // 1 = it is sent, 0 = it is received.
+  int32_t is_send;
+  // Its elements.
+  void *buffer;
+  // How many there are.
+  size_t count;
+  // Their type.
+  uint8_t dtype;
+  // The other end, as a rank of the group.
+  uint32_t peer;
+  // Sends meet receives of the same tag.
+  uint32_t tag;
+} rcomm_message;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Every rank's `buffer` ends as the reduction of all.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_reduce(const struct rcomm_group *group,
+                         void *buffer,
+                         size_t count,
+                         uint8_t dtype,
+                         struct rcomm_reduction reduction,
+                         struct rcomm_work **work);
+
+// The root's `buffer` ends as the reduction of all.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce(const struct rcomm_group *group,
+                     void *buffer,
+                     size_t count,
+                     uint8_t dtype,
+                     struct rcomm_reduction reduction,
+                     uint32_t root,
+                     struct rcomm_work **work);
+
+// Every rank's `buffer` ends as the root's.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_broadcast(const struct rcomm_group *group,
+                        void *buffer,
+                        size_t count,
+                        uint8_t dtype,
+                        uint32_t root,
+                        struct rcomm_work **work);
+
+// Nobody leaves before everybody has come.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_barrier(const struct rcomm_group *group, struct rcomm_work **work);
+
+// `output` ends as the inputs of all ranks, `count` elements of each, one after the other.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_gather_single(const struct rcomm_group *group,
+                                const void *input,
+                                void *output,
+                                size_t count,
+                                uint8_t dtype,
+                                struct rcomm_work **work);
+
+// `output` ends as the reduction of everybody's part for this rank: `input` holds `count` elements for
+// each.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce_scatter_single(const struct rcomm_group *group,
+                                    const void *input,
+                                    void *output,
+                                    size_t count,
+                                    uint8_t dtype,
+                                    struct rcomm_reduction reduction,
+                                    struct rcomm_work **work);
+
+// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_to_all_single(const struct rcomm_group *group,
+                                const void *input,
+                                void *output,
+                                size_t count,
+                                uint8_t dtype,
+                                struct rcomm_work **work);
+
+// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
+                                  const void *input,
+                                  const size_t *input_splits,
+                                  void *output,
+                                  const size_t *output_splits,
+                                  uint8_t dtype,
+                                  struct rcomm_work **work);
+
+// This process's rank in the group, and the number of its ranks. Either place may be NULL.
+//
+// # Safety
+// `group` is a living handle; the places are NULL or may be written.
+int32_t rcomm_group_place(const struct rcomm_group *group, uint32_t *rank, uint32_t *size);
+
+// Splits the group: members that name the same color (0 or more) form a group, ordered by key. Who
+// names a negative color gets NULL.
+//
+// # Safety
+// `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
+int32_t rcomm_split(const struct rcomm_group *group,
+                    int64_t color,
+                    int64_t key,
+                    const char *purpose,
+                    struct rcomm_group **part);
+
+// How long the group's operations may take from now on, on this rank.
+//
+// # Safety
+// `group` is a living handle.
+int32_t rcomm_group_set_timeout(const struct rcomm_group *group, uint64_t timeout_ms);
+
+// A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
+//
+// # Safety
+// `group` is a living handle.
+int32_t rcomm_monitored_barrier(const struct rcomm_group *group, int32_t all);
+
+// Makes everything pending in the group fail soon, and everything later at once, with this reason.
+//
+// # Safety
+// `group` is a living handle, `reason` a text that ends with a zero byte.
+int32_t rcomm_group_abort(const struct rcomm_group *group, const char *reason);
+
+// Waits for what is pending, closes the group, and frees this handle.
+//
+// # Safety
+// `group` is a living handle that nobody uses any more.
+int32_t rcomm_group_destroy(struct rcomm_group *group);
+
+// Frees this handle; the group goes on. NULL is nothing.
+//
+// # Safety
+// `group` is NULL or a living handle that nobody uses any more.
+void rcomm_group_free(struct rcomm_group *group);
+
+// `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_gather_v(const struct rcomm_group *group,
+                           const void *input,
+                           void *const *outputs,
+                           const size_t *counts,
+                           uint8_t dtype,
+                           struct rcomm_work **work);
+
+// `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
+                               const void *const *inputs,
+                               void *output,
+                               const size_t *counts,
+                               uint8_t dtype,
+                               struct rcomm_reduction reduction,
+                               struct rcomm_work **work);
+
+// `outputs[r]` ends as rank r's `inputs[own rank]`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_to_all(const struct rcomm_group *group,
+                         const void *const *inputs,
+                         const size_t *input_counts,
+                         void *const *outputs,
+                         const size_t *output_counts,
+                         uint8_t dtype,
+                         struct rcomm_work **work);
+
+// On the root, `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`. All ranks give all
+// counts.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_gather_v(const struct rcomm_group *group,
+                       const void *input,
+                       void *const *outputs,
+                       const size_t *counts,
+                       uint8_t dtype,
+                       uint32_t root,
+                       struct rcomm_work **work);
+
+// `output` ends as the root's `inputs[own rank]`, of `counts[own rank]` elements. All ranks give all
+// counts.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_scatter_v(const struct rcomm_group *group,
+                        const void *const *inputs,
+                        void *output,
+                        const size_t *counts,
+                        uint8_t dtype,
+                        uint32_t root,
+                        struct rcomm_work **work);
+
+// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as the reduction of everybody's, as
+// one operation.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_reduce_coalesced(const struct rcomm_group *group,
+                                   void *const *buffers,
+                                   const size_t *counts,
+                                   size_t length,
+                                   uint8_t dtype,
+                                   struct rcomm_reduction reduction,
+                                   struct rcomm_work **work);
+
+// As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_gather_coalesced(const struct rcomm_group *group,
+                                   const void *const *inputs,
+                                   void *const *outputs,
+                                   const size_t *counts,
+                                   size_t length,
+                                   uint8_t dtype,
+                                   struct rcomm_work **work);
+
+// As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce_scatter_coalesced(const struct rcomm_group *group,
+                                       const void *const *inputs,
+                                       void *const *outputs,
+                                       const size_t *counts,
+                                       size_t length,
+                                       uint8_t dtype,
+                                       struct rcomm_reduction reduction,
+                                       struct rcomm_work **work);
+
+// `outputs[r]`, of `count` elements, ends as rank r's `input`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_gather(const struct rcomm_group *group,
+                         const void *input,
+                         void *const *outputs,
+                         size_t count,
+                         uint8_t dtype,
+                         struct rcomm_work **work);
+
+// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
+                             const void *const *inputs,
+                             void *output,
+                             size_t count,
+                             uint8_t dtype,
+                             struct rcomm_reduction reduction,
+                             struct rcomm_work **work);
+
+// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_gather(const struct rcomm_group *group,
+                     const void *input,
+                     void *const *outputs,
+                     size_t count,
+                     uint8_t dtype,
+                     uint32_t root,
+                     struct rcomm_work **work);
+
+// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_scatter(const struct rcomm_group *group,
+                      const void *const *inputs,
+                      void *output,
+                      size_t count,
+                      uint8_t dtype,
+                      uint32_t root,
+                      struct rcomm_work **work);
+
+// Sends `count` elements to `peer`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_send(const struct rcomm_group *group,
+                   const void *buffer,
+                   size_t count,
+                   uint8_t dtype,
+                   uint32_t peer,
+                   uint32_t tag,
+                   struct rcomm_work **work);
+
+// Receives `count` elements from `peer`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_recv(const struct rcomm_group *group,
+                   void *buffer,
+                   size_t count,
+                   uint8_t dtype,
+                   uint32_t peer,
+                   uint32_t tag,
+                   struct rcomm_work **work);
+
+// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,
+// `rcomm_work_source` says it.
+//
+// # Safety
+// As the head of the header says of handles and memory; `source` is NULL or may be written.
+int32_t rcomm_recv_any(const struct rcomm_group *group,
+                       void *buffer,
+                       size_t count,
+                       uint8_t dtype,
+                       uint32_t tag,
+                       uint32_t *source,
+                       struct rcomm_work **work);
+
+// Starts `length` sends and receives at once; in whatever order both ends list them, none waits for
+// another.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
+                                const struct rcomm_message *messages,
+                                size_t length,
+                                struct rcomm_work **work);
+
+// The text of the last error that a function returned to this thread; empty if none did. Valid until
+// the next call of this thread.
+const char *rcomm_last_error(void);
+
+// Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
+//
+// # Safety
+// `work` is a living handle.
+int32_t rcomm_work_wait(const struct rcomm_work *work);
+
+// Waits for `timeout_ms` at most (0 = looks only). `*ended` is 1 if the operation has ended, and then
+// the code says how; otherwise 0, and it goes on.
+//
+// # Safety
+// `work` is a living handle; `ended` may be written.
+int32_t rcomm_work_test(const struct rcomm_work *work,
+                        uint64_t timeout_ms,
+                        int32_t *ended);
+
+// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
+// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
+// memory must then be left alone for ever.
+//
+// # Safety
+// `work` is a living handle; `released` may be written.
+int32_t rcomm_work_released(const struct rcomm_work *work,
+                            int32_t *released);
+
+// Who sent, as a rank of the group: of a receive from anybody that has ended well.
+//
+// # Safety
+// `work` is a living handle; `source` may be written.
+int32_t rcomm_work_source(const struct rcomm_work *work, uint32_t *source);
+
+// Gives the operation up, and its group with it, for this reason.
+//
+// # Safety
+// `work` is a living handle, `reason` a text that ends with a zero byte.
+int32_t rcomm_work_abort(const struct rcomm_work *work, const char *reason);
+
+// Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
+//
+// # Safety
+// `work` is NULL or a living handle that nobody uses any more.
+void rcomm_work_free(struct rcomm_work *work);
+
+// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or
+// what Slurm and MPI launchers set; options from `RCOMM_*`). Returns when all ranks have come.
+//
+// # Safety
+// `world` may be written.
+int32_t rcomm_init(struct rcomm_world **world);
+
+// Joins the job at this address, without looking at the environment. Operations may take
+// `timeout_ms`; 0 = the default.
+//
+// # Safety
+// `address` is a text that ends with a zero byte; `world` may be written.
+int32_t rcomm_init_at(uint32_t rank,
+                      uint32_t world_size,
+                      const char *address,
+                      uint16_t port,
+                      uint64_t timeout_ms,
+                      struct rcomm_world **world);
+
+// This process's rank, and the number of ranks. Either place may be NULL.
+//
+// # Safety
+// `world` is a living handle; the places are NULL or may be written.
+int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint32_t *size);
+
+// A handle to the group of all ranks, to be freed.
+//
+// # Safety
+// `world` is a living handle; `group` may be written.
+int32_t rcomm_world_group(const struct rcomm_world *world, struct rcomm_group **group);
+
+// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
+// and nobody else.
+//
+// # Safety
+// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
+// byte; `group` may be written.
+int32_t rcomm_new_group(const struct rcomm_world *world,
+                        const uint32_t *ranks,
+                        size_t count,
+                        const char *purpose,
+                        struct rcomm_group **group);
+
+// Flushes and closes all groups and frees the world. All ranks call it; groups and works are to be
+// freed before.
+//
+// # Safety
+// `world` is a living handle that nobody uses any more.
+int32_t rcomm_shutdown(struct rcomm_world *world);
+
+// Aborts all groups and frees the world: the way out after an error. NULL is nothing.
+//
+// # Safety
+// `world` is NULL or a living handle that nobody uses any more.
+void rcomm_world_free(struct rcomm_world *world);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* RCOMM_H */

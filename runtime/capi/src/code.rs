@@ -1,0 +1,176 @@
+//! Codes of element types, reductions and errors, as C sees them.
+
+/// Element type: a 32-bit float.
+pub const RCOMM_F32: u8 = 0;
+/// Element type: a 64-bit float.
+pub const RCOMM_F64: u8 = 1;
+/// Element type: a 16-bit float.
+pub const RCOMM_F16: u8 = 2;
+/// Element type: the upper half of a 32-bit float.
+pub const RCOMM_BF16: u8 = 3;
+/// Element type: a signed 8-bit integer.
+pub const RCOMM_I8: u8 = 4;
+/// Element type: an unsigned 8-bit integer.
+pub const RCOMM_U8: u8 = 5;
+/// Element type: a signed 16-bit integer.
+pub const RCOMM_I16: u8 = 6;
+/// Element type: a signed 32-bit integer.
+pub const RCOMM_I32: u8 = 7;
+/// Element type: a signed 64-bit integer.
+pub const RCOMM_I64: u8 = 8;
+/// Element type: an unsigned 32-bit integer.
+pub const RCOMM_U32: u8 = 9;
+/// Element type: an unsigned 64-bit integer.
+pub const RCOMM_U64: u8 = 10;
+/// Element type: a truth value in one byte.
+pub const RCOMM_BOOL: u8 = 11;
+/// Element type: two 32-bit floats.
+pub const RCOMM_COMPLEX64: u8 = 12;
+/// Element type: two 64-bit floats.
+pub const RCOMM_COMPLEX128: u8 = 13;
+/// Element type: an 8-bit float of 4 and 3 bits.
+pub const RCOMM_F8E4M3: u8 = 14;
+/// Element type: an 8-bit float of 5 and 2 bits.
+pub const RCOMM_F8E5M2: u8 = 15;
+/// Element type: an unsigned 16-bit integer.
+pub const RCOMM_U16: u8 = 16;
+
+/// Reduction: the sum.
+pub const RCOMM_SUM: u8 = 0;
+/// Reduction: the sum divided by the number of ranks.
+pub const RCOMM_AVG: u8 = 1;
+/// Reduction: the product.
+pub const RCOMM_PRODUCT: u8 = 2;
+/// Reduction: the smallest.
+pub const RCOMM_MIN: u8 = 3;
+/// Reduction: the largest.
+pub const RCOMM_MAX: u8 = 4;
+/// Reduction: bitwise and.
+pub const RCOMM_BAND: u8 = 5;
+/// Reduction: bitwise or.
+pub const RCOMM_BOR: u8 = 6;
+/// Reduction: bitwise exclusive or.
+pub const RCOMM_BXOR: u8 = 7;
+/// Reduction: the sum of inputs that are multiplied by each rank's factor first.
+pub const RCOMM_PREMUL_SUM: u8 = 8;
+
+/// The call did what it says.
+pub const RCOMM_OK: i32 = 0;
+/// A deadline passed.
+pub const RCOMM_TIMEOUT: i32 = 1;
+/// The group was aborted.
+pub const RCOMM_ABORTED: i32 = 2;
+/// A peer is gone.
+pub const RCOMM_PEER_LOST: i32 = 3;
+/// Ranks disagree on what they do.
+pub const RCOMM_MISMATCH: i32 = 4;
+/// An argument is wrong; nothing was sent.
+pub const RCOMM_INVALID_ARGUMENT: i32 = 5;
+/// The backend cannot do that; nothing was sent.
+pub const RCOMM_UNSUPPORTED: i32 = 6;
+/// The store answered wrongly or not at all.
+pub const RCOMM_STORE: i32 = 7;
+/// The ranks could not find each other.
+pub const RCOMM_RENDEZVOUS: i32 = 8;
+/// The operating system refused.
+pub const RCOMM_IO: i32 = 9;
+/// A peer did not know the job's secret.
+pub const RCOMM_UNAUTHORIZED: i32 = 10;
+/// The backend's library reported an error.
+pub const RCOMM_BACKEND: i32 = 11;
+/// Used after it was shut down or destroyed.
+pub const RCOMM_CLOSED: i32 = 12;
+/// A rank put in a NaN while these are refused.
+pub const RCOMM_NOT_A_NUMBER: i32 = 13;
+/// An error in rcomm itself.
+pub const RCOMM_PANIC: i32 = 255;
+
+/// How values are combined.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Reduction {
+    /// `RCOMM_SUM` and so on.
+    pub op: u8,
+    /// What this rank's input is multiplied by first: counts for `RCOMM_PREMUL_SUM` only.
+    pub factor: f64,
+}
+
+impl Reduction {
+    pub(crate) fn read(self) -> rcomm::Result<rcomm::Reduction> {
+        let op = rcomm::ReduceOp::from_code(self.op).ok_or_else(|| {
+            let message = format!("no reduction has the code {}", self.op);
+            rcomm::Error::new(rcomm::ErrorKind::InvalidArgument, message)
+        })?;
+        Ok(match op {
+            rcomm::ReduceOp::PremulSum => rcomm::Reduction::premul_sum(self.factor),
+            op => op.into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm::{DType, ErrorKind, ReduceOp};
+
+    #[test]
+    fn codes_are_those_of_the_crate() {
+        let types = [
+            (RCOMM_F32, DType::F32),
+            (RCOMM_F64, DType::F64),
+            (RCOMM_F16, DType::F16),
+            (RCOMM_BF16, DType::Bf16),
+            (RCOMM_I8, DType::I8),
+            (RCOMM_U8, DType::U8),
+            (RCOMM_I16, DType::I16),
+            (RCOMM_I32, DType::I32),
+            (RCOMM_I64, DType::I64),
+            (RCOMM_U32, DType::U32),
+            (RCOMM_U64, DType::U64),
+            (RCOMM_BOOL, DType::Bool),
+            (RCOMM_COMPLEX64, DType::Complex64),
+            (RCOMM_COMPLEX128, DType::Complex128),
+            (RCOMM_F8E4M3, DType::F8E4M3),
+            (RCOMM_F8E5M2, DType::F8E5M2),
+            (RCOMM_U16, DType::U16),
+        ];
+        let reductions = [
+            (RCOMM_SUM, ReduceOp::Sum),
+            (RCOMM_AVG, ReduceOp::Avg),
+            (RCOMM_PRODUCT, ReduceOp::Product),
+            (RCOMM_MIN, ReduceOp::Min),
+            (RCOMM_MAX, ReduceOp::Max),
+            (RCOMM_BAND, ReduceOp::BitAnd),
+            (RCOMM_BOR, ReduceOp::BitOr),
+            (RCOMM_BXOR, ReduceOp::BitXor),
+            (RCOMM_PREMUL_SUM, ReduceOp::PremulSum),
+        ];
+        let errors = [
+            (RCOMM_TIMEOUT, ErrorKind::Timeout),
+            (RCOMM_ABORTED, ErrorKind::Aborted),
+            (RCOMM_PEER_LOST, ErrorKind::PeerLost),
+            (RCOMM_MISMATCH, ErrorKind::Mismatch),
+            (RCOMM_INVALID_ARGUMENT, ErrorKind::InvalidArgument),
+            (RCOMM_UNSUPPORTED, ErrorKind::Unsupported),
+            (RCOMM_STORE, ErrorKind::Store),
+            (RCOMM_RENDEZVOUS, ErrorKind::Rendezvous),
+            (RCOMM_IO, ErrorKind::Io),
+            (RCOMM_UNAUTHORIZED, ErrorKind::Unauthorized),
+            (RCOMM_BACKEND, ErrorKind::Backend),
+            (RCOMM_CLOSED, ErrorKind::Closed),
+            (RCOMM_NOT_A_NUMBER, ErrorKind::NotANumber),
+        ];
+        for (code, dtype) in types {
+            assert_eq!(code, dtype.code());
+        }
+        for (code, op) in reductions {
+            assert_eq!(code, op.code());
+        }
+        for (code, kind) in errors {
+            assert_eq!(code, i32::from(kind.code()));
+        }
+        // `DType::Other` has no size and no code here.
+        assert_eq!(types.len() + 1, DType::ALL.len());
+        assert_eq!(reductions.len(), ReduceOp::ALL.len());
+    }
+}

@@ -1,0 +1,132 @@
+//! Groups.
+
+use crate::status::{borrow, call, consume, give, put, text};
+use rcomm::{GroupOptions, ProcessGroup, RollCall};
+use std::ffi::c_char;
+use std::time::Duration;
+
+/// Ranks that do things together.
+pub struct Group(pub(crate) ProcessGroup);
+
+/// This process's rank in the group, and the number of its ranks. Either place may be NULL.
+///
+/// # Safety
+/// `group` is a living handle; the places are NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_place(
+    group: *const Group,
+    rank: *mut u32,
+    size: *mut u32,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        if !rank.is_null() {
+            // SAFETY: by the contract.
+            unsafe { rank.write(group.0.rank()) };
+        }
+        if !size.is_null() {
+            // SAFETY: by the contract.
+            unsafe { size.write(group.0.size()) };
+        }
+        Ok(())
+    })
+}
+
+/// Splits the group: members that name the same color (0 or more) form a group, ordered by key. Who
+/// names a negative color gets NULL.
+///
+/// # Safety
+/// `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_split(
+    group: *const Group,
+    color: i64,
+    key: i64,
+    purpose: *const c_char,
+    part: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        // SAFETY: by the contract.
+        let purpose = unsafe { text(purpose, "the purpose")? };
+        let color = u32::try_from(color).ok();
+        match group.0.split(color, key, &GroupOptions::named(purpose))? {
+            // SAFETY: by the contract.
+            Some(made) => unsafe { give(part, Group(made)) },
+            // SAFETY: by the contract.
+            None => unsafe { put(part, std::ptr::null_mut()) },
+        }
+    })
+}
+
+/// How long the group's operations may take from now on, on this rank.
+///
+/// # Safety
+/// `group` is a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms: u64) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        group.0.set_timeout(Duration::from_millis(timeout_ms));
+        Ok(())
+    })
+}
+
+/// A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
+///
+/// # Safety
+/// `group` is a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_monitored_barrier(group: *const Group, all: i32) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        let roll_call = if all == 0 {
+            RollCall::First
+        } else {
+            RollCall::All
+        };
+        group.0.monitored_barrier(roll_call)
+    })
+}
+
+/// Makes everything pending in the group fail soon, and everything later at once, with this reason.
+///
+/// # Safety
+/// `group` is a living handle, `reason` a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c_char) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        // SAFETY: by the contract.
+        group.0.abort(unsafe { text(reason, "the reason")? });
+        Ok(())
+    })
+}
+
+/// Waits for what is pending, closes the group, and frees this handle.
+///
+/// # Safety
+/// `group` is a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { consume(group, "the group")? };
+        group.0.destroy()
+    })
+}
+
+/// Frees this handle; the group goes on. NULL is nothing.
+///
+/// # Safety
+/// `group` is NULL or a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_free(group: *mut Group) {
+    // SAFETY: by the contract. Freeing NULL is no error.
+    call(|| unsafe { consume(group, "the group") }.map(drop).or(Ok(())));
+}

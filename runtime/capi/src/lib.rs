@@ -1,0 +1,25 @@
+//! The C binding: worlds, groups, every operation by the code of its element type, and work under way.
+//!
+//! `include/rcomm.h` is generated from this crate and says how to use it from C. Codes of element
+//! types, reductions and errors are those of the Rust crates and never change. Only the public face of
+//! `rcomm` is used.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `code` | the codes |
+//! | `status` | how a call ends: code and text; no panic crosses into C |
+//! | `memory` | C pointers as buffers |
+//! | `world`, `group` | worlds and groups |
+//! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
+//! | `work` | operations under way |
+#![allow(unsafe_code)]
+
+pub mod code;
+pub mod collective;
+pub mod group;
+pub mod list;
+mod memory;
+pub mod message;
+pub mod status;
+pub mod work;
+pub mod world;

@@ -1,0 +1,106 @@
+//! C pointers as buffers.
+
+use crate::status::refused;
+use rcomm::{Access, Buffer, DType, Device, Result};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The element type with this code.
+pub(crate) fn dtype_of(code: u8) -> Result<DType> {
+    let dtype = DType::from_code(code).filter(|dtype| dtype.size().is_some());
+    dtype.ok_or_else(|| refused(format!("no element type has the code {code}")))
+}
+
+/// `count` elements to be read.
+///
+/// # Safety
+/// They are there, and stay as they are until the operation has let go of them.
+pub(crate) unsafe fn input(
+    data: *const c_void,
+    count: usize,
+    dtype: DType,
+) -> Result<Buffer<'static>> {
+    // SAFETY: by the contract; only read.
+    unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
+}
+
+/// `count` elements to be written.
+///
+/// # Safety
+/// They are there, and nobody else uses them until the operation has let go of them.
+pub(crate) unsafe fn output(
+    data: *mut c_void,
+    count: usize,
+    dtype: DType,
+) -> Result<Buffer<'static>> {
+    // SAFETY: by the contract.
+    unsafe { buffer(data, count, dtype, Access::Write) }
+}
+
+unsafe fn buffer(
+    data: *mut c_void,
+    count: usize,
+    dtype: DType,
+    access: Access,
+) -> Result<Buffer<'static>> {
+    let data = match NonNull::new(data.cast::<u8>()) {
+        Some(data) => data,
+        None if count == 0 => NonNull::dangling(),
+        None => return Err(refused(format!("NULL for {count} elements of {dtype}"))),
+    };
+    // SAFETY: by the contract of the callers. The memory is C's: nothing here keeps it alive, so the
+    // owner is nobody, and C has promised to.
+    unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
+}
+
+/// The array of `count` values at `data`.
+///
+/// # Safety
+/// They are there for as long as the result is used.
+pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(refused(format!("{what} is NULL")));
+    }
+    // SAFETY: by the contract.
+    Ok(unsafe { std::slice::from_raw_parts(data, count) })
+}
+
+/// A list of buffers to be read, of these lengths.
+///
+/// # Safety
+/// As [`array`] and [`input`].
+pub(crate) unsafe fn inputs(
+    list: *const *const c_void,
+    counts: &[usize],
+    dtype: DType,
+) -> Result<Vec<Buffer<'static>>> {
+    // SAFETY: by the contract.
+    let list = unsafe { array(list, counts.len(), "the list of inputs")? };
+    let pairs = list.iter().zip(counts);
+    // SAFETY: by the contract.
+    pairs
+        .map(|(&data, &count)| unsafe { input(data, count, dtype) })
+        .collect()
+}
+
+/// A list of buffers to be written, of these lengths.
+///
+/// # Safety
+/// As [`array`] and [`output`].
+pub(crate) unsafe fn outputs(
+    list: *const *mut c_void,
+    counts: &[usize],
+    dtype: DType,
+) -> Result<Vec<Buffer<'static>>> {
+    // SAFETY: by the contract.
+    let list = unsafe { array(list, counts.len(), "the list of outputs")? };
+    let pairs = list.iter().zip(counts);
+    // SAFETY: by the contract.
+    pairs
+        .map(|(&data, &count)| unsafe { output(data, count, dtype) })
+        .collect()
+}

@@ -1,0 +1,147 @@
+//! Messages between two ranks.
+
+use crate::group::Group;
+use crate::memory::{self, array, dtype_of};
+use crate::status::{borrow, call, put, refused};
+use crate::work::{WorkHandle, issue};
+use rcomm::{Op, Result};
+use std::ffi::c_void;
+
+/// One message of a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Message {
+    /// 1 = it is sent, 0 = it is received.
+    pub is_send: i32,
+    /// Its elements.
+    pub buffer: *mut c_void,
+    /// How many there are.
+    pub count: usize,
+    /// Their type.
+    pub dtype: u8,
+    /// The other end, as a rank of the group.
+    pub peer: u32,
+    /// Sends meet receives of the same tag.
+    pub tag: u32,
+}
+
+/// Sends `count` elements to `peer`.
+///
+/// # Safety
+/// As the head of the header says of handles and memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_send(
+    group: *const Group,
+    buffer: *const c_void,
+    count: usize,
+    dtype: u8,
+    peer: u32,
+    tag: u32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        let dtype = dtype_of(dtype)?;
+        // SAFETY: by the contract.
+        let buffer = unsafe { memory::input(buffer, count, dtype)? };
+        let op = Op::Send { buffer, peer, tag };
+        // SAFETY: by the contract.
+        unsafe { issue(group, op, work) }
+    })
+}
+
+/// Receives `count` elements from `peer`.
+///
+/// # Safety
+/// As the head of the header says of handles and memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recv(
+    group: *const Group,
+    buffer: *mut c_void,
+    count: usize,
+    dtype: u8,
+    peer: u32,
+    tag: u32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        let dtype = dtype_of(dtype)?;
+        // SAFETY: by the contract.
+        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let peer = Some(peer);
+        let op = Op::Recv { buffer, peer, tag };
+        // SAFETY: by the contract.
+        unsafe { issue(group, op, work) }
+    })
+}
+
+/// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,
+/// `rcomm_work_source` says it.
+///
+/// # Safety
+/// As the head of the header says of handles and memory; `source` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recv_any(
+    group: *const Group,
+    buffer: *mut c_void,
+    count: usize,
+    dtype: u8,
+    tag: u32,
+    source: *mut u32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        let dtype = dtype_of(dtype)?;
+        // SAFETY: by the contract.
+        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let peer = None;
+        let op = Op::Recv { buffer, peer, tag };
+        if !work.is_null() {
+            // SAFETY: by the contract.
+            return unsafe { issue(group, op, work) };
+        }
+        // SAFETY: by the contract.
+        let done = unsafe { borrow(group, "the group")? }.0.execute(op)?;
+        match done.source {
+            // SAFETY: by the contract.
+            Some(rank) if !source.is_null() => unsafe { put(source, rank) },
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Starts `length` sends and receives at once; in whatever order both ends list them, none waits for
+/// another.
+///
+/// # Safety
+/// As the head of the header says of handles and memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_batch_isend_irecv(
+    group: *const Group,
+    messages: *const Message,
+    length: usize,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let messages = unsafe { array(messages, length, "the list of messages")? };
+        if messages.is_empty() {
+            return Err(refused("a batch holds one message at least"));
+        }
+        let ops = messages.iter().map(|message| -> Result<Op<'static>> {
+            let dtype = dtype_of(message.dtype)?;
+            let (peer, tag) = (message.peer, message.tag);
+            if message.is_send == 0 {
+                // SAFETY: by the contract.
+                let buffer = unsafe { memory::output(message.buffer, message.count, dtype)? };
+                let peer = Some(peer);
+                return Ok(Op::Recv { buffer, peer, tag });
+            }
+            // SAFETY: by the contract.
+            let buffer = unsafe { memory::input(message.buffer, message.count, dtype)? };
+            Ok(Op::Send { buffer, peer, tag })
+        });
+        let op = Op::Coalesced(ops.collect::<Result<_>>()?);
+        // SAFETY: by the contract.
+        unsafe { issue(group, op, work) }
+    })
+}

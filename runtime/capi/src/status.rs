@@ -1,0 +1,103 @@
+//! How a call ends: a code, and a text for whoever asks.
+
+use crate::code::{RCOMM_OK, RCOMM_PANIC};
+use rcomm::{Error, ErrorKind, Result};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The text of the last error that a function returned to this thread; empty if none did. Valid until
+/// the next call of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_last_error() -> *const c_char {
+    LAST.with_borrow(|text| text.as_ptr())
+}
+
+/// Runs the body of a call. A panic ends here: it must not cross into C.
+pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => RCOMM_OK,
+        Ok(Err(error)) => {
+            keep(&error.to_string());
+            error.kind().code().into()
+        }
+        Err(_) => {
+            keep("rcomm panicked: its message is on the standard error");
+            RCOMM_PANIC
+        }
+    }
+}
+
+fn keep(text: &str) {
+    let text: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
+    let text = CString::new(text).unwrap_or_default();
+    LAST.with_borrow_mut(|last| *last = text);
+}
+
+pub(crate) fn refused(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+/// A handle that C gave back.
+///
+/// # Safety
+/// `handle` is NULL or came from this crate and was not freed.
+pub(crate) unsafe fn borrow<'a, T>(handle: *const T, what: &str) -> Result<&'a T> {
+    // SAFETY: by the contract.
+    unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
+}
+
+/// A handle that C gives up.
+///
+/// # Safety
+/// As [`borrow`]; nobody uses it any more.
+pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
+    if handle.is_null() {
+        return Err(refused(format!("{what} is NULL")));
+    }
+    // SAFETY: made by `give` from a box of this type, and given up by the caller.
+    Ok(unsafe { Box::from_raw(handle) })
+}
+
+/// Puts a value where C wants it.
+///
+/// # Safety
+/// `place` is NULL or may be written.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
+    if place.is_null() {
+        return Err(refused("the place for the result is NULL"));
+    }
+    // SAFETY: by the contract.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Makes a handle and puts it where C wants it.
+///
+/// # Safety
+/// As [`put`].
+pub(crate) unsafe fn give<T>(place: *mut *mut T, value: T) -> Result<()> {
+    if place.is_null() {
+        return Err(refused("the place for the handle is NULL"));
+    }
+    // SAFETY: by the contract.
+    unsafe { put(place, Box::into_raw(Box::new(value))) }
+}
+
+/// A text that C gave.
+///
+/// # Safety
+/// `text` is NULL or ends with a zero byte.
+pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(refused(format!("{what} is NULL")));
+    }
+    // SAFETY: by the contract.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str()
+        .map_err(|_| refused(format!("{what} is not UTF-8")))
+}

@@ -1,0 +1,194 @@
+//! Operations under way.
+
+use crate::group::Group;
+use crate::status::{borrow, call, consume, give, put, refused};
+use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// An operation under way.
+pub struct WorkHandle {
+    group: ProcessGroup,
+    state: Mutex<State>,
+}
+
+enum State {
+    UnderWay(Work<(Op<'static>, Done)>),
+    Ended {
+        result: Result<Done>,
+        /// Whether the backend has let go of the memory.
+        released: bool,
+    },
+}
+
+impl State {
+    /// Takes the end of an operation that has come to it.
+    fn end(work: Work<(Op<'static>, Done)>) -> Self {
+        if work.is_success() {
+            let result = work.wait();
+            return Self::Ended {
+                released: result.is_ok(),
+                result: result.map(|(_, done)| done),
+            };
+        }
+        let (result, op) = work.finish();
+        Self::Ended {
+            released: op.is_some(),
+            result: result.map(|()| Done::default()),
+        }
+    }
+}
+
+impl WorkHandle {
+    /// Waits for this long at most; says whether it has ended, and how.
+    fn wait(&self, timeout: Duration) -> Result<bool> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::UnderWay(work) = &*state {
+            let status = work.wait_timeout(timeout);
+            if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
+                return Ok(false);
+            }
+            let taken = State::Ended {
+                result: Ok(Done::default()),
+                released: false,
+            };
+            if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
+                *state = State::end(work);
+            }
+        }
+        match &*state {
+            State::Ended { result, .. } => result.clone().map(|_| true),
+            State::UnderWay(_) => Ok(false),
+        }
+    }
+}
+
+/// Runs an operation, or starts it where C wants a handle.
+///
+/// # Safety
+/// `group` is a living handle; `work` is NULL or may be written.
+pub(crate) unsafe fn issue(
+    group: *const Group,
+    op: Op<'static>,
+    work: *mut *mut WorkHandle,
+) -> Result<()> {
+    // SAFETY: by the contract.
+    let group = unsafe { borrow(group, "the group")? };
+    if work.is_null() {
+        return group.0.execute(op).map(drop);
+    }
+    let handle = WorkHandle {
+        state: Mutex::new(State::UnderWay(group.0.execute_async(op)?)),
+        group: group.0.clone(),
+    };
+    // SAFETY: by the contract.
+    unsafe { give(work, handle) }
+}
+
+/// Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
+///
+/// # Safety
+/// `work` is a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        if !work.wait(Duration::MAX)? {
+            let message = "the operation was not given up after its deadline";
+            return Err(rcomm::Error::new(ErrorKind::Timeout, message));
+        }
+        Ok(())
+    })
+}
+
+/// Waits for `timeout_ms` at most (0 = looks only). `*ended` is 1 if the operation has ended, and then
+/// the code says how; otherwise 0, and it goes on.
+///
+/// # Safety
+/// `work` is a living handle; `ended` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_test(
+    work: *const WorkHandle,
+    timeout_ms: u64,
+    ended: *mut i32,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let result = work.wait(Duration::from_millis(timeout_ms));
+        let has_ended = *result.as_ref().unwrap_or(&true);
+        // SAFETY: by the contract.
+        unsafe { put(ended, i32::from(has_ended))? };
+        result.map(drop)
+    })
+}
+
+/// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
+/// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
+/// memory must then be left alone for ever.
+///
+/// # Safety
+/// `work` is a living handle; `released` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: *mut i32) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is = matches!(&*state, State::Ended { released: true, .. });
+        // SAFETY: by the contract.
+        unsafe { put(released, i32::from(is)) }
+    })
+}
+
+/// Who sent, as a rank of the group: of a receive from anybody that has ended well.
+///
+/// # Safety
+/// `work` is a living handle; `source` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut u32) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = match &*state {
+            State::Ended {
+                result: Ok(done), ..
+            } => done.source,
+            _ => None,
+        };
+        let found = found.ok_or_else(|| refused("no receive that has ended well"))?;
+        // SAFETY: by the contract.
+        unsafe { put(source, found) }
+    })
+}
+
+/// Gives the operation up, and its group with it, for this reason.
+///
+/// # Safety
+/// `work` is a living handle, `reason` a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_abort(
+    work: *const WorkHandle,
+    reason: *const std::ffi::c_char,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        // SAFETY: by the contract.
+        work.group
+            .abort(unsafe { crate::status::text(reason, "the reason")? });
+        Ok(())
+    })
+}
+
+/// Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
+///
+/// # Safety
+/// `work` is NULL or a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_free(work: *mut WorkHandle) {
+    // SAFETY: by the contract. Freeing NULL is no error.
+    call(|| unsafe { consume(work, "the work") }.map(drop).or(Ok(())));
+}

@@ -1,0 +1,150 @@
+//! Worlds.
+
+use crate::group::Group;
+use crate::memory::array;
+use crate::status::{borrow, call, consume, give, text};
+use rcomm::{Config, GroupOptions, Rendezvous};
+use std::ffi::c_char;
+use std::time::Duration;
+
+/// One process's place in a job.
+pub struct World(pub(crate) rcomm::World);
+
+/// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or
+/// what Slurm and MPI launchers set; options from `RCOMM_*`). Returns when all ranks have come.
+///
+/// # Safety
+/// `world` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
+    call(|| {
+        let made = rcomm::World::init(Config::from_environment()?)?;
+        // SAFETY: by the contract.
+        unsafe { give(world, World(made)) }
+    })
+}
+
+/// Joins the job at this address, without looking at the environment. Operations may take
+/// `timeout_ms`; 0 = the default.
+///
+/// # Safety
+/// `address` is a text that ends with a zero byte; `world` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_init_at(
+    rank: u32,
+    world_size: u32,
+    address: *const c_char,
+    port: u16,
+    timeout_ms: u64,
+    world: *mut *mut World,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let address = unsafe { text(address, "the address")? };
+        let place = Rendezvous::explicit(rank, world_size, address, port)?;
+        let mut config = Config {
+            rendezvous: Some(place),
+            ..Config::default()
+        };
+        if timeout_ms > 0 {
+            config.timeout = Duration::from_millis(timeout_ms);
+        }
+        let made = rcomm::World::init(config)?;
+        // SAFETY: by the contract.
+        unsafe { give(world, World(made)) }
+    })
+}
+
+/// This process's rank, and the number of ranks. Either place may be NULL.
+///
+/// # Safety
+/// `world` is a living handle; the places are NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_world_place(
+    world: *const World,
+    rank: *mut u32,
+    size: *mut u32,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let world = unsafe { borrow(world, "the world")? };
+        if !rank.is_null() {
+            // SAFETY: by the contract.
+            unsafe { rank.write(world.0.rank()) };
+        }
+        if !size.is_null() {
+            // SAFETY: by the contract.
+            unsafe { size.write(world.0.size()) };
+        }
+        Ok(())
+    })
+}
+
+/// A handle to the group of all ranks, to be freed.
+///
+/// # Safety
+/// `world` is a living handle; `group` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut Group) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: by the contract.
+        unsafe { give(group, Group(world.0.group().clone())) }
+    })
+}
+
+/// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
+/// and nobody else.
+///
+/// # Safety
+/// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
+/// byte; `group` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_new_group(
+    world: *const World,
+    ranks: *const u32,
+    count: usize,
+    purpose: *const c_char,
+    group: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: by the contract.
+        let ranks = unsafe { array(ranks, count, "the list of ranks")? };
+        // SAFETY: by the contract.
+        let purpose = unsafe { text(purpose, "the purpose")? };
+        let made = world.0.new_group(ranks, &GroupOptions::named(purpose))?;
+        // SAFETY: by the contract.
+        unsafe { give(group, Group(made)) }
+    })
+}
+
+/// Flushes and closes all groups and frees the world. All ranks call it; groups and works are to be
+/// freed before.
+///
+/// # Safety
+/// `world` is a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let world = unsafe { consume(world, "the world")? };
+        world.0.shutdown()
+    })
+}
+
+/// Aborts all groups and frees the world: the way out after an error. NULL is nothing.
+///
+/// # Safety
+/// `world` is NULL or a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
+    // SAFETY: by the contract. What it returns is no news to who frees NULL.
+    call(|| drop_ok(unsafe { consume(world, "the world") }));
+}
+
+fn drop_ok<T>(given: rcomm::Result<T>) -> rcomm::Result<()> {
+    given.map(drop).or(Ok(()))
+}

@@ -1,0 +1,85 @@
+//! The header is that of the crate, and a C program that uses it works.
+#![allow(clippy::unwrap_used)]
+
+use rcomm_tests::process::Job;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_header_is_that_of_the_crate() {
+    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    let bindings = cbindgen::generate_with_config(root(), config).unwrap();
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    let text = String::from_utf8(text).unwrap();
+    let path = root().join("include/rcomm.h");
+    if std::env::var_os("RCOMM_UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        kept == text,
+        "include/rcomm.h is out of date: run this test with RCOMM_UPDATE_HEADER=1"
+    );
+}
+
+/// Where cargo left the library for C: beside the tests.
+fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let build = tests.ancestors().nth(2).unwrap();
+    [
+        build.join("librcomm_capi.so"),
+        build.join("deps/librcomm_capi.so"),
+    ]
+    .into_iter()
+    .find(|path| path.exists())
+    .expect("the shared library, built with the tests")
+}
+
+#[test]
+fn a_c_program_uses_every_operation() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler is installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("ranks");
+    let library = library();
+    let built = Command::new("cc")
+        .args([
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+            "-g",
+            "-I",
+        ])
+        .arg(root().join("include"))
+        .arg(root().join("tests/ranks.c"))
+        .arg(&library)
+        .arg(format!(
+            "-Wl,-rpath,{}",
+            library.parent().unwrap().display()
+        ))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{said}");
+    for ranks in [1, 3] {
+        let program = program.to_str().unwrap();
+        let mut job = Job::start_as(program, ranks, "c", |_, command| {
+            command.env("RCOMM_TIMEOUT_MS", "30000");
+        });
+        for rank in 0..ranks {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank} of {ranks}: {ended:?}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+/* One rank: every function of the binding once at least, with its result checked. */
+#include <rcomm.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX 8
+
+static void fail(int line, const char *what) {
+    fprintf(stderr, "ranks.c:%d: %s: %s\n", line, what, rcomm_last_error());
+    exit(1);
+}
+
+#define OK(call) do { if ((call) != RCOMM_OK) fail(__LINE__, #call); } while (0)
+#define CODE(code, call) do { if ((call) != (code)) fail(__LINE__, #call); } while (0)
+#define CHECK(what) do { if (!(what)) fail(__LINE__, #what); } while (0)
+
+static rcomm_group *group;
+static uint32_t rank, size;
+static const rcomm_reduction SUM = {RCOMM_SUM, 1.0};
+
+/* Waits for a work that ended well, and frees it. */
+static void finish(rcomm_work *work) {
+    int32_t ended = 0, released = 0;
+    while (!ended) OK(rcomm_work_test(work, 1000, &ended));
+    OK(rcomm_work_wait(work));
+    OK(rcomm_work_released(work, &released));
+    CHECK(released == 1);
+    rcomm_work_free(work);
+}
+
+static void reductions(void) {
+    float sum[2] = {1.0f, (float)rank};
+    float ranks = (float)(size * (size - 1) / 2);
+    OK(rcomm_all_reduce(group, sum, 2, RCOMM_F32, SUM, NULL));
+    CHECK(sum[0] == (float)size && sum[1] == ranks);
+
+    double half[1] = {2.0};
+    rcomm_reduction premul = {RCOMM_PREMUL_SUM, 0.5};
+    rcomm_work *work = NULL;
+    OK(rcomm_all_reduce(group, half, 1, RCOMM_F64, premul, &work));
+    finish(work);
+    CHECK(half[0] == (double)size);
+
+    int32_t highest = (int32_t)rank;
+    rcomm_reduction max = {RCOMM_MAX, 1.0};
+    OK(rcomm_reduce(group, &highest, 1, RCOMM_I32, max, 0, NULL));
+    CHECK(highest == (rank == 0 ? (int32_t)size - 1 : (int32_t)rank));
+
+    uint8_t a = 1, b[2] = {2, 3};
+    void *both[] = {&a, b};
+    size_t counts[] = {1, 2};
+    OK(rcomm_all_reduce_coalesced(group, both, counts, 2, RCOMM_U8, SUM, NULL));
+    CHECK(a == size && b[0] == 2 * size && b[1] == 3 * size);
+
+    int64_t parts[MAX], own;
+    for (uint32_t r = 0; r < size; r++) parts[r] = r;
+    OK(rcomm_reduce_scatter_single(group, parts, &own, 1, RCOMM_I64, SUM, NULL));
+    CHECK(own == (int64_t)(rank * size));
+
+    const void *list[MAX];
+    size_t lens[MAX];
+    for (uint32_t r = 0; r < size; r++) { list[r] = &parts[r]; lens[r] = 1; }
+    OK(rcomm_reduce_scatter(group, list, &own, 1, RCOMM_I64, SUM, NULL));
+    CHECK(own == (int64_t)(rank * size));
+    own = -1;
+    OK(rcomm_reduce_scatter_v(group, list, &own, lens, RCOMM_I64, SUM, NULL));
+    CHECK(own == (int64_t)(rank * size));
+    own = -1;
+    const void *inputs[] = {parts};
+    void *outputs[] = {&own};
+    OK(rcomm_reduce_scatter_coalesced(group, inputs, outputs, lens, 1, RCOMM_I64, SUM, NULL));
+    CHECK(own == (int64_t)(rank * size));
+}
+
+static void gathers(void) {
+    uint32_t own = rank + 10, all[MAX], each[MAX];
+    void *outputs[MAX];
+    const void *inputs[MAX];
+    size_t ones[MAX];
+    for (uint32_t r = 0; r < size; r++) { outputs[r] = &each[r]; inputs[r] = &all[r]; ones[r] = 1; }
+    OK(rcomm_all_gather_single(group, &own, all, 1, RCOMM_U32, NULL));
+    for (uint32_t r = 0; r < size; r++) CHECK(all[r] == r + 10);
+
+#define GATHERED(when) for (uint32_t r = 0; r < size; r++) { if (when) CHECK(each[r] == r + 10); each[r] = 0; }
+    OK(rcomm_all_gather(group, &own, outputs, 1, RCOMM_U32, NULL));
+    GATHERED(true);
+    OK(rcomm_all_gather_v(group, &own, outputs, ones, RCOMM_U32, NULL));
+    GATHERED(true);
+    OK(rcomm_gather(group, &own, outputs, 1, RCOMM_U32, 0, NULL));
+    GATHERED(rank == 0);
+    OK(rcomm_gather_v(group, &own, outputs, ones, RCOMM_U32, 0, NULL));
+    GATHERED(rank == 0);
+
+    const void *one[] = {&own};
+    void *wide[] = {all};
+    memset(all, 0, sizeof all);
+    OK(rcomm_all_gather_coalesced(group, one, wide, ones, 1, RCOMM_U32, NULL));
+    for (uint32_t r = 0; r < size; r++) CHECK(all[r] == r + 10);
+
+    uint32_t part = 0;
+    OK(rcomm_scatter(group, inputs, &part, 1, RCOMM_U32, 0, NULL));
+    CHECK(part == rank + 10);
+    part = 0;
+    OK(rcomm_scatter_v(group, inputs, &part, ones, RCOMM_U32, 0, NULL));
+    CHECK(part == rank + 10);
+    uint16_t told = (uint16_t)(rank == 0 ? 77 : 0);
+    OK(rcomm_broadcast(group, &told, 1, RCOMM_U16, 0, NULL));
+    CHECK(told == 77);
+}
+
+static void exchanges(void) {
+    uint8_t out[MAX], in[MAX];
+    size_t ones[MAX];
+    const void *inputs[MAX];
+    void *outputs[MAX];
+    for (uint32_t r = 0; r < size; r++) {
+        out[r] = (uint8_t)(10 * rank + r);
+        ones[r] = 1;
+        inputs[r] = &out[r];
+        outputs[r] = &in[r];
+    }
+#define SWAPPED() for (uint32_t r = 0; r < size; r++) { CHECK(in[r] == 10 * r + rank); in[r] = 0; }
+    OK(rcomm_all_to_all_single(group, out, in, 1, RCOMM_U8, NULL));
+    SWAPPED();
+    OK(rcomm_all_to_all_v_single(group, out, ones, in, ones, RCOMM_U8, NULL));
+    SWAPPED();
+    OK(rcomm_all_to_all(group, inputs, ones, outputs, ones, RCOMM_U8, NULL));
+    SWAPPED();
+}
+
+static void messages(void) {
+    if (size == 1) return;
+    uint32_t next = (rank + 1) % size, before = (rank + size - 1) % size;
+    uint32_t mine = rank, theirs = 99;
+    rcomm_work *sent = NULL, *got = NULL;
+    OK(rcomm_send(group, &mine, 1, RCOMM_U32, next, 5, &sent));
+    OK(rcomm_recv(group, &theirs, 1, RCOMM_U32, before, 5, NULL));
+    CHECK(theirs == before);
+    finish(sent);
+
+    theirs = 99;
+    rcomm_message batch[] = {
+        {0, &theirs, 1, RCOMM_U32, before, 6},
+        {1, &mine, 1, RCOMM_U32, next, 6},
+    };
+    OK(rcomm_batch_isend_irecv(group, batch, 2, NULL));
+    CHECK(theirs == before);
+
+    uint32_t source = 99;
+    OK(rcomm_send(group, &mine, 1, RCOMM_U32, next, 7, &sent));
+    OK(rcomm_recv_any(group, &theirs, 1, RCOMM_U32, 7, NULL, &got));
+    OK(rcomm_work_wait(got));
+    OK(rcomm_work_source(got, &source));
+    CHECK(source == before && theirs == before);
+    finish(got);
+    finish(sent);
+    OK(rcomm_send(group, &mine, 1, RCOMM_U32, next, 8, &sent));
+    OK(rcomm_recv_any(group, &theirs, 1, RCOMM_U32, 8, &source, NULL));
+    CHECK(source == before);
+    finish(sent);
+}
+
+static void refusals(void) {
+    float number = 1.0f;
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_broadcast(group, &number, 1, RCOMM_F32, size, NULL));
+    CHECK(strstr(rcomm_last_error(), "is not in a group of"));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_broadcast(group, &number, 1, 200, 0, NULL));
+    CHECK(strstr(rcomm_last_error(), "no element type has the code 200"));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_reduce(group, NULL, 1, RCOMM_F32, SUM, NULL));
+    CHECK(strstr(rcomm_last_error(), "NULL for 1 elements of Float"));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_barrier(NULL, NULL));
+    CHECK(strstr(rcomm_last_error(), "the group is NULL"));
+    rcomm_reduction bits = {RCOMM_BAND, 1.0};
+    CODE(RCOMM_UNSUPPORTED, rcomm_all_reduce(group, &number, 1, RCOMM_F32, bits, NULL));
+    CHECK(strstr(rcomm_last_error(), "band is not defined"));
+    OK(rcomm_all_reduce(group, NULL, 0, RCOMM_F32, SUM, NULL));
+}
+
+static void groups(rcomm_world *world) {
+    uint32_t in_part = 99, part_size = 0;
+    rcomm_group *part = NULL;
+    OK(rcomm_split(group, rank == 0 ? -1 : 0, -(int64_t)rank, "rest", &part));
+    CHECK((part == NULL) == (rank == 0));
+    if (part) {
+        OK(rcomm_group_place(part, &in_part, &part_size));
+        CHECK(in_part == size - 1 - rank && part_size == size - 1);
+        OK(rcomm_group_destroy(part));
+    }
+    uint32_t only[] = {rank};
+    OK(rcomm_new_group(world, only, 1, "alone", &part));
+    OK(rcomm_group_set_timeout(part, 5000));
+    OK(rcomm_barrier(part, NULL));
+    OK(rcomm_monitored_barrier(part, 1));
+    OK(rcomm_group_abort(part, "enough"));
+    CODE(RCOMM_ABORTED, rcomm_barrier(part, NULL));
+    CHECK(strstr(rcomm_last_error(), "enough"));
+    rcomm_group_free(part);
+    rcomm_group_free(NULL);
+    rcomm_work_free(NULL);
+    rcomm_world_free(NULL);
+}
+
+/* What is pending when its group is given up ends with the reason. */
+static void abort_work(rcomm_world *world) {
+    if (size == 1) return;
+    uint32_t all[MAX];
+    for (uint32_t r = 0; r < size; r++) all[r] = r;
+    rcomm_group *doomed = NULL;
+    OK(rcomm_new_group(world, all, size, "doomed", &doomed));
+    if (rank == 0) {
+        float number = 1.0f;
+        rcomm_work *work = NULL;
+        OK(rcomm_all_reduce(doomed, &number, 1, RCOMM_F32, SUM, &work));
+        OK(rcomm_work_abort(work, "no longer wanted"));
+        CODE(RCOMM_ABORTED, rcomm_work_wait(work));
+        CHECK(strstr(rcomm_last_error(), "no longer wanted"));
+        int32_t ended = 0;
+        CODE(RCOMM_ABORTED, rcomm_work_test(work, 0, &ended));
+        CHECK(ended == 1);
+        rcomm_work_free(work);
+    }
+    rcomm_group_free(doomed);
+}
+
+int main(void) {
+    rcomm_world *world = NULL;
+    CODE(RCOMM_RENDEZVOUS, rcomm_init_at(3, 2, "127.0.0.1", 1, 0, &world));
+    OK(rcomm_init(&world));
+    OK(rcomm_world_place(world, &rank, &size));
+    OK(rcomm_world_group(world, &group));
+    CHECK(size <= MAX);
+    reductions();
+    gathers();
+    exchanges();
+    messages();
+    refusals();
+    groups(world);
+    OK(rcomm_barrier(group, NULL));
+    abort_work(world);
+    OK(rcomm_barrier(group, NULL));
+    rcomm_group_free(group);
+    OK(rcomm_shutdown(world));
+    return 0;
+}

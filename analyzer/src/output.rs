@@ -67,6 +67,8 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(path.file_name().unwrap_or_default())
         .suffix(".partial")
         .tempfile_in(folder)
+        // Without the name that nobody chose and that is gone again.
+        .map_err(|error| error.kind().into())
 }
 
 /// `-` means standard output.

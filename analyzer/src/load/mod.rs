@@ -101,6 +101,7 @@ pub fn load(
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (sender, receiver) = sync_channel(2 * jobs);
     thread::scope(|scope| {
+        let mut started = 0;
         for _ in 0..jobs {
             let sender = sender.clone();
             let (next, done, inputs, ranks) = (&next, &done, &inputs, &ranks);
@@ -126,10 +127,21 @@ pub fn load(
                     }
                 }
             };
-            thread::Builder::new()
-                .name("rcomm-fr/load".to_owned())
-                .spawn_scoped(scope, work)
-                .expect("the system has a thread to spare");
+            let thread = thread::Builder::new().name("rcomm-fr/load".to_owned());
+            match thread.spawn_scoped(scope, work) {
+                Ok(_) => started += 1,
+                // Fewer threads read as much, only later; without any, nothing can be read.
+                Err(_) if started > 0 => break,
+                Err(error) => {
+                    let problem = |name: &String| Problem {
+                        code: Code::N301,
+                        path: name.clone(),
+                        sentence: format!("could not be read: no thread can be started: {error}"),
+                    };
+                    loaded.problems.extend(names.iter().map(problem));
+                    break;
+                }
+            }
         }
         drop(sender);
         for output in receiver {

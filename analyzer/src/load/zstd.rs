@@ -2,6 +2,7 @@
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read};
 
 /// Unpacks one frame after another until the input ends.
@@ -35,10 +36,27 @@ impl<R: Read> Frames<R> {
                     let skipped = (&mut self.input).take(length.into());
                     io::copy(&mut { skipped }, &mut io::sink())?;
                 }
-                Err(error) => return Err(io::Error::other(error)),
+                Err(error) => return Err(in_words(&error)),
             }
         }
     }
+}
+
+/// What is wrong, without the decoder's own words: those are for who wrote it.
+fn in_words(error: &FrameDecoderError) -> io::Error {
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return match io.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    io::Error::new(io.kind(), "its zstd data ends too early")
+                }
+                kind => kind.into(),
+            };
+        }
+        cause = error.source();
+    }
+    io::Error::new(io::ErrorKind::InvalidData, "its zstd data is damaged")
 }
 
 impl<R: Read> Read for Frames<R> {
@@ -53,7 +71,7 @@ impl<R: Read> Read for Frames<R> {
             while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
                 self.decoder
                     .decode_blocks(&mut self.input, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(io::Error::other)?;
+                    .map_err(|error| in_words(&error))?;
             }
             let read = self.decoder.read(buffer)?;
             if read > 0 || buffer.is_empty() {

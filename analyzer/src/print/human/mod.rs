@@ -100,6 +100,10 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     let pending = report.in_flight.len() as u64;
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
+        // What is pending is then no collective, and in no list of the report.
+        Verdict::Running if pending == 0 => {
+            "operations are pending, none of them is overdue".to_owned()
+        }
         Verdict::Running => match oldest_pending(report) {
             Some(age) => format!(
                 "{} pending, the oldest for {age}; none is overdue",

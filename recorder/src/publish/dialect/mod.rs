@@ -101,7 +101,10 @@ pub enum ReadProblem {
         entries: usize,
     },
     /// Entries that make no sense were left out.
-    #[error("{count} entries were left out; the first is entry {first}, because of its `{key}`")]
+    #[error(
+        "{} left out; the first is entry {first}, because of its `{key}`",
+        if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
+    )]
     Rejected {
         /// How many.
         count: usize,
@@ -173,7 +176,7 @@ impl DumpReader {
                     ReadError::Lost { at, of, cause }
                 }
                 _ => ReadError::NotADump {
-                    what: "it has none of a dump's keys (entries, pg_config)".to_owned(),
+                    what: "it holds neither operations (entries) nor groups (pg_config)".to_owned(),
                 },
             });
         }

@@ -1,144 +1,266 @@
-// The page: one event stream in, plain elements out. Text is only ever set as text, never as markup.
+// The page: one event stream in, plain elements out.
 
-/** @typedef {{status: object, report: object}} Message */
+import { age, ask, at } from "./format.js";
+import { drawGraph } from "./graph.js";
+import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
+import { drawMatrix } from "./matrix.js";
+import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
+import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers } from "./tables.js";
+import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
+import { prepareUpload } from "./upload.js";
+import { drawFindings, drawVerdict } from "./verdict.js";
 
-/** Makes an element. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
+/** @typedef {{status: object, report: object, focus: ?object}} Picture */
 
-/** @param {string} id */
-const at = (id) => document.getElementById(id);
+const upload = location.pathname.startsWith("/reports/") ? location.pathname.split("/")[2] : null;
 
-/** 0-3, 7, 12-15 @param {number[]} ranks @param {number} [most] */
-export function rankSet(ranks, most = 6) {
-  const runs = [];
-  for (const rank of ranks) {
-    const last = runs.at(-1);
-    if (last && last[1] === rank - 1) last[1] = rank;
-    else runs.push([rank, rank]);
-  }
-  const words = runs.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`));
-  return words.join(", ") + (runs.length > most ? ", …" : "");
-}
+const state = {
+  /** @type {?Picture} the newest */ live: null,
+  /** @type {?Picture} what is shown */ shown: null,
+  connected: upload != null,
+  paused: false,
+  problemsOnly: false,
+  filter: "",
+  /** @type {?object} places that pass the filter, and of which picture */ selected: null,
+  /** @type {?number} */ rank: null,
+  /** @type {?object} group whose matrix is wanted */ group: null,
+};
 
-/** @param {?number} ms */
-function age(ms) {
-  if (ms == null) return "";
-  if (ms < 1000) return `${ms.toFixed(0)} ms`;
-  if (ms < 120e3) return `${(ms / 1e3).toFixed(ms < 10e3 ? 1 : 0)} s`;
-  return `${Math.floor(ms / 60e3)} min`;
-}
+/** Whether a row passes the filter. A picture newer than the answer shows all until the next answer. */
+const passes = (section, place) => {
+  const selected = state.selected;
+  return !selected || selected.of !== state.shown?.status.number || selected[section].has(place);
+};
 
-/** @param {number} n */
-function size(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let unit = 0;
-  while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
-  return `${n < 10 && unit > 0 ? n.toFixed(1) : n.toFixed(0)} ${units[unit]}`;
-}
+// Drawing ------------------------------------------------------------------------------------------
 
-/** @param {string[]} heads @param {(string|number)[][]} rows @param {string} empty */
-function table(heads, rows, empty) {
-  if (rows.length === 0) return make("p", { class: "empty" }, empty);
-  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
-  const body = rows.map((row) => make("tr", {}, ...row.map((cell) =>
-    make("td", typeof cell === "number" ? { class: "number" } : {}, String(cell)))));
-  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
-}
-
-function verdict(report) {
-  const first = report.findings.find((finding) => finding.severity !== "note");
-  const calm = {
-    healthy: `nothing is wrong with ${report.input.ranks_read} ranks`,
-    running: `${report.in_flight.length} operations are pending, none of them overdue`,
-    inconclusive: "the records do not tell",
-  };
-  const sentence = first ? first.sentence : calm[report.verdict] ?? report.verdict;
-  at("verdict").replaceChildren(make("p", { class: "sentence" },
-    make("span", { class: `word ${report.verdict}` }, report.verdict), sentence));
-}
-
-function findings(report) {
-  at("findings").replaceChildren(...report.findings.map((finding) => {
-    const kind = finding.caused_by == null ? "" : " consequence";
-    const article = make("article", { class: finding.severity + kind },
-      make("p", { class: "code" }, `${finding.code} ${finding.name.replaceAll("_", " ")}`),
-      make("p", {}, finding.sentence));
-    if (finding.next) article.append(make("p", { class: "next" }, `Next: ${finding.next}`));
-    const facts = [
-      ...finding.evidence.map((e) => `rank ${e.rank}: ${e.op} #${e.seq} ${e.state} (record ${e.record_id})`),
-      ...finding.ruled_out.map((text) => `ruled out: ${text}`),
-      ...finding.frames.map((f) => `rank ${f.rank} ${f.when}: ${f.name} at ${f.filename}:${f.line}`),
-    ];
-    if (facts.length > 0) {
-      article.append(make("details", {}, make("summary", {}, `Evidence (${facts.length})`),
-        make("ul", {}, ...facts.map((text) => make("li", {}, text)))));
-    }
-    return article;
-  }));
-}
-
-function tables({ status, report }) {
-  at("flight").replaceChildren(table(
-    ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
-    report.in_flight.slice(0, 200).map((i) => [
-      age(i.age_ms), i.group.desc || i.group.name, i.seq, i.op, size(i.bytes),
-      `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", "-"), rankSet(i.missing),
-    ]), "Nothing is pending."));
-  at("groups").replaceChildren(table(
-    ["group", "name", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "backend"],
-    report.groups.slice(0, 500).map((g) => [
-      g.group.desc, g.group.name, g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0),
-      g.in_flight, age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.backend,
-    ]), "No group was recorded."));
-  at("sources").replaceChildren(table(
-    ["source", "ranks", "last answer", "error"],
-    status.sources.map((s) => [s.name, `${s.answered}/${s.known}`, s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} ago`, s.error ?? ""]),
-    "No source."));
-}
-
-function ranks(report) {
-  const roots = new Set(report.findings.filter((f) => f.caused_by == null && f.severity === "error").flatMap((f) => f.culprit_ranks));
-  const late = new Set(report.findings.filter((f) => f.code === "W220").flatMap((f) => f.culprit_ranks));
-  const waiting = new Set(report.waits.map((wait) => wait.rank));
-  const cells = report.ranks.map((rank) => {
-    const [kind, glyph, word] = roots.has(rank.rank) ? ["root", "!", "at fault"]
-      : !rank.read ? ["unread", "?", "no record"]
-      : waiting.has(rank.rank) ? ["waits", "w", "waits"]
-      : late.has(rank.rank) ? ["late", "~", "late"] : ["ok", "·", "ok"];
-    const title = `rank ${rank.rank} ${rank.host}: ${word}; ${rank.pending} pending; last call ${rank.last_call ?? "unknown"}`;
-    return make("span", { class: kind, title, "aria-label": title }, glyph);
+let queued = false;
+function draw() {
+  if (queued) return;
+  queued = true;
+  requestAnimationFrame(() => {
+    queued = false;
+    if (state.shown) drawNow(state.shown);
   });
-  at("ranks").replaceChildren(make("div", { class: "cells" }, ...cells),
-    make("p", { class: "empty" }, "· ok   w waits   ! at fault   ~ late   ? no record"));
 }
 
-let judged = 0;
-let connected = false;
-
-/** @param {Message} message */
-function show(message) {
-  judged = message.status.judged_at_ns / 1e6;
-  at("job").textContent = message.status.job;
-  verdict(message.report);
-  findings(message.report);
-  tables(message);
-  ranks(message.report);
+/** @param {Picture} picture */
+function drawNow({ status, report, focus }) {
+  const began = performance.now();
+  at("job").textContent = upload ? "uploaded dumps" : status.job;
+  drawVerdict(report);
+  drawFindings(report, passes);
+  drawInFlight(report, passes, state.problemsOnly);
+  drawGroups(report, passes, state.problemsOnly, openGroup);
+  drawStragglers(report, passes);
+  drawSources(status);
+  drawStacks(report);
+  drawRanks(report, status, passes, openRank);
+  drawGraph(report);
+  if (!state.group) drawMatrix(focus);
+  if (state.rank != null) at("rank-facts").replaceChildren(describe(report, state.rank));
+  tell();
+  document.body.dataset.number = status.number;
+  document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
 }
 
+/** How old what is shown is, and whether more comes. */
 function tell() {
   const line = at("age");
-  const old = Date.now() - judged;
-  line.textContent = !connected ? "connection lost, trying again" : judged ? `judged ${age(Math.max(0, old))} ago` : "";
-  line.classList.toggle("stale", !connected);
+  if (!state.shown) return;
+  const { judged_at_ns: judged } = state.shown.status;
+  const old = age(Math.max(0, Date.now() - judged / 1e6));
+  const past = state.shown !== state.live && !upload;
+  line.textContent = upload ? "a report on dumps"
+    : past ? `the past: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
+    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : `judged ${old} ago`;
+  line.classList.toggle("stale", !upload && (past || state.paused || !state.connected));
+  at("live").hidden = upload != null || !(past || state.paused);
 }
 
-const stream = new EventSource("/api/v1/events");
-stream.addEventListener("open", () => { connected = true; tell(); });
-stream.addEventListener("error", () => { connected = false; tell(); });
-stream.addEventListener("report", (event) => { show(JSON.parse(event.data)); tell(); });
+// What is shown ------------------------------------------------------------------------------------
+
+/** @param {Picture} picture */
+function take(picture) {
+  state.live = picture;
+  remember(picture.status, picture.report);
+  if (!state.paused) show(picture);
+}
+
+/** @param {Picture} picture */
+function show(picture) {
+  state.shown = picture;
+  draw();
+  if (state.filter) select();
+  if (picture === state.live) refreshTimeline({ past: false });
+  if (state.group && picture === state.live) openGroup(state.group);
+}
+
+/** Goes to a picture of the past; null = the present. @param {?number} number */
+async function go(number) {
+  if (number == null) {
+    state.paused = false;
+    showing(null);
+    if (state.live) show(state.live);
+    return;
+  }
+  state.paused = true;
+  state.group = null;
+  showing(number);
+  refreshTimeline({ past: true });
+  try {
+    const picture = await ask("picture", { at: number });
+    if (state.paused) show(picture);
+  } catch (error) {
+    at("note").textContent = error.message;
+  }
+}
+
+function pause() {
+  if (state.paused) go(null);
+  else { state.paused = true; showing(state.shown?.status.number ?? null); tell(); }
+}
+
+// Filter -------------------------------------------------------------------------------------------
+
+let selecting = 0;
+async function select() {
+  const turn = (selecting += 1);
+  const error = at("filter-error");
+  if (!state.filter) { state.selected = null; error.textContent = ""; draw(); return; }
+  const of = state.shown?.status.number;
+  const newest = state.shown === state.live;
+  try {
+    const found = await ask("select", { filter: state.filter, upload, at: newest ? null : of });
+    if (turn !== selecting) return;
+    state.selected = { of, ...Object.fromEntries(Object.entries(found).map(([name, places]) => [name, new Set(places)])) };
+    error.textContent = "";
+  } catch (problem) {
+    if (turn !== selecting) return;
+    error.textContent = problem.message;
+  }
+  draw();
+}
+
+function filter(text) {
+  state.filter = text.trim();
+  at("filter").value = text;
+  select();
+  refreshTimeline({ filter: state.filter });
+}
+
+// Details ------------------------------------------------------------------------------------------
+
+/** @param {number} rank */
+function openRank(rank) {
+  state.rank = rank;
+  at("rank-title").textContent = `Rank ${rank}`;
+  if (state.shown) at("rank-facts").replaceChildren(describe(state.shown.report, rank));
+  if (!at("rank").open) at("rank").showModal();
+}
+
+/** @param {object} group */
+async function openGroup(group) {
+  const again = state.group === group;
+  state.group = group;
+  try {
+    drawMatrix(await ask("matrix", { group: group.name, rank: group.ranks[0], columns: 32, upload }));
+    if (!again) at("matrix-title").scrollIntoView({ block: "nearest" });
+  } catch (error) {
+    at("note").textContent = error.message;
+  }
+}
+
+function theme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("rcomm-theme", root.dataset.theme);
+  repaintHistory();
+  paintTimeline();
+}
+
+// Keys ---------------------------------------------------------------------------------------------
+
+const KEYS = {
+  "/": () => at("filter").focus(), "?": () => at("help").showModal(), " ": pause, ",": () => step(-1), ".": () => step(1),
+  "<": () => step(-10), ">": () => step(10), L: () => go(null), t: theme,
+  z: () => { state.problemsOnly = !state.problemsOnly; at("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(); },
+  p: () => { location.href = `/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`; },
+};
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.target.closest?.("#ranks")) walk(event);
+  if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "Escape" && state.filter) { filter(""); return; }
+  if (event.key >= "1" && event.key <= "9") {
+    document.querySelectorAll("main > section > h2, main > .pair > section > h2")[Number(event.key) - 1]?.scrollIntoView();
+    return;
+  }
+  // A button that has the focus keeps its space bar.
+  const act = KEYS[event.key];
+  if (act && !(event.key === " " && event.target instanceof HTMLButtonElement)) { event.preventDefault(); act(); }
+});
+
+// Beginning ----------------------------------------------------------------------------------------
+
+/** Applies what changed. @param {Picture} picture @param {object} delta */
+function changed(picture, { status, focus, set, rows }) {
+  const report = { ...picture.report, ...set };
+  for (const [section, places] of Object.entries(rows)) {
+    report[section] = picture.report[section].slice();
+    for (const [place, row] of Object.entries(places)) report[section][place] = row;
+  }
+  return { status, focus, report };
+}
+
+function listen() {
+  const stream = new EventSource("/api/v1/events");
+  stream.addEventListener("open", () => { state.connected = true; tell(); });
+  stream.addEventListener("error", () => { state.connected = false; tell(); });
+  stream.addEventListener("picture", (event) => take(JSON.parse(event.data)));
+  stream.addEventListener("delta", (event) => {
+    const delta = JSON.parse(event.data);
+    if (state.live?.status.number === delta.base) take(changed(state.live, delta));
+  });
+}
+
+const kept = localStorage.getItem("rcomm-theme");
+if (kept === "dark" || kept === "light") document.documentElement.dataset.theme = kept;
+prepareUpload();
+prepareTimeline();
+let typing;
+at("filter").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => filter(event.target.value), 150); });
+at("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(); });
+at("problems-only").addEventListener("click", KEYS.z);
+at("live").addEventListener("click", () => go(null));
+at("theme").addEventListener("click", theme);
+at("show-help").addEventListener("click", KEYS["?"]);
+at("rank").addEventListener("close", () => { state.rank = null; });
+at("rank-filter").addEventListener("click", () => { const rank = state.rank; at("rank").close(); filter(`rank:${rank}`); });
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+}
+at("open-perfetto").addEventListener("click", () => openInPerfetto(upload));
+if (upload) at("download-perfetto").href = `/api/v1/perfetto?upload=${encodeURIComponent(upload)}`;
+ask("filter-keys").then((keys) => at("filter-keys").append(...keys.flatMap(({ key, takes }) => {
+  const [name, meaning] = [document.createElement("dt"), document.createElement("dd")];
+  name.textContent = key;
+  meaning.textContent = takes;
+  return [name, meaning];
+})));
 setInterval(tell, 1000);
+if (upload) {
+  document.body.classList.add("upload");
+  refreshTimeline({ upload });
+  ask("picture", { upload }).then((picture) => { state.live = picture; show(picture); }, (error) => {
+    at("verdict").textContent = error.message;
+  });
+} else {
+  prepareHistory(go);
+  listen();
+}

@@ -21,6 +21,8 @@ pub struct Access {
     token: Option<Arc<str>>,
     /// Host names beside loopback addresses, `localhost` and the listening address.
     hosts: Arc<[String]>,
+    /// Answers go over TLS alone, and so may the cookie.
+    secure: bool,
 }
 
 impl Access {
@@ -29,6 +31,7 @@ impl Access {
         Self {
             token: Some(token.into()),
             hosts: Arc::from([]),
+            secure: false,
         }
     }
 
@@ -37,6 +40,7 @@ impl Access {
         Self {
             token: None,
             hosts: Arc::from([]),
+            secure: false,
         }
     }
 
@@ -44,6 +48,13 @@ impl Access {
     #[must_use]
     pub fn also_as(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts.into();
+        self
+    }
+
+    /// Answers over TLS: browsers keep the token to themselves elsewhere.
+    #[must_use]
+    pub fn over_tls(mut self) -> Self {
+        self.secure = true;
         self
     }
 
@@ -135,12 +146,13 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         return strict(Refusal::NoToken.into_response());
     }
     // The token leaves the address bar at once: it would stay in the history and go out as referrer.
-    if let (&Method::GET, "/", Some(token)) =
-        (request.method(), request.uri().path(), query(request.uri()))
-    {
-        let kept = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict");
+    let path = request.uri().path();
+    let is_page = path == "/" || path.starts_with("/reports/");
+    if let (&Method::GET, true, Some(token)) = (request.method(), is_page, query(request.uri())) {
+        let secure = if access.secure { "; Secure" } else { "" };
+        let kept = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}");
         let moved = [
-            (header::LOCATION, "/".to_owned()),
+            (header::LOCATION, path.to_owned()),
             (header::SET_COOKIE, kept),
         ];
         return strict((axum::http::StatusCode::SEE_OTHER, moved).into_response());

@@ -4,24 +4,42 @@ use crate::error::Refusal;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-const PAGE: &str = include_str!("../assets/index.html");
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+
+macro_rules! parts {
+    ($($kind:ident $file:literal)+) => {
+        &[$(($file, $kind, include_str!(concat!("../assets/", $file)))),+]
+    };
+}
 
 /// Name, content type and text of every part of the page.
-const PARTS: [(&str, &str, &str); 2] = [
-    (
-        "app.js",
-        "text/javascript; charset=utf-8",
-        include_str!("../assets/app.js"),
-    ),
-    (
-        "style.css",
-        "text/css; charset=utf-8",
-        include_str!("../assets/style.css"),
-    ),
-];
+const PARTS: &[(&str, &str, &str)] = parts! {
+    SCRIPT "app.js"
+    SCRIPT "format.js"
+    SCRIPT "graph.js"
+    SCRIPT "history.js"
+    SCRIPT "matrix.js"
+    SCRIPT "ranks.js"
+    SCRIPT "tables.js"
+    SCRIPT "timeline.js"
+    SCRIPT "upload.js"
+    SCRIPT "verdict.js"
+    SCRIPT "vendor/uPlot.esm.js"
+    STYLE "vendor/uPlot.min.css"
+    STYLE "style.css"
+};
 
 pub(crate) fn page() -> Response {
-    answer("text/html; charset=utf-8", PAGE)
+    answer(
+        "text/html; charset=utf-8",
+        include_str!("../assets/index.html"),
+    )
+}
+
+/// The description of the interface.
+pub(crate) fn description() -> Response {
+    answer("application/json", include_str!("../assets/openapi.json"))
 }
 
 pub(crate) fn part(file: &str) -> Result<Response, Refusal> {

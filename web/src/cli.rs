@@ -1,6 +1,7 @@
 //! The command line.
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use rcomm_analyzer::simulate::Situation;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +18,9 @@ Exit codes:
 #[command(name = "rcomm-web", version, after_help = HELP, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Dump files, folders or archives to show instead of this node's rings.
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", conflicts_with = "demo")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Where to listen; port 0 takes any free one.
+    /// Where to listen; port 0 takes any free one. Beyond loopback it takes a token of yours and TLS.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
     pub(crate) listen: SocketAddr,
     /// Only the rings of this job; otherwise the newest.
@@ -28,19 +29,58 @@ pub(crate) struct Cli {
     /// Folder of the rings.
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub(crate) ring_dir: Option<PathBuf>,
-    /// File with the token that requests must bring; otherwise one is made at every start.
+    /// A job that does not exist: healthy, stuck, deadlock, mismatch, straggler, silent.
+    #[arg(long, value_name = "SITUATION", value_parser = situation)]
+    pub(crate) demo: Option<Situation>,
+    /// Ranks of the job that does not exist.
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "demo", value_parser = clap::value_parser!(u32).range(2..=8192))]
+    pub(crate) ranks: u32,
+    /// File with the token that requests must bring (or the variable RCOMM_WEB_TOKEN); otherwise one is
+    /// made at every start.
     #[arg(long, value_name = "FILE", conflicts_with = "no_token")]
     pub(crate) token_file: Option<PathBuf>,
     /// Ask for no token. Only on a loopback address.
     #[arg(long)]
     pub(crate) no_token: bool,
+    /// PEM file with the certificate to show, and those that vouch for it.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Speak plain HTTP beyond loopback: something in front of this program speaks TLS.
+    #[arg(long, conflicts_with = "tls_cert")]
+    pub(crate) plain_http: bool,
     /// Answer also under this host name; may be given again.
     #[arg(long, value_name = "NAME")]
     pub(crate) host_name: Vec<String>,
+    /// Connections at a time.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) max_connections: usize,
+    /// Bytes of an upload, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub(crate) upload_limit: u64,
     /// Between two looks at the records.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub(crate) refresh: Duration,
     /// From which age on a pending operation counts as stuck.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
+    /// How the log on standard error is written; RCOMM_LOG chooses what is (`info`, `rcomm_web=debug`).
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+fn situation(name: &str) -> Result<Situation, String> {
+    let known: Vec<_> = Situation::ALL.iter().map(|(_, name)| *name).collect();
+    Situation::from_name(name).ok_or_else(|| format!("expected one of {}", known.join(", ")))
 }

@@ -20,6 +20,30 @@ pub(crate) enum Refusal {
     NotYet,
     #[error("there is nothing at {0:?}; GET /api/v1 lists what there is")]
     NoRoute(String),
+    #[error("{0} is not allowed there; GET /api/v1 lists what is")]
+    NoMethod(String),
+    #[error("the address has {0} bytes, at most {1} are read")]
+    LongAddress(usize, usize),
+    #[error("the answer took longer than it may")]
+    TookTooLong,
+    #[error("{0}")]
+    Query(String),
+    #[error("no group is called {0:?}")]
+    NoGroup(String),
+    #[error("picture {0} is not kept (any more); GET /api/v1/history lists those that are")]
+    NoPicture(u64),
+    #[error("of picture {0} only the report is kept; its records are not")]
+    NoRecords(u64),
+    #[error("upload {0:?} is not kept (any more)")]
+    NoUpload(String),
+    #[error("the upload cannot be used: {0}")]
+    Upload(String),
+    #[error("the upload is larger than {0} bytes; use rcomm-fr, or raise --upload-limit")]
+    TooLarge(u64),
+    #[error("the server's disk refuses: {0}")]
+    Disk(std::io::Error),
+    #[error("the server is stopping")]
+    Stopping,
 }
 
 #[derive(Serialize)]
@@ -27,21 +51,34 @@ struct Body {
     error: String,
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let status = match self {
+impl Refusal {
+    fn status(&self) -> StatusCode {
+        match self {
             Self::NoToken => StatusCode::UNAUTHORIZED,
             Self::UnknownHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
-            Self::NotYet => StatusCode::SERVICE_UNAVAILABLE,
-            Self::NoRoute(_) => StatusCode::NOT_FOUND,
+            Self::NotYet | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoRoute(_)
+            | Self::NoGroup(_)
+            | Self::NoPicture(_)
+            | Self::NoRecords(_)
+            | Self::NoUpload(_) => StatusCode::NOT_FOUND,
+            Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::LongAddress(..) => StatusCode::URI_TOO_LONG,
+            Self::TookTooLong => StatusCode::GATEWAY_TIMEOUT,
+            Self::Query(_) => StatusCode::BAD_REQUEST,
+            Self::Upload(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Disk(_) => StatusCode::INSUFFICIENT_STORAGE,
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = Body {
+            error: self.to_string(),
         };
-        (
-            status,
-            Json(Body {
-                error: self.to_string(),
-            }),
-        )
-            .into_response()
+        (self.status(), Json(body)).into_response()
     }
 }

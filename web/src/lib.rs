@@ -12,19 +12,24 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod api;
 mod assets;
 mod board;
 mod embed;
 mod error;
+mod history;
 mod metrics;
+mod patient;
+mod picture;
 mod routes;
 mod server;
 mod tally;
 mod trace_id;
+mod traffic;
+mod uploads;
 
 pub use access::{Access, is_loopback};
 pub use board::Board;
 pub use embed::{Options, Page, ServeError, serve};
 pub use metrics::{Exemplars, Form};
-pub use routes::router;
-pub use server::Server;
+pub use server::{Limits, Server, Tls};

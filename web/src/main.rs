@@ -5,17 +5,21 @@ mod cli;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
-use cli::Cli;
-use rcomm_analyzer::source::{FileSource, RingSource, Source};
-use rcomm_analyzer::{LiveOptions, Pace};
+use cli::{Cli, LogFormat};
+use rcomm_analyzer::simulate::Simulation;
+use rcomm_analyzer::source::{FileSource, RingSource, SimulatedSource, Source};
+use rcomm_analyzer::{Anchor, LiveOptions, Pace};
 use rcomm_recorder::record::default_directory;
-use rcomm_web::{Access, Board, Server, is_loopback};
+use rcomm_web::{Access, Board, Limits, Server, Tls, is_loopback};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 #[allow(clippy::print_stderr, reason = "a program tells its errors")]
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    log(cli.log_format);
     match serve(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -25,11 +29,34 @@ fn main() -> ExitCode {
     }
 }
 
+fn log(format: LogFormat) {
+    let wanted = std::env::var("RCOMM_LOG").unwrap_or_default();
+    let filter = EnvFilter::try_new(&wanted)
+        .ok()
+        .filter(|_| !wanted.is_empty());
+    let log = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_env_filter(filter.unwrap_or_else(|| EnvFilter::new("warn,rcomm_web=info")));
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
 /// What requests must bring, and the part of the address that brings it.
 fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
+    let beyond = !is_loopback(&cli.listen);
+    if beyond && cli.tls_cert.is_none() && !cli.plain_http {
+        bail!(
+            "{} can be reached from other machines: give --tls-cert and --tls-key, or --plain-http if \
+             something in front of it speaks TLS",
+            cli.listen
+        );
+    }
     if cli.no_token {
         ensure!(
-            is_loopback(&cli.listen),
+            !beyond,
             "{} can be reached from other machines: --no-token is for loopback addresses only",
             cli.listen
         );
@@ -43,6 +70,10 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
         }
         None => match std::env::var("RCOMM_WEB_TOKEN") {
             Ok(token) => token,
+            Err(_) if beyond => bail!(
+                "{} can be reached from other machines: name a --token-file, or set RCOMM_WEB_TOKEN",
+                cli.listen
+            ),
             Err(_) => Access::random_token().context("failed to make a token")?,
         },
     };
@@ -53,28 +84,56 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     {
         bail!("the token must be letters, digits, '-', '_', '.' and '~', at least one");
     }
+    ensure!(
+        !beyond || token.len() >= 16,
+        "{} can be reached from other machines: the token needs at least 16 characters",
+        cli.listen
+    );
     let query = format!("?token={token}");
     Ok((Access::with_token(token), query))
+}
+
+/// What is looked at, and how it is judged.
+fn sources(cli: &Cli) -> (Vec<Box<dyn Source>>, LiveOptions) {
+    if let Some(situation) = cli.demo {
+        let anchor = Anchor::now();
+        let now = move || anchor.moment().wall_ns;
+        // The fault is some seconds ahead: there is something to see before it.
+        let simulation = Simulation::new(situation, cli.ranks, now() - 4_000_000_000);
+        let demo = SimulatedSource::new(simulation, now);
+        return (vec![Box::new(demo)], LiveOptions::default());
+    }
+    if cli.paths.is_empty() {
+        let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
+        let rings = RingSource::new(directory, cli.job.clone());
+        return (vec![Box::new(rings)], LiveOptions::default());
+    }
+    let dumps = FileSource::new(cli.paths.clone());
+    (vec![Box::new(dumps)], LiveOptions::post_mortem())
 }
 
 #[allow(clippy::print_stdout, reason = "the address is this program's answer")]
 fn serve(cli: &Cli) -> anyhow::Result<()> {
     let (access, query) = access(cli)?;
-    let (source, mut options): (Box<dyn Source>, _) = if cli.paths.is_empty() {
-        let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
-        let rings = RingSource::new(directory, cli.job.clone());
-        (Box::new(rings), LiveOptions::default())
-    } else {
-        let dumps = FileSource::new(cli.paths.clone());
-        (Box::new(dumps), LiveOptions::post_mortem())
+    let tls = match (&cli.tls_cert, &cli.tls_key) {
+        (Some(cert), Some(key)) => {
+            Some(Tls::from_files(cert, key).context("failed to use the certificate")?)
+        }
+        _ => None,
     };
+    let (sources, mut options) = sources(cli);
     options.policy.overdue = cli.overdue;
     let pace = Pace {
         refresh: cli.refresh,
         ..Pace::default()
     };
     let (board, watch) =
-        Board::watch(vec![source], options, pace).context("failed to start watching")?;
+        Board::watch(sources, options, pace).context("failed to start watching")?;
+    let limits = Limits {
+        connections: cli.max_connections,
+        upload: cli.upload_limit.saturating_mul(1 << 20),
+        ..Limits::default()
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("rcomm/web")
@@ -82,17 +141,26 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
         .build()
         .context("failed to start the server's threads")?;
     let served = runtime.block_on(async {
+        let (scheme, access) = match tls {
+            Some(_) => ("https", access.over_tls()),
+            None => ("http", access),
+        };
         let server = Server::bind(cli.listen, board, access.also_as(cli.host_name.clone()))
             .await
-            .with_context(|| format!("failed to listen on {}", cli.listen))?;
-        println!("http://{}/{query}", server.address());
-        server
-            .run(stopped()?)
-            .await
-            .context("the server's socket broke")
+            .with_context(|| format!("failed to listen on {}", cli.listen))?
+            .limits(limits);
+        let server = match tls {
+            Some(tls) => server.tls(tls),
+            None => server,
+        };
+        // The token goes to whoever started this program, and into no log.
+        println!("{scheme}://{}/{query}", server.address());
+        tracing::info!(address = %server.address(), scheme, "serving");
+        server.run(stopped()?).await.context("failed to serve")
     });
     runtime.shutdown_background();
     watch.stop();
+    tracing::info!("stopped");
     served
 }
 

@@ -2,155 +2,194 @@
 //!
 //! | method and path | answer |
 //! |---|---|
-//! | `GET /` | the page |
+//! | `GET /`, `GET /reports/{id}` | the page: of the live job, of an upload |
 //! | `GET /assets/{file}` | its parts |
 //! | `GET /api/v1` | the list of the routes below, as JSON |
+//! | `GET /api/v1/openapi.json` | their description, OpenAPI 3.1 |
+//! | `GET /api/v1/picture` | report, freshness and the matrix of the group in question |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |
 //! | `GET /api/v1/status` | job, age and sources of the picture |
-//! | `GET /api/v1/events` | server-sent events: `report` whenever it changes |
+//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` whenever it changes |
+//! | `GET /api/v1/history` | the pictures that are kept |
+//! | `GET /api/v1/select?filter=` | which rows pass a filter |
+//! | `GET /api/v1/filter-keys` | the words of the filter language |
+//! | `GET /api/v1/matrix?group=` | the rank × sequence matrix of a group |
+//! | `GET /api/v1/timeline` | the newest operations of each rank |
+//! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
+//! | `GET /api/v1/records` | the records of this node, or what changed in them: for a collector |
+//! | `POST /api/v1/uploads` | judges dumps, says where the report is from then on |
 //! | `GET /metrics` | Prometheus: OpenMetrics 1.0 or text 0.0.4, as `Accept` asks |
 //! | `GET /healthz` | 200 while the server runs; no token |
 //! | `GET /readyz` | 200 once the sources were looked at; no token |
+//!
+//! `picture`, `report`, `select`, `matrix`, `timeline` and `perfetto` take `upload=ID`, and the first
+//! three `at=NUMBER` of a picture that is kept.
 
 use crate::access::{Access, guard};
+use crate::api::{events, matrix, pictures, records, select, timeline, uploads as uploading};
 use crate::assets;
 use crate::board::Board;
 use crate::error::Refusal;
-use crate::metrics;
-use axum::Json;
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::{HeaderMap, Uri, header};
-use axum::middleware::from_fn_with_state;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use crate::metrics::Exemplars;
+use crate::server::Limits;
+use crate::traffic::Traffic;
+use crate::uploads::Uploads;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use rcomm_analyzer::{Report, Snapshot};
-use serde::Serialize;
-use std::convert::Infallible;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio_stream::wrappers::WatchStream;
-use tokio_stream::{Stream, StreamExt};
+use tokio::sync::Semaphore;
 
-const API: [&str; 5] = [
+/// The interface of version 1, as `GET /api/v1` tells it.
+pub(crate) const API: [&str; 17] = [
+    "/api/v1/openapi.json",
+    "/api/v1/picture",
     "/api/v1/report",
     "/api/v1/status",
     "/api/v1/events",
+    "/api/v1/history",
+    "/api/v1/select",
+    "/api/v1/filter-keys",
+    "/api/v1/matrix",
+    "/api/v1/timeline",
+    "/api/v1/perfetto",
+    "/api/v1/records",
+    "/api/v1/uploads",
     "/metrics",
     "/healthz",
+    "/readyz",
+    "/api/v1",
 ];
 
-/// The whole server, without its socket.
-pub fn router(board: Board, access: Access) -> Router {
-    Router::new()
-        .route("/", get(async || assets::page()))
-        .route(
-            "/assets/{file}",
-            get(async |Path(file): Path<String>| assets::part(&file)),
-        )
-        .route("/api/v1", get(async || Json(API)))
-        .route("/api/v1/report", get(report))
-        .route("/api/v1/status", get(status))
-        .route("/api/v1/events", get(events))
-        .route("/metrics", get(scrape))
-        .route("/healthz", get(async || "alive\n"))
-        .route("/readyz", get(ready))
-        .fallback(async |uri: Uri| Refusal::NoRoute(uri.path().to_owned()))
-        .with_state(board)
-        .layer(from_fn_with_state(access, guard))
+/// The longest address of a request, bytes.
+const LONGEST_ADDRESS: usize = 8 * 1024;
+/// The longest body of a request that is no upload, bytes.
+const LONGEST_BODY: usize = 64 * 1024;
+/// What an upload's form may add to its files, bytes.
+const FORM: u64 = 8 << 20;
+
+/// What the routes share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) board: Board,
+    pub(crate) uploads: Arc<Uploads>,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) exemplars: Exemplars,
+    /// Answers that hold all records once more: one at a time.
+    pub(crate) heavy: Arc<Semaphore>,
 }
 
-fn newest(board: &Board) -> Result<Arc<Snapshot>, Refusal> {
-    board.newest().ok_or(Refusal::NotYet)
-}
-
-async fn report(State(board): State<Board>) -> Result<Json<Report>, Refusal> {
-    Ok(Json(Report::clone(&newest(&board)?.report)))
-}
-
-/// How fresh the picture is.
-#[derive(Serialize)]
-struct Status {
-    job: String,
-    number: u64,
-    judged_at_ns: i64,
-    judging_took_ms: f64,
-    ranks: usize,
-    silent_ranks: Vec<u32>,
-    sources: Vec<SourceState>,
-}
-
-#[derive(Serialize)]
-struct SourceState {
-    name: String,
-    answered: usize,
-    known: usize,
-    silent_for_ms: Option<f64>,
-    error: Option<String>,
-}
-
-fn state_of(snapshot: &Snapshot) -> Status {
-    let sources = snapshot.sources.iter().map(|source| SourceState {
-        name: source.name.clone(),
-        answered: source.answered,
-        known: source.known,
-        silent_for_ms: source.silence.map(|silence| silence.as_secs_f64() * 1e3),
-        error: source.error.clone(),
-    });
-    Status {
-        job: snapshot.job.clone(),
-        number: snapshot.number,
-        judged_at_ns: snapshot.at.wall_ns,
-        judging_took_ms: snapshot.cost.as_secs_f64() * 1e3,
-        ranks: snapshot.ranks.len(),
-        silent_ranks: snapshot
-            .ranks
-            .iter()
-            .filter(|view| view.silent)
-            .map(|view| view.rank)
-            .collect(),
-        sources: sources.collect(),
+impl Shared {
+    pub(crate) fn new(
+        board: Board,
+        uploads: Uploads,
+        traffic: Arc<Traffic>,
+        exemplars: Exemplars,
+    ) -> Self {
+        Self {
+            board,
+            uploads: Arc::new(uploads),
+            traffic,
+            exemplars,
+            heavy: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 
-async fn status(State(board): State<Board>) -> Result<Json<Status>, Refusal> {
-    Ok(Json(state_of(&*newest(&board)?)))
+/// The whole server, without its socket.
+pub(crate) fn router(shared: Shared, access: Access, limits: Limits) -> Router {
+    let form = usize::try_from(limits.upload.saturating_add(FORM)).unwrap_or(usize::MAX);
+    let bounds = Bounds {
+        limits,
+        traffic: shared.traffic.clone(),
+    };
+    Router::new()
+        .route("/", get(async || assets::page()))
+        .route("/reports/{id}", get(async || assets::page()))
+        .route(
+            "/assets/{*file}",
+            get(async |Path(file): Path<String>| assets::part(&file)),
+        )
+        .route("/api/v1", get(async || Json(API)))
+        .route("/api/v1/openapi.json", get(async || assets::description()))
+        .route("/api/v1/picture", get(pictures::picture))
+        .route("/api/v1/report", get(pictures::report))
+        .route("/api/v1/status", get(pictures::status))
+        .route("/api/v1/events", get(events::events))
+        .route("/api/v1/history", get(pictures::history))
+        .route("/api/v1/select", get(select::select))
+        .route("/api/v1/filter-keys", get(select::filter_keys))
+        .route("/api/v1/matrix", get(matrix::group_matrix))
+        .route("/api/v1/timeline", get(timeline::timeline))
+        .route("/api/v1/perfetto", get(pictures::perfetto_trace))
+        .route("/api/v1/records", get(records::records))
+        .route(
+            "/api/v1/uploads",
+            post(uploading::upload).layer(DefaultBodyLimit::max(form)),
+        )
+        .route("/metrics", get(pictures::metrics))
+        .route("/healthz", get(async || "alive\n"))
+        .route("/readyz", get(ready))
+        .fallback(async |uri: Uri| Refusal::NoRoute(uri.path().to_owned()))
+        .method_not_allowed_fallback(async |method: Method| {
+            Refusal::NoMethod(method.as_str().chars().take(16).collect())
+        })
+        .layer(DefaultBodyLimit::max(LONGEST_BODY))
+        .with_state(shared)
+        .layer(from_fn_with_state(access, guard))
+        .layer(from_fn_with_state(bounds, bounded))
 }
 
-/// One message of the event stream.
-#[derive(Serialize)]
-struct Message<'a> {
-    status: Status,
-    report: &'a Report,
+async fn ready(State(shared): State<Shared>) -> Result<&'static str, Refusal> {
+    shared
+        .board
+        .newest()
+        .ok_or(Refusal::NotYet)
+        .map(|_| "ready\n")
 }
 
-async fn events(State(board): State<Board>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let changes = WatchStream::new(board.changes()).filter_map(|newest| {
-        let snapshot = newest?;
-        let message = Message {
-            status: state_of(&snapshot),
-            report: &snapshot.report,
-        };
-        let event = Event::default()
-            .event("report")
-            .id(snapshot.number.to_string());
-        // A report is plain data: it always has a JSON form.
-        event.json_data(&message).ok().map(Ok)
-    });
-    Sse::new(changes).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+#[derive(Clone)]
+struct Bounds {
+    limits: Limits,
+    traffic: Arc<Traffic>,
 }
 
-async fn scrape(State(board): State<Board>, headers: HeaderMap) -> Response {
-    let accept = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .unwrap_or_default();
-    let form = metrics::Form::wanted_by(accept);
-    let body = board.metrics(form, metrics::Exemplars::Without);
-    ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
-}
-
-async fn ready(State(board): State<Board>) -> Result<&'static str, Refusal> {
-    newest(&board).map(|_| "ready\n")
+/// Keeps every request within its bounds, and counts it.
+async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> Response {
+    let length = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |it| it.as_str().len());
+    if length > LONGEST_ADDRESS {
+        bounds.traffic.request(false);
+        return Refusal::LongAddress(length, LONGEST_ADDRESS).into_response();
+    }
+    // Large uploads come over slow lines.
+    let times = if request.method() == Method::POST {
+        10
+    } else {
+        1
+    };
+    let answered = tokio::time::timeout(bounds.limits.answer * times, next.run(request));
+    let mut response = match answered.await {
+        Ok(response) => response,
+        Err(_) => Refusal::TookTooLong.into_response(),
+    };
+    let denied = matches!(
+        response.status(),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST
+    );
+    bounds.traffic.request(denied);
+    // What is said of a job is out of date at once, and is nobody else's business.
+    let headers = response.headers_mut();
+    if !headers.contains_key(header::CACHE_CONTROL) {
+        headers.insert(
+            header::CACHE_CONTROL,
+            header::HeaderValue::from_static("no-store"),
+        );
+    }
+    response
 }

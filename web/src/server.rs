@@ -1,24 +1,106 @@
 //! The socket: bound before anything is promised, closed after the last answer.
+//!
+//! Connections are limited in number, in how long a client may take to ask, and in how long it may leave
+//! what it is sent untouched. TLS is spoken if a certificate is given.
 
 use crate::access::Access;
 use crate::board::Board;
-use crate::routes::router;
+use crate::metrics::Exemplars;
+use crate::patient::Patient;
+use crate::routes::{Shared, router};
+use crate::traffic::{Counted, Traffic};
+use crate::uploads::Uploads;
 use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ServerConfig, crypto};
 
 /// How long requests that are under way may take after the stop.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How much a server takes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time; one more is closed at once.
+    pub connections: usize,
+    /// How long a client may take to send a request's head, or to finish a TLS handshake.
+    pub head: Duration,
+    /// How long an answer may take, event streams apart.
+    pub answer: Duration,
+    /// How long a client may leave what it is sent untouched before it is dropped.
+    pub patience: Duration,
+    /// Bytes of an upload, packed or not.
+    pub upload: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            head: Duration::from_secs(10),
+            answer: Duration::from_secs(30),
+            patience: Duration::from_secs(20),
+            upload: 256 << 20,
+        }
+    }
+}
+
+/// A certificate and its key.
+#[derive(Clone)]
+pub struct Tls {
+    acceptor: TlsAcceptor,
+}
+
+impl Tls {
+    /// From PEM files: the chain, the server's own certificate first, and its private key.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or the two do not fit.
+    pub fn from_files(certificates: &Path, key: &Path) -> io::Result<Self> {
+        let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
+            io::Error::other(format!("{}: {error}", path.display()))
+        };
+        let chain = CertificateDer::pem_file_iter(certificates)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|error| unreadable(certificates, &error))?;
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+        let provider = Arc::new(crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| {
+                let builder = builder.with_no_client_auth();
+                builder.with_single_cert(chain, secret)
+            })
+            .map_err(|error| unreadable(certificates, &error))?;
+        Ok(Self {
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+        })
+    }
+}
+
 /// A server that is bound and not yet running.
 pub struct Server {
     listener: TcpListener,
-    router: Router,
     address: SocketAddr,
+    board: Board,
+    access: Access,
+    limits: Limits,
+    exemplars: Exemplars,
+    tls: Option<Tls>,
 }
 
 impl Server {
@@ -31,9 +113,34 @@ impl Server {
         let address = listener.local_addr()?;
         Ok(Self {
             listener,
-            router: router(board, access),
             address,
+            board,
+            access,
+            limits: Limits::default(),
+            exemplars: Exemplars::default(),
+            tls: None,
         })
+    }
+
+    /// Takes on this much, and no more.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Names traces beside metrics.
+    #[must_use]
+    pub fn exemplars(mut self, exemplars: Exemplars) -> Self {
+        self.exemplars = exemplars;
+        self
+    }
+
+    /// Speaks TLS, and nothing else.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
     }
 
     /// Where it listens.
@@ -44,23 +151,87 @@ impl Server {
     /// Serves until `stop` is ready, then lets requests that are under way end, for a second at most.
     ///
     /// # Errors
-    /// If the socket breaks.
+    /// If there is no private folder to be had for uploads.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
-        let (say, mut said) = watch::channel(false);
-        let told = async move {
-            stop.await;
-            say.send_replace(true);
-        };
-        let serving = axum::serve(self.listener, self.router).with_graceful_shutdown(told);
-        tokio::select! {
-            served = serving => served,
-            // Event streams have no end of their own: they are cut, not waited for.
-            () = async {
-                if said.wait_for(|stopping| *stopping).await.is_err() {
-                    std::future::pending::<()>().await;
+        let Self {
+            listener,
+            board,
+            access,
+            limits,
+            exemplars,
+            tls,
+            ..
+        } = self;
+        let traffic = Arc::<Traffic>::default();
+        let uploads = Uploads::new(limits.upload)?;
+        let shared = Shared::new(board, uploads, traffic.clone(), exemplars);
+        let router = router(shared, access, limits);
+        let places = Arc::new(Semaphore::new(limits.connections));
+        let (say, said) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        tokio::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = listener.accept() => accepted,
+            };
+            let Ok((stream, _)) = accepted else {
+                // Out of file descriptors, most likely: they come back when a connection ends.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                traffic.refused();
+                continue;
+            };
+            // Small answers leave at once; where that cannot be had they leave a little later.
+            let _ = stream.set_nodelay(true);
+            let stream = Patient::new(stream, limits.patience, traffic.clone());
+            let (router, said, tls) = (router.clone(), said.clone(), tls.clone());
+            let counted = Counted::connection(&traffic);
+            connections.spawn(async move {
+                match tls {
+                    None => converse(stream, router, limits, said).await,
+                    Some(tls) => {
+                        let shaken = tls.acceptor.accept(stream);
+                        // Who cannot finish the handshake has been told so by TLS itself.
+                        if let Ok(Ok(stream)) = tokio::time::timeout(limits.head, shaken).await {
+                            converse(stream, router, limits, said).await;
+                        }
+                    }
                 }
-                tokio::time::sleep(GRACE).await;
-            } => Ok(()),
+                drop((place, counted));
+            });
+        }
+        drop(listener);
+        say.send_replace(true);
+        let ended = async { while connections.join_next().await.is_some() {} };
+        // Event streams have no end of their own: they are cut, not waited for.
+        let _ = tokio::time::timeout(GRACE, ended).await;
+        Ok(())
+    }
+}
+
+/// Serves one connection until the client goes or the server stops.
+async fn converse<S>(stream: S, router: Router, limits: Limits, mut said: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_headers(64)
+        .max_buf_size(32 * 1024)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::pin!(connection);
+    let stopping = async { drop(said.wait_for(|stopping| *stopping).await) };
+    // A client that goes away in the middle concerns nobody else.
+    tokio::select! {
+        _ = &mut connection => {}
+        () = stopping => {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
         }
     }
 }

@@ -1,144 +1,11 @@
 //! `rcomm-web` as a user runs it: a process on real dumps, asked over a real socket.
 
+mod common;
+
+use common::{Web, dumps_of, form, wait_until};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
-
-const DEADLINE: Duration = Duration::from_secs(30);
-
-/// A running server; killed when dropped.
-struct Web {
-    child: Child,
-    _stdout: BufReader<ChildStdout>,
-    address: SocketAddr,
-    token: Option<String>,
-}
-
-impl Web {
-    fn start(args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rcomm-web"))
-            .args(["--listen", "127.0.0.1:0"])
-            .args(args)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program of this package starts");
-        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        stdout.read_line(&mut line).expect("the address is printed");
-        let rest = line.trim().strip_prefix("http://").expect("an address");
-        let (address, query) = rest.split_once('/').expect("a path");
-        let token = query.strip_prefix("?token=").map(str::to_owned);
-        Self {
-            child,
-            _stdout: stdout,
-            address: address.parse().expect("an address"),
-            token,
-        }
-    }
-
-    fn on_dumps(scenario: &str, args: &[&str]) -> Self {
-        let dumps = format!(
-            "{}/../tests/fixtures/dumps/{scenario}/pickle",
-            env!("CARGO_MANIFEST_DIR")
-        );
-        let mut all = vec![dumps.as_str()];
-        all.extend(args);
-        let web = Self::start(&all);
-        let began = Instant::now();
-        while web.get("/readyz", &[]).status != 200 {
-            assert!(
-                began.elapsed() < DEADLINE,
-                "the dumps were not read in time"
-            );
-            std::thread::yield_now();
-        }
-        web
-    }
-
-    fn authorized(&self) -> String {
-        format!(
-            "Authorization: Bearer {}",
-            self.token.as_deref().expect("a token was printed")
-        )
-    }
-
-    /// One request on a connection of its own.
-    fn get(&self, path: &str, headers: &[&str]) -> Answer {
-        let mut stream = self.connect();
-        let host = self.address;
-        let mut request = format!("GET {path} HTTP/1.1\r\nConnection: close\r\n");
-        if !headers.iter().any(|header| header.starts_with("Host:")) {
-            request.push_str(&format!("Host: {host}\r\n"));
-        }
-        for header in headers {
-            request.push_str(header);
-            request.push_str("\r\n");
-        }
-        request.push_str("\r\n");
-        stream
-            .write_all(request.as_bytes())
-            .expect("the server listens");
-        let mut text = String::new();
-        stream
-            .read_to_string(&mut text)
-            .expect("the server answers and closes");
-        Answer::parse(&text)
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).expect("the server listens");
-        stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
-        stream
-    }
-
-    fn stop(&mut self) -> std::process::ExitStatus {
-        let pid = self.child.id().to_string();
-        let killed = Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .expect("kill is there");
-        assert!(killed.success());
-        let began = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("our child") {
-                return status;
-            }
-            assert!(began.elapsed() < DEADLINE, "SIGTERM was not heeded");
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Web {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn parse(text: &str) -> Self {
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|code| code.parse().ok())
-            .expect("a status");
-        Self {
-            status,
-            head: head.to_lowercase(),
-            body: body.to_owned(),
-        }
-    }
-}
+use std::process::{Command, Stdio};
 
 #[test]
 fn report_names_the_rank_at_fault() {
@@ -260,6 +127,7 @@ fn event_stream_begins_with_the_present_picture() {
         serde_json::json!([5])
     );
     assert_eq!(message["status"]["ranks"], 8);
+    assert_eq!(message["focus"]["rows"][0]["cells"][0], "completed");
 }
 
 #[test]
@@ -344,16 +212,164 @@ fn a_signal_ends_it_also_while_a_stream_is_open() {
     assert!(web.stop().success());
 }
 
+/// Events of the stream: name and data.
+fn events(web: &Web) -> impl Iterator<Item = (String, Value)> {
+    let mut stream = web.connect();
+    write!(
+        stream,
+        "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n",
+        web.address
+    )
+    .expect("the server listens");
+    let mut name = String::new();
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
+    lines.filter_map(move |line| {
+        if let Some(event) = line.strip_prefix("event: ") {
+            name = event.to_owned();
+        }
+        let data = line.strip_prefix("data: ")?;
+        Some((name.clone(), serde_json::from_str(data).expect("JSON")))
+    })
+}
+
 #[test]
-fn open_doors_beyond_this_machine_are_refused() {
-    let output = Command::new(env!("CARGO_BIN_EXE_rcomm-web"))
-        .args(["--listen", "0.0.0.0:0", "--no-token"])
-        .output()
-        .expect("the program of this package starts");
-    assert_eq!(output.status.code(), Some(2));
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        text.contains("--no-token is for loopback addresses only"),
-        "{text}"
+fn deltas_applied_to_the_first_picture_give_the_later_ones() {
+    let web = Web::demo("stuck", 16, &["--no-token"]);
+    let mut events = events(&web);
+    let (name, mut picture) = events.next().expect("an event");
+    assert_eq!(name, "picture");
+    let mut deltas = 0;
+    while picture["report"]["verdict"] != "stuck" {
+        let (name, data) = events.next().expect("the job gets stuck");
+        if name == "picture" {
+            picture = data;
+            continue;
+        }
+        assert_eq!(data["base"], picture["status"]["number"]);
+        deltas += 1;
+        picture["status"] = data["status"].clone();
+        picture["focus"] = data["focus"].clone();
+        for (section, value) in data["set"].as_object().expect("sections") {
+            picture["report"][section] = value.clone();
+        }
+        for (section, rows) in data["rows"].as_object().expect("sections") {
+            for (place, row) in rows.as_object().expect("rows") {
+                let place: usize = place.parse().expect("a place");
+                picture["report"][section][place] = row.clone();
+            }
+        }
+    }
+    assert!(deltas > 0);
+    let number = picture["status"]["number"].as_u64().expect("a number");
+    let kept = web.get(&format!("/api/v1/picture?at={number}"), &[]);
+    assert_eq!(kept.json(), picture);
+    let culprit = &picture["report"]["findings"][0]["culprit_ranks"];
+    assert_eq!(*culprit, serde_json::json!([13]));
+}
+
+#[test]
+fn the_past_can_be_asked_for() {
+    let web = Web::demo("stuck", 16, &["--no-token"]);
+    let points = wait_until("the job to be stuck", || {
+        let history = web.get("/api/v1/history", &[]).json();
+        let points = history["points"].as_array().cloned()?;
+        (points.last()?["verdict"] == "stuck").then_some(points)
+    });
+    let before = points.iter().find(|point| point["verdict"] == "running");
+    let number = &before.expect("it ran before")["number"];
+    let report = web.get(&format!("/api/v1/report?at={number}"), &[]).json();
+    assert_eq!(report["verdict"], "running");
+    let selected = web.get(&format!("/api/v1/select?at={number}&filter=rank:3"), &[]);
+    assert_eq!(selected.json()["ranks"], serde_json::json!([3]));
+    let gone = web.get("/api/v1/picture?at=999999", &[]);
+    assert_eq!(gone.status, 404);
+    assert!(gone.body.contains("/api/v1/history"), "{}", gone.body);
+}
+
+#[test]
+fn a_filter_that_cannot_be_read_is_refused_with_its_column() {
+    let web = Web::on_dumps("healthy-w4", &["--no-token"]);
+    let refused = web.get("/api/v1/select?filter=rank:3%20hots:n07", &[]);
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("(column 8)"), "{}", refused.body);
+}
+
+/// Every answer has the form that the description says, and no route is missing in it.
+#[test]
+fn answers_are_as_the_description_says() {
+    let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);
+    let api = web.get("/api/v1/openapi.json", &[]).json();
+    let mut described: Vec<&String> = api["paths"].as_object().expect("paths").keys().collect();
+    described.sort();
+    let listed = web.get("/api/v1", &[]).json();
+    let mut listed: Vec<String> = serde_json::from_value(listed).expect("a list");
+    listed.sort();
+    assert_eq!(described, listed.iter().collect::<Vec<_>>());
+    let report = web.get("/api/v1/report", &[]).json();
+    let group = &report["groups"][0]["group"]["name"];
+    let group = group.as_str().expect("a name");
+    let mut compared = 0;
+    for (path, route) in api["paths"].as_object().expect("paths") {
+        let schema = &route["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+        if schema.is_null() {
+            continue;
+        }
+        let query = match path.as_str() {
+            "/api/v1/select" => "?filter=rank:0-3".to_owned(),
+            "/api/v1/matrix" => format!("?group={group}&each=true"),
+            "/api/v1/timeline" => "?seconds=100000".to_owned(),
+            _ => String::new(),
+        };
+        let answer = web.get(&format!("{path}{query}"), &[]);
+        assert_eq!(answer.status, 200, "{path}{query}: {}", answer.body);
+        let mut schema = schema.clone();
+        schema["components"] = api["components"].clone();
+        let validator = jsonschema::validator_for(&schema).expect("a schema");
+        let errors: Vec<String> = validator
+            .iter_errors(&answer.json())
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{path}: {errors:#?}");
+        compared += 1;
+    }
+    assert!(compared >= 10, "{compared}");
+}
+
+#[test]
+fn uploaded_dumps_get_a_report_of_their_own() {
+    let web = Web::on_dumps("healthy-w4", &["--no-token"]);
+    let folder = std::fs::read_dir(dumps_of("cascade-2x2x2")).expect("fixtures");
+    let files: Vec<(String, Vec<u8>)> = folder
+        .map(|entry| {
+            let path = entry.expect("readable").path();
+            let name = path.file_name().expect("a name").to_string_lossy();
+            (
+                format!("dumps/{name}"),
+                std::fs::read(&path).expect("readable"),
+            )
+        })
+        .collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(n, b)| (&**n, &**b)).collect();
+    let (kind, body) = form(&files);
+    let answer = web.ask("POST", "/api/v1/uploads", &[&kind], &body);
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    let kept = answer.json();
+    let id = kept["id"].as_str().expect("an id");
+    let report = web.get(&format!("/api/v1/report?upload={id}"), &[]).json();
+    assert_eq!(
+        report["findings"][0]["culprit_ranks"],
+        serde_json::json!([5])
     );
+    let page = web.get(kept["url"].as_str().expect("a path"), &[]);
+    assert_eq!(page.status, 200);
+    let trace = web.get(&format!("/api/v1/perfetto?upload={id}"), &[]);
+    assert!(trace.head.contains("attachment"), "{}", trace.head);
+    assert!(
+        trace.json()["traceEvents"]
+            .as_array()
+            .is_some_and(|it| it.len() > 20)
+    );
+    // The live picture is another one still.
+    assert_eq!(web.get("/api/v1/report", &[]).json()["verdict"], "healthy");
+    assert_eq!(web.get("/api/v1/report?upload=0123", &[]).status, 404);
 }

@@ -9,6 +9,7 @@
 mod writer;
 
 pub use writer::Form;
+pub(crate) use writer::Writer;
 
 use crate::tally::{BOUNDS, Histogram, Series, SeriesKey, Tally};
 use crate::trace_id::{Shared, hex};
@@ -16,7 +17,7 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
-use writer::{Exemplar, Kind, Writer};
+use writer::{Exemplar, Kind};
 
 /// Groups with series of their own.
 const MOST_GROUPS: usize = 512;

@@ -55,42 +55,53 @@ impl Form {
     }
 }
 
+/// What closes a text of OpenMetrics.
+const END: &str = "# EOF\n";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Gauge,
     Counter,
     Histogram,
 }
 
 /// What an exemplar points at.
-pub(super) struct Exemplar {
-    pub(super) trace_id: String,
-    pub(super) value: f64,
-    pub(super) at_s: f64,
+pub(crate) struct Exemplar {
+    pub(crate) trace_id: String,
+    pub(crate) value: f64,
+    pub(crate) at_s: f64,
 }
 
 /// A text under construction. Families begin with [`Writer::family`], samples follow.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     form: Form,
     out: String,
 }
 
 impl Writer {
-    pub(super) fn new(form: Form) -> Self {
+    pub(crate) fn new(form: Form) -> Self {
         Self {
             form,
             out: String::with_capacity(16 * 1024),
         }
     }
 
-    pub(super) fn finish(mut self) -> String {
+    /// Goes on after a text that another writer of this form finished.
+    pub(crate) fn after(form: Form, mut text: String) -> Self {
+        if text.ends_with(END) {
+            text.truncate(text.len() - END.len());
+        }
+        Self { form, out: text }
+    }
+
+    pub(crate) fn finish(mut self) -> String {
         if self.form == Form::OpenMetrics {
-            self.out.push_str("# EOF\n");
+            self.out.push_str(END);
         }
         self.out
     }
 
-    pub(super) fn family(&mut self, name: &str, kind: Kind, help: &str) {
+    pub(crate) fn family(&mut self, name: &str, kind: Kind, help: &str) {
         let (suffix, kind) = match (kind, self.form) {
             (Kind::Gauge, _) => ("", "gauge"),
             (Kind::Histogram, _) => ("", "histogram"),
@@ -104,13 +115,13 @@ impl Writer {
         );
     }
 
-    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         self.name(name, labels);
         let _ = writeln!(self.out, " {value}");
     }
 
     /// A sample of a histogram's bucket, with what stands for it where the form has a place for that.
-    pub(super) fn bucket(
+    pub(crate) fn bucket(
         &mut self,
         name: &str,
         labels: &[(&str, &str)],
@@ -130,12 +141,12 @@ impl Writer {
         self.out.push('\n');
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) {
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.family(name, Kind::Gauge, help);
         self.sample(name, &[], value);
     }
 
-    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
+    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.family(name, Kind::Counter, help);
         self.sample(&format!("{name}_total"), &[], value as f64);
     }

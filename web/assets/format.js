@@ -1,0 +1,94 @@
+// How things are written, and how elements are made. Text is only ever set as text, never as markup.
+
+/** Makes an element. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "onclick") element.addEventListener("click", value);
+    else if (value !== false && value != null) element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** The same in SVG. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
+export function draw(name, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+/** @param {string} id */
+export const at = (id) => document.getElementById(id);
+
+/** A colour of the style sheet as a canvas understands it: the sheet's own depend on light and dark. */
+export function colour(name) {
+  const probe = at("probe");
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+
+/** 0-3, 7, 12-15 @param {number[]} ranks @param {number} [most] */
+export function rankSet(ranks, most = 6) {
+  const runs = [];
+  for (const rank of ranks) {
+    const last = runs.at(-1);
+    if (last && last[1] === rank - 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  const words = runs.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`));
+  return words.join(", ") + (runs.length > most ? ", …" : "");
+}
+
+/** @param {number[]} ranks */
+export const ranksInWords = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${rankSet(ranks)}`;
+
+/** @param {?number} ms */
+export function age(ms) {
+  if (ms == null || Number.isNaN(ms)) return "";
+  if (ms < 1) return `${ms.toFixed(2)} ms`;
+  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  if (ms < 1000) return `${ms.toFixed(0)} ms`;
+  if (ms < 120e3) return `${(ms / 1e3).toFixed(ms < 10e3 ? 1 : 0)} s`;
+  if (ms < 120 * 60e3) return `${Math.floor(ms / 60e3)} min`;
+  return `${Math.floor(ms / 3600e3)} h`;
+}
+
+/** @param {number} n */
+export function size(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
+  return `${n < 10 && unit > 0 ? n.toFixed(1) : n.toFixed(0)} ${units[unit]}`;
+}
+
+/** A group in a word. @param {{name: string, desc: string}} group */
+export function label(group) {
+  if (!group.desc || group.desc === "undefined" || group.name.startsWith(group.desc)) return group.name;
+  return group.desc === "default_pg" ? group.desc : `${group.desc}/${group.name}`;
+}
+
+/** @param {number} share */
+export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
+
+/** A table; numbers stand on the right. Cells may be elements.
+ * @param {string[]} heads @param {(string|number|Node)[][]} rows @param {string} empty */
+export function table(heads, rows, empty) {
+  if (rows.length === 0) return make("p", { class: "empty" }, empty);
+  const head = make("tr", {}, ...heads.map((text, i) =>
+    make("th", { scope: "col", class: typeof rows[0][i] === "number" ? "number" : false }, text)));
+  const body = rows.map((row) => make("tr", {}, ...row.map((cell) =>
+    make("td", typeof cell === "number" ? { class: "number" } : {}, cell instanceof Node ? cell : String(cell)))));
+  return make("div", { class: "scroll", tabindex: "0" },
+    make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+}
+
+/** Asks the server. @param {string} path @param {object} [query] */
+export async function ask(path, query = {}) {
+  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
+  const answer = await fetch(`/api/v1/${path}${asked.size ? `?${asked}` : ""}`);
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error ?? `HTTP ${answer.status}`);
+  return body;
+}

@@ -1,0 +1,98 @@
+// The wait-for graph: who is waited for on the left, and each column waits for the one before it. Ranks
+// that wait in the same operation share a box.
+
+import { at, draw, label, make, rankSet, ranksInWords } from "./format.js";
+
+const WIDTH = 210, HEIGHT = 52, GAP_X = 46, GAP_Y = 14, MOST_IN_COLUMN = 10;
+
+/** Boxes with the boxes that they wait for. @param {object} report */
+export function boxes(report) {
+  const byOperation = new Map();
+  const waiters = new Set(report.waits.map((wait) => wait.rank));
+  for (const wait of report.waits) {
+    const key = `${wait.group.name} ${wait.group.ranks[0]} ${wait.seq_kind} ${wait.seq} ${wait.op}`;
+    const box = byOperation.get(key) ?? { ranks: [], on: new Set(), title: `${wait.op} #${wait.seq}`, text: label(wait.group), kind: "waits" };
+    box.ranks.push(wait.rank);
+    for (const rank of wait.on) box.on.add(rank);
+    byOperation.set(key, box);
+  }
+  const all = [...byOperation.values()];
+  const roots = new Set(all.flatMap((box) => [...box.on]).filter((rank) => !waiters.has(rank)));
+  const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
+  for (const box of all) if (box.ranks.some((rank) => blamed.has(rank))) box.kind = "root";
+  const last = (rank) => report.ranks.find((it) => it.rank === rank)?.last_call ?? "no record";
+  if (roots.size > 0) {
+    const ranks = [...roots].sort((a, b) => a - b);
+    all.unshift({ ranks, on: new Set(), kind: "root", title: "waits for nobody", text: ranks.length === 1 ? `last: ${last(ranks[0])}` : "awaited by others" });
+  }
+  for (const box of all) box.ranks.sort((a, b) => a - b);
+  const home = new Map();
+  all.forEach((box, i) => box.ranks.forEach((rank) => home.set(rank, [...(home.get(rank) ?? []), i])));
+  for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => home.get(rank) ?? []))];
+  return all;
+}
+
+/** Columns by distance from a box that waits for nobody, or, in a cycle, from the first box. */
+function columns(all) {
+  const column = all.map((box) => (box.before.length === 0 ? 0 : -1));
+  if (!column.includes(0) && all.length > 0) column[0] = 0;
+  for (let changed = true; changed;) {
+    changed = false;
+    all.forEach((box, i) => {
+      const known = box.before.map((j) => column[j]).filter((c) => c >= 0);
+      if (column[i] < 0 && known.length > 0) { column[i] = Math.min(...known) + 1; changed = true; }
+    });
+    // A cycle that nothing leads to begins with its first box.
+    const left = column.indexOf(-1);
+    if (!changed && left >= 0) { column[left] = 0; changed = true; }
+  }
+  return column;
+}
+
+const cut = (text, most = 32) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+/** @param {object} report */
+export function drawGraph(report) {
+  const all = boxes(report);
+  if (all.length === 0) {
+    at("graph").replaceChildren(make("p", { class: "empty" }, "Nobody waits for anybody."));
+    return;
+  }
+  const column = columns(all);
+  const height = [];
+  const place = all.map((_, i) => {
+    const row = height[column[i]] ?? 0;
+    height[column[i]] = row + 1;
+    return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MOST_IN_COLUMN };
+  });
+  const rows = Math.min(MOST_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
+  const w = height.length * (WIDTH + GAP_X), h = rows * (HEIGHT + GAP_Y) + 10;
+  const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "who waits for whom" },
+    draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+      draw("path", { d: "M0 0 L8 4 L0 8 z", class: "tip" }))));
+  all.forEach((box, i) => {
+    if (!place[i].shown) return;
+    for (const j of box.before) {
+      if (!place[j].shown) continue;
+      const forward = column[j] < column[i];
+      const [x1, y1] = [place[i].x + (forward ? 0 : WIDTH / 2), place[i].y + (forward ? HEIGHT / 2 : 0)];
+      const [x2, y2] = [place[j].x + WIDTH, place[j].y + HEIGHT / 2];
+      svg.append(draw("path", { class: "edge", d: `M${x1} ${y1} C${x1 - 30} ${y1} ${x2 + 30} ${y2} ${x2} ${y2}`, "marker-end": "url(#tip)" }));
+    }
+  });
+  all.forEach((box, i) => {
+    if (!place[i].shown) return;
+    const { x, y } = place[i];
+    svg.append(draw("g", { class: `box ${box.kind}` },
+      draw("title", {}, `${box.kind === "root" ? "at the root: " : ""}${ranksInWords(box.ranks)}: ${box.title} on ${box.text}`),
+      draw("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 4 }),
+      draw("text", { x: x + 9, y: y + 18, class: "head" }, cut(`${box.kind === "root" ? "! " : ""}${box.ranks.length === 1 ? "rank" : `${box.ranks.length} ranks`} ${rankSet(box.ranks, 3)}`)),
+      draw("text", { x: x + 9, y: y + 33 }, cut(box.title)), draw("text", { x: x + 9, y: y + 46 }, cut(box.text))));
+  });
+  height.forEach((count, c) => {
+    if (count > MOST_IN_COLUMN) {
+      svg.append(draw("text", { x: 6 + c * (WIDTH + GAP_X), y: h - HEIGHT / 2 }, `and ${count - MOST_IN_COLUMN} more boxes`));
+    }
+  });
+  at("graph").replaceChildren(make("div", { class: "scroll", tabindex: "0" }, svg));
+}

@@ -1,0 +1,93 @@
+// How the verdict came about: a line over time, and a slider that goes back along it.
+
+import uPlot from "./vendor/uPlot.esm.js";
+import { age, ask, at, colour } from "./format.js";
+
+/** Points in the browser at most; the server keeps its own bound. */
+const MOST_POINTS = 7200;
+
+/** @type {object[]} */
+let points = [];
+/** @type {?uPlot} */
+let plot = null;
+let go = () => {};
+let shown = null;
+
+function build() {
+  plot?.destroy();
+  const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "11px system-ui" };
+  plot = new uPlot({
+    width: Math.max(200, at("history-plot").clientWidth), height: 110, legend: { show: false },
+    cursor: { y: false, drag: { x: false, y: false } },
+    scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
+    axes: [axis, { ...axis, scale: "s", size: 52, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
+      { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
+    series: [{}, { scale: "s", stroke: colour("--bad"), width: 2, label: "oldest pending" },
+      { scale: "n", stroke: colour("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
+    hooks: { draw: [mark] },
+  }, columns(), at("history-plot"));
+  plot.over.addEventListener("click", () => {
+    const place = plot.cursor.idx;
+    if (place != null) go(points[place].number);
+  });
+}
+
+/** A line at the picture that is shown. */
+function mark(it) {
+  const point = points.find((one) => one.number === shown);
+  if (!point) return;
+  const x = it.valToPos(point.at_ns / 1e9, "x", true);
+  it.ctx.fillStyle = colour("--text");
+  it.ctx.fillRect(x - 1, it.bbox.top, 2, it.bbox.height);
+}
+
+const columns = () => [points.map((p) => p.at_ns / 1e9), points.map((p) => p.oldest_ms / 1e3), points.map((p) => p.in_flight)];
+
+function paint() {
+  plot?.setData(columns());
+  const slider = at("history-slider");
+  slider.max = String(Math.max(0, points.length - 1));
+  const place = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
+  slider.value = String(Math.max(0, place));
+  const point = points[Math.max(0, place)];
+  slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no picture");
+}
+
+/** Loads what the server keeps. @param {(number: ?number) => void} goTo */
+export async function prepareHistory(goTo) {
+  go = goTo;
+  build();
+  at("history-slider").addEventListener("input", (event) => {
+    const point = points[Number(event.target.value)];
+    if (point) go(point === points.at(-1) ? null : point.number);
+  });
+  new ResizeObserver(() => plot?.setSize({ width: Math.max(200, at("history-plot").clientWidth), height: 110 })).observe(at("history-plot"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
+  const past = await ask("history");
+  const newer = points.filter((p) => p.number > (past.points.at(-1)?.number ?? 0));
+  points = [...past.points, ...newer];
+  paint();
+}
+
+/** Adds a picture that came. @param {object} status @param {object} report */
+export function remember(status, report) {
+  if (points.at(-1)?.number >= status.number) return;
+  points.push({
+    number: status.number, at_ns: status.judged_at_ns, verdict: report.verdict, in_flight: report.in_flight.length,
+    oldest_ms: Math.max(0, ...report.in_flight.map((i) => i.age_ms ?? 0)),
+  });
+  if (points.length > MOST_POINTS) points.shift();
+  paint();
+}
+
+/** @param {?number} number null = the present */
+export function showing(number) { shown = number; paint(); }
+
+/** The picture some steps away. @param {number} by */
+export function step(by) {
+  const here = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
+  const there = Math.max(0, Math.min(points.length - 1, here + by));
+  if (points[there]) go(there === points.length - 1 ? null : points[there].number);
+}
+
+export const repaintHistory = build;

@@ -1,0 +1,34 @@
+// One group's rank × sequence matrix; alike members share a row.
+
+import { at, label, make, rankSet } from "./format.js";
+
+const CELLS = {
+  completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
+  mismatch: ["X", "mismatch"], failed: ["F", "failed"], lost: ["*", "lost from the ring"], no_record: ["?", "no record"],
+};
+
+/** @param {?object} focus */
+export function drawMatrix(focus) {
+  if (!focus || focus.seqs.length === 0) {
+    at("matrix-title").textContent = "Group";
+    at("matrix").replaceChildren(make("p", { class: "empty" }, "No collective was recorded."));
+    return;
+  }
+  at("matrix-title").textContent = `Group ${label(focus.group)}: ${focus.group.ranks.length} ranks`;
+  const seen = new Set();
+  const head = make("tr", {}, make("th", { scope: "col" }, "ranks"),
+    ...focus.seqs.map((seq, i) => make("th", { scope: "col", class: "seq", title: focus.ops[i] }, `${seq}`)));
+  const rows = focus.rows.slice(0, 64).map((row) => make("tr", {},
+    make("th", { scope: "row" }, `${row.ranks.length} × ${rankSet(row.ranks, 3)}`),
+    ...row.cells.map((cell, i) => {
+      const [glyph, words] = CELLS[cell];
+      seen.add(cell);
+      return make("td", { class: `cell ${cell}`, title: `#${focus.seqs[i]} ${focus.ops[i]}: ${words} on ${rankSet(row.ranks)}` }, glyph);
+    })));
+  const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
+  at("matrix").replaceChildren(
+    make("div", { class: "scroll", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
+    make("p", { class: "empty" }, `${legend}   newest on the right; the operations' names are in the heads' titles`));
+  const scroll = at("matrix").querySelector(".scroll");
+  scroll.scrollLeft = scroll.scrollWidth;
+}

@@ -1,0 +1,115 @@
+// The heat map: one cell a rank, one row a host. A cell has a glyph and a word, never colour alone.
+
+import { age, at, make, percent } from "./format.js";
+
+const STATES = {
+  root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
+  waits: ["w", "waits"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
+};
+const METRICS = {
+  lag: { of: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], words: (v) => age(v), title: "median lag" },
+  share: { of: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], words: percent, title: "time lost to it" },
+  pending: { of: (r) => r.pending, steps: [1, 2, 4], words: String, title: "pending" },
+  lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
+};
+const GLYPHS = [".", "o", "O", "@"];
+
+/** @type {Map<number, HTMLElement>} */
+const cells = new Map();
+let layout = "";
+let metric = "state";
+
+/** @param {object} report @param {object} status */
+function states(report, status) {
+  const roots = new Set(report.findings.filter((f) => f.caused_by == null && f.severity === "error").flatMap((f) => f.culprit_ranks));
+  const late = new Set(report.findings.filter((f) => f.code === "W220").flatMap((f) => f.culprit_ranks));
+  const waiting = new Set(report.waits.map((wait) => wait.rank));
+  const silent = new Set(status.silent_ranks);
+  return (rank) => roots.has(rank.rank) ? "root" : !rank.read ? "unread" : silent.has(rank.rank) ? "silent"
+    : waiting.has(rank.rank) ? "waits" : late.has(rank.rank) ? "late" : rank.pending > 0 ? "busy" : "ok";
+}
+
+/** What a cell looks like: class, glyph, words. */
+function look(rank, state) {
+  const words = STATES[state][1];
+  if (metric === "state") return [state, STATES[state][0], words];
+  const { of, steps, words: spell, title } = METRICS[metric];
+  const value = of(rank);
+  if (value == null) return ["unread", "?", `${title} unknown`];
+  const step = steps.filter((bound) => value >= bound).length;
+  return [`heat${step}`, GLYPHS[step], `${title} ${spell(value)}`];
+}
+
+/** Rows of ranks, by host, in the order in which hosts first appear. */
+function arrange(ranks, choose) {
+  const hosts = new Map();
+  for (const rank of ranks) {
+    if (!hosts.has(rank.host)) hosts.set(rank.host, []);
+    hosts.get(rank.host).push(rank);
+  }
+  cells.clear();
+  const rows = [...hosts].map(([host, members]) => make("div", { class: "host" },
+    make("span", { class: "name" }, host || "unknown host"),
+    make("span", { class: "cells" }, ...members.map((rank) => {
+      const cell = make("button", { tabindex: "-1", onclick: () => choose(rank.rank) });
+      cells.set(rank.rank, cell);
+      return cell;
+    }))));
+  rows[0]?.querySelector("button")?.setAttribute("tabindex", "0");
+  at("ranks").replaceChildren(...rows);
+}
+
+/** @param {object} report @param {object} status @param {(rank: number) => void} choose */
+export function drawRanks(report, status, passes, choose) {
+  const shape = report.ranks.map((rank) => `${rank.rank}@${rank.host}`).join();
+  if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
+  const state = states(report, status);
+  const counts = {};
+  report.ranks.forEach((rank, place) => {
+    const cell = cells.get(rank.rank);
+    const of = state(rank);
+    counts[of] = (counts[of] ?? 0) + 1;
+    const [kind, glyph, words] = look(rank, of);
+    const shown = passes("ranks", place) ? kind : `${kind} dim`;
+    // Only what changed touches the document: a thousand cells cost nothing while a job runs.
+    if (cell.className !== shown) cell.className = shown;
+    if (cell.textContent !== glyph) cell.textContent = glyph;
+    const title = `rank ${rank.rank}: ${words}; last call ${rank.last_call ?? "unknown"}`;
+    if (cell.title !== title) { cell.title = title; cell.setAttribute("aria-label", title); }
+  });
+  at("ranks-legend").textContent = metric === "state"
+    ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}`).join("   ")
+    : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].words(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
+}
+
+/** Moves within the map by arrow keys. @param {KeyboardEvent} event */
+export function walk(event) {
+  const order = [...cells.values()];
+  const here = order.indexOf(document.activeElement);
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 8, ArrowUp: -8 }[event.key];
+  if (here < 0 || !step) return;
+  const next = order[Math.max(0, Math.min(order.length - 1, here + step))];
+  order[here].tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+  event.preventDefault();
+}
+
+/** @param {string} name */
+export function chooseMetric(name) { metric = name; }
+
+/** Everything about one rank. @param {object} report @param {number} number */
+export function describe(report, number) {
+  const rank = report.ranks.find((it) => it.rank === number);
+  if (!rank) return make("p", { class: "empty" }, `Rank ${number} is not in this picture.`);
+  const waits = report.waits.filter((wait) => wait.rank === number);
+  const awaited = report.waits.filter((wait) => wait.on.includes(number));
+  const facts = [
+    ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "not told"],
+    ["step", rank.step ?? "not told"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
+    ["lost records", rank.lost], ["median lag", age(rank.lag_p50_ms) || "unknown"],
+    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${w.on.slice(0, 8).join(", ")}${w.on.length > 8 ? ", …" : ""}`).join("; ") || "for nobody"],
+    ["waited for by", awaited.length === 0 ? "nobody" : `${awaited.length} ranks`],
+  ];
+  return make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
+}

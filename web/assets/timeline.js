@@ -1,0 +1,179 @@
+// The newest operations of each rank on a canvas. Only the lanes in sight are drawn, so that a thousand
+// ranks scroll as easily as ten.
+
+import { age, ask, at, colour } from "./format.js";
+
+const LANE = 18, LEFT = 92, TOP = 22;
+// Okabe and Ito's colours; operations are also told apart by the text in and under them.
+const COLOURS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
+
+/** @type {?object} */
+let drawn = null;
+let view = { from: 0, to: 1 };
+let wanted = { seconds: 10, filter: "", upload: null };
+let asking = false;
+let again = false;
+
+const canvas = () => at("timeline-canvas");
+
+/** Asks for the newest operations, unless the timeline is out of sight. @param {object} [query] */
+export async function refresh(query = {}) {
+  Object.assign(wanted, query);
+  if (wanted.past) {
+    drawn = null;
+    at("timeline-note").textContent = "Of the past only the report is kept; operations are shown for the present and for uploads.";
+    paint();
+    return;
+  }
+  const place = at("timeline").getBoundingClientRect();
+  if (place.top > innerHeight + 400 || place.bottom < -400) return;
+  if (asking) { again = true; return; }
+  asking = true;
+  try {
+    drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
+    view = { from: 0, to: Math.max(1, drawn.length) };
+    at("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations are left out: narrow the filter` : "";
+    paint();
+  } catch (error) {
+    at("timeline-note").textContent = error.message;
+  } finally {
+    asking = false;
+    if (again) { again = false; setTimeout(refresh, 500); }
+  }
+}
+
+const x = (us, width) => LEFT + ((us - view.from) / (view.to - view.from)) * (width - LEFT - 8);
+
+/** Draws the lanes in sight. */
+export function paint() {
+  const pane = at("timeline-pane");
+  const lanes = drawn?.lanes ?? [];
+  at("timeline-space").style.height = `${lanes.length * LANE + TOP}px`;
+  const ratio = devicePixelRatio || 1;
+  const width = pane.clientWidth, height = pane.clientHeight;
+  const it = canvas();
+  if (it.width !== Math.round(width * ratio) || it.height !== Math.round(height * ratio)) {
+    it.width = Math.round(width * ratio);
+    it.height = Math.round(height * ratio);
+    it.style.width = `${width}px`;
+    it.style.height = `${height}px`;
+  }
+  const context = it.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const [text, faint, line, bad] = ["--text", "--faint", "--line", "--bad"].map(colour);
+  context.fillStyle = faint;
+  if (lanes.length === 0) { context.fillText("No operations to draw.", 8, 12); return; }
+  const span = view.to - view.from;
+  const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
+  for (let us = Math.ceil(view.from / tick) * tick; us < view.to; us += tick) {
+    const px = x(us, width);
+    context.fillStyle = line;
+    context.fillRect(px, 16, 1, height);
+    context.fillStyle = faint;
+    context.fillText(`-${age((drawn.length - us) / 1e3)}`, px + 3, 9);
+  }
+  const first = Math.max(0, Math.floor((pane.scrollTop - TOP) / LANE));
+  const last = Math.min(lanes.length, Math.ceil((pane.scrollTop + height) / LANE));
+  for (let i = first; i < last; i += 1) {
+    const lane = lanes[i];
+    const y = TOP + i * LANE - pane.scrollTop;
+    if (y < TOP - LANE) continue;
+    context.fillStyle = text;
+    context.fillText(`${lane.rank} ${lane.host}`, 6, y + LANE / 2, LEFT - 10);
+    for (const slice of lane.slices) {
+      const end = slice.length == null ? drawn.length : slice.start + slice.length;
+      if (end < view.from || slice.start > view.to) continue;
+      const a = Math.max(LEFT, x(slice.start, width)), b = Math.min(width - 8, x(end, width));
+      const wide = Math.max(1, b - a);
+      context.fillStyle = COLOURS[slice.op % COLOURS.length];
+      if (slice.length == null) {
+        // Pending: an outline, with a bar at its end that it has not reached.
+        context.globalAlpha = 0.25;
+        context.fillRect(a, y + 2, wide, LANE - 4);
+        context.globalAlpha = 1;
+        context.strokeStyle = bad;
+        context.lineWidth = 1.5;
+        context.strokeRect(a + 0.5, y + 2.5, Math.max(1, wide - 1), LANE - 5);
+      } else {
+        context.fillRect(a, y + 3, wide, LANE - 6);
+      }
+      if (wide > 60) {
+        context.fillStyle = slice.length == null ? text : "#ffffff";
+        context.fillText(`${drawn.ops[slice.op]} #${slice.seq}${slice.length == null ? " pending" : ""}`, a + 4, y + LANE / 2 + 0.5, wide - 8);
+      }
+    }
+  }
+}
+
+/** The operation under the pointer, in words. @param {PointerEvent} event */
+function point(event) {
+  if (!drawn) return;
+  const box = canvas().getBoundingClientRect();
+  const lane = drawn.lanes[Math.floor((event.clientY - box.top + at("timeline-pane").scrollTop - TOP) / LANE)];
+  const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
+  const slice = lane?.slices.findLast((it) => it.start <= us && us <= (it.length == null ? drawn.length : it.start + it.length));
+  at("timeline-tip").textContent = slice
+    ? `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`}`
+    : "";
+}
+
+/** @param {number} factor @param {number} at where it stays, 0..1 */
+function zoom(factor, centre = 0.5) {
+  const span = view.to - view.from;
+  const next = Math.min(drawn?.length ?? span, Math.max(10, span * factor));
+  const from = Math.max(0, view.from + (span - next) * centre);
+  view = { from, to: from + next };
+  paint();
+}
+
+/** @param {number} share */
+function pan(share) {
+  const span = view.to - view.from;
+  const from = Math.max(0, Math.min((drawn?.length ?? span) - span, view.from + span * share));
+  view = { from, to: from + span };
+  paint();
+}
+
+export function prepareTimeline() {
+  const pane = at("timeline-pane");
+  let queued = false;
+  const soon = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; paint(); }); } };
+  pane.addEventListener("scroll", soon, { passive: true });
+  new ResizeObserver(soon).observe(pane);
+  new IntersectionObserver((seen) => { if (seen.some((it) => it.isIntersecting)) refresh(); }).observe(at("timeline"));
+  pane.addEventListener("pointermove", point);
+  pane.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const box = canvas().getBoundingClientRect();
+    zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.clientX - box.left - LEFT) / (box.width - LEFT));
+  }, { passive: false });
+  pane.addEventListener("keydown", (event) => {
+    const act = { "+": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2) }[event.key];
+    if (act) { act(); event.preventDefault(); event.stopPropagation(); }
+  });
+  at("timeline-seconds").addEventListener("change", (event) => refresh({ seconds: Number(event.target.value) }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+}
+
+/** Hands the trace to Perfetto's own page, which asks for it by message. Needs a network: the download does not. */
+export async function openInPerfetto(upload) {
+  const origin = "https://ui.perfetto.dev";
+  const page = open(origin);
+  if (!page) { at("timeline-note").textContent = "The browser keeps the window shut: download the trace instead."; return; }
+  const answer = await fetch(`/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`);
+  const buffer = await answer.arrayBuffer();
+  const ping = setInterval(() => page.postMessage("PING", origin), 100);
+  const give = (event) => {
+    if (event.origin !== origin || event.data !== "PONG") return;
+    clearInterval(ping);
+    removeEventListener("message", give);
+    page.postMessage({ perfetto: { buffer, title: "rcomm", fileName: "rcomm-trace.json" } }, origin);
+  };
+  addEventListener("message", give);
+  setTimeout(() => clearInterval(ping), 30e3);
+}
+

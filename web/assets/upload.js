@@ -1,0 +1,59 @@
+// Dumps dropped onto the page, or chosen: sent to the server, which judges them and says where the report is.
+
+import { at } from "./format.js";
+
+/** Every file below an entry, with its path. */
+async function files(entry, path = "") {
+  if (entry.isFile) {
+    const file = await new Promise((take, fail) => entry.file(take, fail));
+    return [[file, path + entry.name]];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  // A reader gives some at a time, and nothing at the end.
+  for (;;) {
+    const some = await new Promise((take, fail) => reader.readEntries(take, fail));
+    if (some.length === 0) return found;
+    for (const one of some) found.push(...await files(one, `${path}${entry.name}/`));
+  }
+}
+
+/** @param {[File, string][]} all */
+async function send(all) {
+  const note = at("note");
+  if (all.length === 0) { note.textContent = "There was no file in it."; return; }
+  note.textContent = `Sending ${all.length} files…`;
+  const form = new FormData();
+  for (const [file, path] of all) form.append("dump", file, path);
+  try {
+    const answer = await fetch("/api/v1/uploads", { method: "POST", body: form });
+    const body = await answer.json();
+    if (!answer.ok) throw new Error(body.error);
+    location.assign(body.url);
+  } catch (error) {
+    note.textContent = `The dumps were not taken: ${error.message}`;
+  }
+}
+
+export function prepareUpload() {
+  const over = (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.add("dropping");
+  };
+  addEventListener("dragenter", over);
+  addEventListener("dragover", over);
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
+  addEventListener("drop", async (event) => {
+    event.preventDefault();
+    document.body.classList.remove("dropping");
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    const found = entries.length > 0
+      ? (await Promise.all(entries.map((entry) => files(entry)))).flat()
+      : [...event.dataTransfer.files].map((file) => [file, file.name]);
+    await send(found);
+  });
+  for (const id of ["choose-files", "choose-folder"]) {
+    at(id).addEventListener("change", (event) => send([...event.target.files].map((file) => [file, file.webkitRelativePath || file.name])));
+  }
+}

@@ -1,0 +1,43 @@
+//! The event stream: the whole picture first, then what changed.
+//!
+//! A client that is slower than the pictures come skips some, and is then sent the whole again: nothing
+//! waits for it in a queue.
+
+use crate::board::Frame;
+use crate::routes::Shared;
+use crate::traffic::Counted;
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt};
+
+/// What is sent to a client that has the picture `last`.
+fn event(frame: &Frame, last: Option<u64>) -> Event {
+    let (name, text) = match &frame.delta {
+        Some((base, delta)) if Some(*base) == last => ("delta", delta),
+        _ => ("picture", &frame.text),
+    };
+    Event::default()
+        .event(name)
+        .id(frame.snapshot.number.to_string())
+        .data(&**text)
+}
+
+pub(crate) async fn events(
+    State(shared): State<Shared>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let mut last = None;
+    // Counted as long as the stream lives.
+    let counted = Counted::stream(&shared.traffic);
+    let changes = WatchStream::new(shared.board.changes()).filter_map(move |frame| {
+        let _ = &counted;
+        let frame: Arc<Frame> = frame?;
+        let event = event(&frame, last);
+        last = Some(frame.snapshot.number);
+        Some(Ok(event))
+    });
+    Sse::new(changes).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+}

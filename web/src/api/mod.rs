@@ -1,0 +1,83 @@
+//! What the routes answer with. Which route is whose stands in [`routes`](crate::routes).
+
+pub(crate) mod events;
+pub(crate) mod matrix;
+pub(crate) mod pictures;
+pub(crate) mod records;
+pub(crate) mod select;
+pub(crate) mod timeline;
+pub(crate) mod uploads;
+
+use crate::board::Frame;
+use crate::error::Refusal;
+use crate::routes::Shared;
+use rcomm_analyzer::{Report, Snapshot};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Which picture a request is about: the newest, one of the past, or one of an upload.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Which {
+    /// Number of a picture that is kept.
+    pub(crate) at: Option<u64>,
+    /// Id of an upload.
+    pub(crate) upload: Option<String>,
+}
+
+impl Which {
+    /// A picture with the records that it was made from; past ones have none.
+    pub(crate) fn frame(&self, shared: &Shared) -> Result<Arc<Frame>, Refusal> {
+        match (&self.upload, self.at) {
+            (Some(_), Some(_)) => Err(Refusal::Query(
+                "`at` and `upload` exclude each other".into(),
+            )),
+            (Some(id), None) => shared
+                .uploads
+                .get(id)
+                .ok_or_else(|| Refusal::NoUpload(id.clone())),
+            (None, at) => {
+                let frame = shared.board.frame().ok_or(Refusal::NotYet)?;
+                match at {
+                    Some(number) if number != frame.snapshot.number => {
+                        Err(Refusal::NoRecords(number))
+                    }
+                    _ => Ok(frame),
+                }
+            }
+        }
+    }
+
+    /// The JSON form of the picture.
+    pub(crate) fn text(&self, shared: &Shared) -> Result<Arc<str>, Refusal> {
+        match self.frame(shared) {
+            Err(Refusal::NoRecords(number)) => {
+                let text = shared.board.past(number);
+                text.map(Arc::from).ok_or(Refusal::NoPicture(number))
+            }
+            frame => frame.map(|frame| frame.text.clone()),
+        }
+    }
+
+    /// The report alone.
+    pub(crate) fn report(&self, shared: &Shared) -> Result<Arc<Report>, Refusal> {
+        #[derive(Deserialize)]
+        struct Past {
+            report: Report,
+        }
+        match self.frame(shared) {
+            Err(Refusal::NoRecords(number)) => {
+                let text = shared.board.past(number);
+                let text = text.ok_or(Refusal::NoPicture(number))?;
+                let past: Past =
+                    serde_json::from_str(&text).map_err(|_| Refusal::NoPicture(number))?;
+                Ok(Arc::new(past.report))
+            }
+            frame => frame.map(|frame| frame.picture.report.clone()),
+        }
+    }
+
+    /// The records.
+    pub(crate) fn snapshot(&self, shared: &Shared) -> Result<Arc<Snapshot>, Refusal> {
+        self.frame(shared).map(|frame| frame.snapshot.clone())
+    }
+}

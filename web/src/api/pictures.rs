@@ -1,0 +1,93 @@
+//! Whole pictures: the newest, past ones, those of uploads; and what becomes of them elsewhere.
+
+use super::Which;
+use crate::error::Refusal;
+use crate::picture::{Point, Status, status_of};
+use crate::routes::Shared;
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use rcomm_analyzer::Report;
+use rcomm_analyzer::export::perfetto;
+use serde::Serialize;
+
+fn json(text: &str) -> Response {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        text.to_owned(),
+    )
+        .into_response()
+}
+
+pub(crate) async fn picture(
+    State(shared): State<Shared>,
+    Query(which): Query<Which>,
+) -> Result<Response, Refusal> {
+    Ok(json(&which.text(&shared)?))
+}
+
+pub(crate) async fn report(
+    State(shared): State<Shared>,
+    Query(which): Query<Which>,
+) -> Result<Json<Report>, Refusal> {
+    Ok(Json(Report::clone(&*which.report(&shared)?)))
+}
+
+pub(crate) async fn status(State(shared): State<Shared>) -> Result<Json<Status>, Refusal> {
+    let snapshot = shared.board.newest().ok_or(Refusal::NotYet)?;
+    Ok(Json(status_of(&snapshot)))
+}
+
+/// The pictures that can be asked for by number.
+#[derive(Serialize)]
+pub(crate) struct Past {
+    points: Vec<Point>,
+}
+
+pub(crate) async fn history(State(shared): State<Shared>) -> Json<Past> {
+    Json(Past {
+        points: shared.board.points(),
+    })
+}
+
+pub(crate) async fn metrics(State(shared): State<Shared>, headers: HeaderMap) -> Response {
+    let accept = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
+    let form = crate::metrics::Form::wanted_by(accept);
+    let mut body = shared.board.metrics(form, shared.exemplars);
+    shared.traffic.write(form, &mut body);
+    ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
+}
+
+/// A timeline for ui.perfetto.dev. One at a time: it holds all records once more.
+pub(crate) async fn perfetto_trace(
+    State(shared): State<Shared>,
+    Query(which): Query<Which>,
+) -> Result<Response, Refusal> {
+    let snapshot = which.snapshot(&shared)?;
+    let _turn = shared
+        .heavy
+        .acquire()
+        .await
+        .map_err(|_| Refusal::Stopping)?;
+    let written = tokio::task::spawn_blocking(move || {
+        let dumps: Vec<_> = snapshot.dumps().map(|(_, dump)| dump.clone()).collect();
+        let mut trace = Vec::new();
+        perfetto::write(&dumps, &snapshot.report, &mut trace).map(|()| trace)
+    });
+    let trace = written
+        .await
+        .map_err(|_| Refusal::Stopping)?
+        .map_err(|error| Refusal::Query(error.to_string()))?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (
+            header::CONTENT_DISPOSITION,
+            "attachment; filename=\"rcomm-trace.json\"",
+        ),
+    ];
+    Ok((headers, trace).into_response())
+}

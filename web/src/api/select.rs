@@ -1,0 +1,166 @@
+//! The filter language of the live views, asked for by a page: which rows pass.
+
+use super::Which;
+use crate::error::Refusal;
+use crate::routes::Shared;
+use axum::Json;
+use axum::extract::{Query, State};
+use rcomm_analyzer::filter::{Filter, KEYS, Subject};
+use rcomm_analyzer::{InstanceState, Report};
+use rcomm_recorder::model::Rank;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Wanted {
+    filter: String,
+    at: Option<u64>,
+    upload: Option<String>,
+}
+
+/// Places, in the sections of the report, of the rows that pass.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Selected {
+    findings: Vec<usize>,
+    groups: Vec<usize>,
+    ranks: Vec<usize>,
+    in_flight: Vec<usize>,
+}
+
+pub(crate) async fn select(
+    State(shared): State<Shared>,
+    Query(wanted): Query<Wanted>,
+) -> Result<Json<Selected>, Refusal> {
+    let filter =
+        Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
+    let which = Which {
+        at: wanted.at,
+        upload: wanted.upload,
+    };
+    Ok(Json(selected(&*which.report(&shared)?, &filter)))
+}
+
+/// A key of the filter language, and what it takes.
+#[derive(Serialize)]
+pub(crate) struct Key {
+    key: &'static str,
+    takes: &'static str,
+}
+
+pub(crate) async fn filter_keys() -> Json<Vec<Key>> {
+    Json(
+        KEYS.iter()
+            .map(|&(key, takes)| Key { key, takes })
+            .collect(),
+    )
+}
+
+fn places<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
+    let rows = rows.iter().enumerate();
+    rows.filter(|(_, row)| passes(row))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+fn selected(report: &Report, filter: &Filter) -> Selected {
+    let host = |rank: Rank| {
+        let at = report.ranks.binary_search_by_key(&rank, |row| row.rank);
+        at.map_or("", |at| report.ranks[at].host.as_str())
+    };
+    let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
+    let pending = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
+    Selected {
+        findings: places(&report.findings, |row| {
+            filter.matches(&Subject {
+                ranks: &row.culprit_ranks,
+                group: row.group.as_ref(),
+                op: row.op.as_deref(),
+                code: Some(row.code.id()),
+                seq: row.seq,
+                text: &row.sentence,
+                host_of: Some(&|rank| host(rank)),
+                ..Subject::default()
+            })
+        }),
+        groups: places(&report.groups, |row| {
+            filter.matches(&Subject {
+                ranks: &row.group.ranks,
+                group: Some(&row.group),
+                age_ms: unknown(row.oldest_ms),
+                lag_ms: unknown(row.lag_p50_ms),
+                seq: row.last_seq,
+                state: Some(if row.in_flight > 0 { "running" } else { "ok" }),
+                text: &row.backend,
+                host_of: Some(&|rank| host(rank)),
+                ..Subject::default()
+            })
+        }),
+        ranks: places(&report.ranks, |row| {
+            let state = match row {
+                _ if !row.read => "silent",
+                _ if pending(row.rank) => "waiting",
+                _ if row.pending > 0 => "running",
+                _ => "ok",
+            };
+            filter.matches(&Subject {
+                ranks: &[row.rank],
+                state: Some(state),
+                lag_ms: unknown(row.lag_p50_ms),
+                text: row.last_call.as_deref().unwrap_or_default(),
+                host_of: Some(&|rank| host(rank)),
+                ..Subject::default()
+            })
+        }),
+        in_flight: places(&report.in_flight, |row| {
+            let state = match row.state {
+                InstanceState::Running => "running",
+                InstanceState::Waiting => "waiting",
+                InstanceState::HalfOpen => "half_open",
+                InstanceState::Mismatch => "mismatch",
+            };
+            filter.matches(&Subject {
+                ranks: &row.group.ranks,
+                group: Some(&row.group),
+                op: Some(&row.op),
+                state: Some(state),
+                age_ms: unknown(row.age_ms),
+                seq: Some(row.seq),
+                bytes: Some(row.bytes),
+                host_of: Some(&|rank| host(rank)),
+                ..Subject::default()
+            })
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::{Policy, analyze};
+
+    fn passing(filter: &str) -> Selected {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let now = simulation.fault_ns() + 8_000_000_000;
+        let policy = Policy {
+            now_ns: Some(now),
+            snapshot: true,
+            ..Policy::default()
+        };
+        let report = analyze(&simulation.dumps_at(now), &policy);
+        selected(&report, &Filter::parse(filter).expect("readable"))
+    }
+
+    #[test]
+    fn one_filter_serves_all_sections() {
+        let all = passing("");
+        assert_eq!((all.ranks.len(), all.in_flight.len() > 1), (16, true));
+        let some = passing("rank:13 group:dp_5");
+        assert_eq!(
+            (some.ranks, some.groups.len(), some.in_flight.len()),
+            (vec![13], 1, 1)
+        );
+        assert!(passing("host:n001").ranks.iter().all(|at| *at >= 8));
+        assert_eq!(passing("age>1h").in_flight, [] as [usize; 0]);
+        assert_eq!(passing("code:E101").findings, [0]);
+    }
+}

@@ -1,0 +1,235 @@
+//! The newest operations of each rank, to draw.
+
+use super::Which;
+use crate::error::Refusal;
+use crate::routes::Shared;
+use axum::Json;
+use axum::extract::{Query, State};
+use rcomm_analyzer::filter::{Filter, Subject};
+use rcomm_analyzer::label::group_label;
+use rcomm_analyzer::{GroupRef, Snapshot};
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use serde::{Deserialize, Serialize};
+
+/// Operations in an answer.
+const MOST_SLICES: usize = 20_000;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Wanted {
+    /// Of what is drawn; the filter language.
+    #[serde(default)]
+    filter: String,
+    /// How much time up to the end of the record.
+    seconds: Option<f64>,
+    at: Option<u64>,
+    upload: Option<String>,
+}
+
+/// One operation on one rank.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Slice {
+    /// From the origin, µs.
+    start: i64,
+    /// µs; none while it is pending.
+    length: Option<i64>,
+    /// Places in the lists of groups and operations.
+    group: usize,
+    op: usize,
+    seq: u64,
+    state: EntryState,
+}
+
+/// One rank's operations, oldest first.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Lane {
+    rank: Rank,
+    host: String,
+    slices: Vec<Slice>,
+}
+
+/// What is drawn.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Timeline {
+    /// Wall clock, ns since the epoch, where the picture begins; as text, for it is too long for a
+    /// number of JavaScript.
+    origin_ns: String,
+    /// From there to its end, µs.
+    length: i64,
+    groups: Vec<String>,
+    ops: Vec<String>,
+    lanes: Vec<Lane>,
+    /// Operations that were left out because there are too many; the oldest of each rank.
+    omitted: usize,
+}
+
+pub(crate) async fn timeline(
+    State(shared): State<Shared>,
+    Query(wanted): Query<Wanted>,
+) -> Result<Json<Timeline>, Refusal> {
+    let filter =
+        Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
+    let seconds = wanted.seconds.unwrap_or(10.0);
+    if !(0.001..=1e6).contains(&seconds) {
+        return Err(Refusal::Query(format!(
+            "`seconds` is {seconds}, expected 0.001 to 1000000"
+        )));
+    }
+    let which = Which {
+        at: wanted.at,
+        upload: wanted.upload,
+    };
+    let snapshot = which.snapshot(&shared)?;
+    Ok(Json(drawn(&snapshot, &filter, (seconds * 1e9) as i64)))
+}
+
+fn place<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
+    list.iter().position(|it| *it == value).unwrap_or_else(|| {
+        list.push(value);
+        list.len() - 1
+    })
+}
+
+fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
+    let ends = snapshot.dumps().flat_map(|(_, dump)| {
+        let newest = dump.entries.iter().rev().take(64);
+        newest.map(|e| e.time_created_ns.max(e.time_discovered_completed_ns))
+    });
+    let Some(end) = ends.max() else {
+        return Timeline::default();
+    };
+    // While a job hangs, its last operations stay in sight as the present moves on.
+    let settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
+    let now = snapshot
+        .dumps()
+        .map(|(_, dump)| dump.identity.dump_time_ns)
+        .max();
+    let hangs = snapshot
+        .report
+        .in_flight
+        .iter()
+        .any(|it| it.age_ms.is_some());
+    let last = if hangs {
+        now.unwrap_or(end).max(end)
+    } else {
+        end
+    };
+    let origin = end.saturating_sub(window_ns);
+    let mut timeline = Timeline {
+        origin_ns: origin.to_string(),
+        length: last.saturating_sub(origin) / 1000,
+        ..Timeline::default()
+    };
+    let share = (MOST_SLICES / snapshot.ranks.len().max(1)).max(4);
+    let host_of =
+        |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
+    for (rank, dump) in snapshot.dumps() {
+        let groups: Vec<GroupRef> = dump
+            .groups
+            .iter()
+            .map(|group| GroupRef {
+                name: group.info.name.clone(),
+                desc: group.info.desc.clone(),
+                ranks: group.info.ranks.clone(),
+            })
+            .collect();
+        let mut slices = Vec::new();
+        for entry in dump.entries.iter().rev() {
+            let over = entry
+                .time_discovered_completed_ns
+                .max(entry.time_created_ns);
+            if over < origin && settled(entry) {
+                continue;
+            }
+            let Some(group) = groups.get(entry.group as usize) else {
+                continue;
+            };
+            let about = [rank];
+            let host_here = |rank: Rank| host_of(rank);
+            let subject = Subject {
+                ranks: &about,
+                group: Some(group),
+                op: Some(entry.op.name()),
+                host_of: Some(&host_here),
+                seq: Some(entry.collective_seq_id),
+                ..Subject::default()
+            };
+            if !filter.matches(&subject) {
+                continue;
+            }
+            if slices.len() == share {
+                timeline.omitted += 1;
+                continue;
+            }
+            let ended = entry.time_discovered_completed_ns;
+            slices.push(Slice {
+                start: entry.time_created_ns.saturating_sub(origin) / 1000,
+                length: (ended > 0)
+                    .then(|| ended.saturating_sub(entry.time_created_ns).max(0) / 1000),
+                group: place(&mut timeline.groups, group_label(group)),
+                op: place(&mut timeline.ops, entry.op.name().to_owned()),
+                seq: entry.collective_seq_id,
+                state: entry.state,
+            });
+        }
+        slices.reverse();
+        if !slices.is_empty() {
+            timeline.lanes.push(Lane {
+                rank,
+                host: host_of(rank).to_owned(),
+                slices,
+            });
+        }
+    }
+    timeline
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::time::{Duration, Instant};
+
+    fn seen(filter: &str, ranks: u32) -> Timeline {
+        let simulation = Simulation::new(Situation::StuckRank, ranks, 0);
+        let ns = simulation.fault_ns() + 8_000_000_000;
+        let at = Moment {
+            elapsed: Duration::from_nanos(ns as u64),
+            wall_ns: ns,
+        };
+        let mut source = SimulatedSource::new(simulation, move || ns);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        live.observe(0, source.poll(Instant::now()), at);
+        let snapshot = live.refresh(at).expect("the first look");
+        let filter = Filter::parse(filter).expect("readable");
+        drawn(&snapshot, &filter, 2_000_000_000)
+    }
+
+    #[test]
+    fn what_is_pending_is_drawn_without_an_end() {
+        let timeline = seen("group:dp_5", 16);
+        let open = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
+        let open: Vec<_> = timeline
+            .lanes
+            .iter()
+            .filter(open)
+            .map(|lane| lane.rank)
+            .collect();
+        assert_eq!(open, [5]);
+        assert_eq!(timeline.groups, ["dp_5"]);
+        // Up to now, 8 s after the fault, and not only to the last record.
+        assert!(timeline.length > 7_000_000, "{}", timeline.length);
+    }
+
+    #[test]
+    fn an_answer_is_bounded_and_says_what_it_left_out() {
+        let timeline = seen("", 1024);
+        let slices: usize = timeline.lanes.iter().map(|lane| lane.slices.len()).sum();
+        assert!(
+            slices <= MOST_SLICES && timeline.omitted > 0,
+            "{slices} {}",
+            timeline.omitted
+        );
+    }
+}

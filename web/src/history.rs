@@ -1,0 +1,123 @@
+//! Pictures of the past, to scrub through: compressed, and bounded in bytes.
+
+use crate::picture::Point;
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+
+/// Compressed bytes that are kept; the oldest pictures go first.
+const MOST_BYTES: usize = 48 << 20;
+/// Pictures that are kept, however small.
+const MOST_PICTURES: usize = 7200;
+
+struct Kept {
+    point: Point,
+    deflated: Box<[u8]>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct History {
+    kept: VecDeque<Kept>,
+    bytes: usize,
+}
+
+impl History {
+    /// Adds the JSON form of a picture.
+    pub(crate) fn add(&mut self, point: Point, text: &str) {
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
+        // Writing into memory cannot fail; if it did, this one picture would be missing.
+        let Ok(deflated) = encoder
+            .write_all(text.as_bytes())
+            .and_then(|()| encoder.finish())
+        else {
+            return;
+        };
+        self.bytes += deflated.len();
+        self.kept.push_back(Kept {
+            point,
+            deflated: deflated.into(),
+        });
+        while self.kept.len() > MOST_PICTURES || (self.bytes > MOST_BYTES && self.kept.len() > 1) {
+            if let Some(gone) = self.kept.pop_front() {
+                self.bytes -= gone.deflated.len();
+            }
+        }
+    }
+
+    /// One point for each picture, the oldest first.
+    pub(crate) fn points(&self) -> Vec<Point> {
+        self.kept.iter().map(|kept| kept.point.clone()).collect()
+    }
+
+    /// The compressed JSON form of a picture.
+    pub(crate) fn deflated(&self, number: u64) -> Option<Vec<u8>> {
+        let at = self
+            .kept
+            .binary_search_by_key(&number, |kept| kept.point.number)
+            .ok()?;
+        Some(self.kept[at].deflated.to_vec())
+    }
+}
+
+/// What [`History::deflated`] gave, as text.
+pub(crate) fn inflate(deflated: &[u8]) -> std::io::Result<String> {
+    let mut text = String::new();
+    DeflateDecoder::new(deflated).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::Verdict;
+
+    fn point(number: u64) -> Point {
+        Point {
+            number,
+            at_ns: 0,
+            verdict: Verdict::Running,
+            in_flight: 0,
+            oldest_ms: 0.0,
+            errors: 0,
+            warnings: 0,
+        }
+    }
+
+    #[test]
+    fn pictures_come_back_as_they_were_and_the_oldest_go_first() {
+        let mut history = History::default();
+        for number in 1..=MOST_PICTURES as u64 + 3 {
+            history.add(point(number), &format!("picture {number}"));
+        }
+        assert_eq!(history.points().len(), MOST_PICTURES);
+        assert!(history.deflated(3).is_none());
+        let kept = history.deflated(4).expect("kept");
+        assert_eq!(inflate(&kept).expect("ours"), "picture 4");
+        assert!(history.deflated(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn memory_is_bounded_also_where_nothing_compresses() {
+        let mut history = History::default();
+        let mut state = 1_u64;
+        let noise: String = (0..4 << 20)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                char::from(b' ' + (state >> 58) as u8)
+            })
+            .collect();
+        for number in 1..40 {
+            history.add(point(number), &noise);
+        }
+        assert!(history.bytes <= MOST_BYTES && history.kept.len() > 3);
+        assert_eq!(
+            history.kept.iter().map(|k| k.deflated.len()).sum::<usize>(),
+            history.bytes
+        );
+    }
+}

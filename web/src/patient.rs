@@ -1,0 +1,124 @@
+//! A connection that is given up when its client takes nothing for too long.
+//!
+//! Without this, a client that stops reading holds its connection, and what was written for it, for ever.
+
+use crate::traffic::Traffic;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// See the module.
+pub(crate) struct Patient<S> {
+    stream: S,
+    patience: Duration,
+    /// Runs while a write waits for room.
+    waiting: Option<Pin<Box<Sleep>>>,
+    traffic: Arc<Traffic>,
+}
+
+impl<S> Patient<S> {
+    pub(crate) fn new(stream: S, patience: Duration, traffic: Arc<Traffic>) -> Self {
+        Self {
+            stream,
+            patience,
+            waiting: None,
+            traffic,
+        }
+    }
+
+    /// Passes on what a write said, unless it has waited for too long.
+    fn judge<T>(&mut self, cx: &mut Context<'_>, said: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if said.is_ready() {
+            self.waiting = None;
+            return said;
+        }
+        let patience = self.patience;
+        let waiting = self
+            .waiting
+            .get_or_insert_with(|| Box::pin(sleep(patience)));
+        if waiting.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.waiting = None;
+        self.traffic.slow();
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let said = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.judge(cx, said)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let said = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.judge(cx, said)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let said = Pin::new(&mut self.stream).poll_flush(cx);
+        self.judge(cx, said)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let said = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.judge(cx, said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_is_served_and_one_that_does_not_is_dropped() {
+        let traffic = Arc::<Traffic>::default();
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut server = Patient::new(server, Duration::from_secs(5), traffic.clone());
+        server.write_all(&[0; 64]).await.expect("there is room");
+        let slow = tokio::spawn(async move {
+            let mut all = [0; 128];
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            client.read_exact(&mut all).await.expect("sent");
+            client
+        });
+        server.write_all(&[0; 64]).await.expect("in time");
+        let _client = slow.await.expect("it read");
+        let error = server.write_all(&[0; 128]).await.expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let mut text = String::new();
+        traffic.write(crate::metrics::Form::Text, &mut text);
+        assert!(
+            text.contains("rcomm_web_slow_clients_dropped_total 1"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! What a page is sent: the report, how fresh it is, and what changed since the one before.
+//!
+//! Serialized once for all clients. A delta names the picture that it builds on; who has another one is
+//! sent the whole. In a delta, `set` holds whole sections of the report by name, and `rows` those rows of
+//! `groups` and `ranks` that changed, by their place.
+
+use rcomm_analyzer::matrix::{Matrix, Rows, matrix};
+use rcomm_analyzer::{GroupRef, Report, Severity, Snapshot, Verdict};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Columns of the matrix that comes with every picture.
+const COLUMNS: usize = 24;
+/// Sections that are compared row by row.
+const BY_ROW: [&str; 2] = ["groups", "ranks"];
+
+/// How fresh a picture is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// Name of the job; empty if unknown.
+    pub(crate) job: String,
+    /// Number of the picture, from 1.
+    pub(crate) number: u64,
+    /// When it was judged, wall clock, ns since the epoch.
+    pub(crate) judged_at_ns: i64,
+    /// How long that took.
+    pub(crate) judging_took_ms: f64,
+    /// Ranks known, with a record or without.
+    pub(crate) ranks: usize,
+    /// Ranks that stopped answering.
+    pub(crate) silent_ranks: Vec<u32>,
+    /// Every source.
+    pub(crate) sources: Vec<SourceState>,
+}
+
+/// One source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SourceState {
+    /// What is asked.
+    pub(crate) name: String,
+    /// Ranks read the last time.
+    pub(crate) answered: usize,
+    /// Ranks that it knows of.
+    pub(crate) known: usize,
+    /// Since its last answer; `None` if it never answered.
+    pub(crate) silent_for_ms: Option<f64>,
+    /// Why it could not be asked the last time.
+    pub(crate) error: Option<String>,
+}
+
+/// The matrix of the group that matters most: the one of the first finding, else the largest.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Focus {
+    /// Which group.
+    pub(crate) group: GroupRef,
+    /// Its newest collectives; alike members share a row.
+    #[serde(flatten)]
+    pub(crate) matrix: Matrix,
+}
+
+/// Everything that a page shows at one moment.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Picture {
+    pub(crate) status: Status,
+    #[serde(serialize_with = "plainly")]
+    pub(crate) report: Arc<Report>,
+    pub(crate) focus: Option<Focus>,
+}
+
+fn plainly<S: serde::Serializer>(report: &Arc<Report>, to: S) -> Result<S::Ok, S::Error> {
+    report.as_ref().serialize(to)
+}
+
+impl Picture {
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        Self {
+            status: status_of(snapshot),
+            report: snapshot.report.clone(),
+            focus: focus_of(snapshot),
+        }
+    }
+}
+
+pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
+    let sources = snapshot.sources.iter().map(|source| SourceState {
+        name: source.name.clone(),
+        answered: source.answered,
+        known: source.known,
+        silent_for_ms: source.silence.map(|silence| silence.as_secs_f64() * 1e3),
+        error: source.error.clone(),
+    });
+    let silent = snapshot.ranks.iter().filter(|view| view.silent);
+    Status {
+        job: snapshot.job.clone(),
+        number: snapshot.number,
+        judged_at_ns: snapshot.at.wall_ns,
+        judging_took_ms: snapshot.cost.as_secs_f64() * 1e3,
+        ranks: snapshot.ranks.len(),
+        silent_ranks: silent.map(|view| view.rank).collect(),
+        sources: sources.collect(),
+    }
+}
+
+fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
+    let report = &snapshot.report;
+    let accused = report.findings.iter().find_map(|f| f.group.as_ref());
+    let group = accused.or(report.groups.first().map(|group| &group.group))?;
+    Some(Focus {
+        group: group.clone(),
+        matrix: matrix(snapshot.dumps(), group, COLUMNS, Rows::Folded),
+    })
+}
+
+/// The few numbers of a picture that a line over time shows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Point {
+    /// Number of the picture.
+    pub(crate) number: u64,
+    /// When it was judged, wall clock, ns since the epoch.
+    pub(crate) at_ns: i64,
+    /// What it said.
+    pub(crate) verdict: Verdict,
+    /// Operations that were pending.
+    pub(crate) in_flight: usize,
+    /// Age of the oldest of them.
+    pub(crate) oldest_ms: f64,
+    /// Findings that are errors, and warnings.
+    pub(crate) errors: usize,
+    pub(crate) warnings: usize,
+}
+
+impl Point {
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let report = &snapshot.report;
+        let count = |severity| {
+            let findings = report.findings.iter();
+            findings.filter(|it| it.severity == severity).count()
+        };
+        let ages = report.in_flight.iter().filter_map(|it| it.age_ms);
+        Self {
+            number: snapshot.number,
+            at_ns: snapshot.at.wall_ns,
+            verdict: report.verdict,
+            in_flight: report.in_flight.len(),
+            oldest_ms: ages.fold(0.0, f64::max),
+            errors: count(Severity::Error),
+            warnings: count(Severity::Warning),
+        }
+    }
+}
+
+/// What changed from one picture to the next.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Delta {
+    /// The picture that this builds on.
+    pub(crate) base: u64,
+    status: Value,
+    focus: Value,
+    set: Map<String, Value>,
+    rows: Map<String, Value>,
+}
+
+impl Delta {
+    /// From the picture `base`, whose JSON form was `old`, to `new`.
+    pub(crate) fn between(base: u64, old: &Value, new: &Value) -> Self {
+        let (mut set, mut rows) = (Map::new(), Map::new());
+        if let Some(sections) = new["report"].as_object() {
+            for (name, section) in sections {
+                let before = &old["report"][name];
+                if before == section {
+                    continue;
+                }
+                match BY_ROW
+                    .contains(&name.as_str())
+                    .then(|| changed(before, section))
+                {
+                    Some(Some(changed)) => rows.insert(name.clone(), changed.into()),
+                    _ => set.insert(name.clone(), section.clone()),
+                };
+            }
+        }
+        Self {
+            base,
+            status: new["status"].clone(),
+            focus: new["focus"].clone(),
+            set,
+            rows,
+        }
+    }
+}
+
+/// Rows that differ, by place; `None` if there are more or fewer rows than before.
+fn changed(before: &Value, after: &Value) -> Option<Map<String, Value>> {
+    let (before, after) = (before.as_array()?, after.as_array()?);
+    (before.len() == after.len()).then(|| {
+        let rows = before.iter().zip(after).enumerate();
+        rows.filter(|(_, (old, new))| old != new)
+            .map(|(place, (_, new))| (place.to_string(), new.clone()))
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_what_changed_is_sent_rows_by_their_place() {
+        let old = json!({"status": {"number": 7}, "focus": null, "report": {
+            "verdict": "running", "findings": [], "ranks": [{"rank": 0, "pending": 0}, {"rank": 1, "pending": 0}],
+            "groups": [1, 2]}});
+        let new = json!({"status": {"number": 8}, "focus": null, "report": {
+            "verdict": "stuck", "findings": [], "ranks": [{"rank": 0, "pending": 0}, {"rank": 1, "pending": 1}],
+            "groups": [1, 2, 3]}});
+        let delta = serde_json::to_value(Delta::between(7, &old, &new)).expect("plain data");
+        assert_eq!(
+            delta,
+            json!({"base": 7, "status": {"number": 8}, "focus": null,
+                "set": {"verdict": "stuck", "groups": [1, 2, 3]},
+                "rows": {"ranks": {"1": {"rank": 1, "pending": 1}}}})
+        );
+    }
+}

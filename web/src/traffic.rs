@@ -1,0 +1,101 @@
+//! Who is being served, in numbers.
+
+use crate::metrics::{Form, Writer};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts of one server.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    connections: AtomicU64,
+    streams: AtomicU64,
+    refused: AtomicU64,
+    slow: AtomicU64,
+    requests: AtomicU64,
+    denied: AtomicU64,
+}
+
+impl Traffic {
+    /// A connection was closed unserved: there were too many.
+    pub(crate) fn refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// A client was dropped because it did not take what it was sent.
+    pub(crate) fn slow(&self) {
+        self.slow.fetch_add(1, Relaxed);
+    }
+
+    /// A request was answered; `denied` if it may not ask.
+    pub(crate) fn request(&self, denied: bool) {
+        self.requests.fetch_add(1, Relaxed);
+        self.denied.fetch_add(u64::from(denied), Relaxed);
+    }
+
+    /// Adds these numbers to a text of metrics.
+    pub(crate) fn write(&self, form: Form, text: &mut String) {
+        let mut w = Writer::after(form, std::mem::take(text));
+        let get = |count: &AtomicU64| count.load(Relaxed);
+        w.gauge(
+            "rcomm_web_connections",
+            "Connections of clients.",
+            get(&self.connections) as f64,
+        );
+        w.gauge(
+            "rcomm_web_event_streams",
+            "Event streams being sent.",
+            get(&self.streams) as f64,
+        );
+        for (name, help, count) in [
+            ("rcomm_web_requests", "Requests answered.", &self.requests),
+            (
+                "rcomm_web_requests_denied",
+                "Requests without the token, under a foreign name, or from a foreign page.",
+                &self.denied,
+            ),
+            (
+                "rcomm_web_connections_refused",
+                "Connections closed because there were too many.",
+                &self.refused,
+            ),
+            (
+                "rcomm_web_slow_clients_dropped",
+                "Clients dropped because they did not take what they were sent.",
+                &self.slow,
+            ),
+        ] {
+            w.counter(name, help, get(count));
+        }
+        *text = w.finish();
+    }
+}
+
+/// One more, until it is dropped.
+pub(crate) struct Counted {
+    traffic: Arc<Traffic>,
+    of: fn(&Traffic) -> &AtomicU64,
+}
+
+impl Counted {
+    fn new(traffic: &Arc<Traffic>, of: fn(&Traffic) -> &AtomicU64) -> Self {
+        of(traffic).fetch_add(1, Relaxed);
+        Self {
+            traffic: traffic.clone(),
+            of,
+        }
+    }
+
+    pub(crate) fn connection(traffic: &Arc<Traffic>) -> Self {
+        Self::new(traffic, |traffic| &traffic.connections)
+    }
+
+    pub(crate) fn stream(traffic: &Arc<Traffic>) -> Self {
+        Self::new(traffic, |traffic| &traffic.streams)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.of)(&self.traffic).fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,240 @@
+//! Dumps that a browser brought: judged once, kept under an address that nobody can guess.
+//!
+//! Files are written into a private folder under names of our own making, and are gone once they are
+//! judged. What is kept is the report with its records, in memory, for the newest few uploads.
+
+use crate::board::Frame;
+use crate::error::Refusal;
+use crate::trace_id::hex;
+use axum::extract::Multipart;
+use rcomm_analyzer::load::{LoadOptions, load};
+use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
+use rcomm_analyzer::{Anchor, Code, Live, LiveOptions, Problem, Snapshot, analyze};
+use std::collections::VecDeque;
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::Semaphore;
+
+/// Uploads that are kept.
+const MOST_KEPT: usize = 8;
+/// Files of one upload.
+const MOST_FILES: usize = 16 * 1024;
+/// Operations of one upload that are held in memory, over all ranks.
+const MOST_ENTRIES: usize = 8_000_000;
+/// The longest name that is kept, in bytes.
+const LONGEST_NAME: usize = 200;
+
+/// See the module.
+pub(crate) struct Uploads {
+    kept: Mutex<VecDeque<(String, Arc<Frame>)>>,
+    folder: tempfile::TempDir,
+    most_bytes: u64,
+    /// Uploads are judged one after another.
+    turn: Semaphore,
+}
+
+impl Uploads {
+    /// Takes uploads of at most this many bytes.
+    ///
+    /// # Errors
+    /// If there is no place for a private folder.
+    pub(crate) fn new(most_bytes: u64) -> io::Result<Self> {
+        Ok(Self {
+            kept: Mutex::default(),
+            folder: private().tempdir()?,
+            most_bytes,
+            turn: Semaphore::new(1),
+        })
+    }
+
+    /// An upload that is kept.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Frame>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter()
+            .find(|(known, _)| known == id)
+            .map(|(_, frame)| frame.clone())
+    }
+
+    /// Judges the files of a form, and keeps the report under the returned id.
+    pub(crate) async fn take(&self, form: Multipart) -> Result<String, Refusal> {
+        let _turn = self.turn.acquire().await.map_err(|_| Refusal::Stopping)?;
+        let folder = private()
+            .tempdir_in(self.folder.path())
+            .map_err(Refusal::Disk)?;
+        self.write(form, folder.path()).await?;
+        let most_bytes = self.most_bytes;
+        let judged = tokio::task::spawn_blocking(move || {
+            let snapshot = judge(folder.path(), most_bytes);
+            (snapshot, folder.close())
+        });
+        let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
+        closed.map_err(Refusal::Disk)?;
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|error| Refusal::Disk(io::Error::other(error)))?;
+        let id = hex(&id);
+        let frame = Arc::new(Frame::of(Arc::new(snapshot?)));
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((id.clone(), frame));
+        if kept.len() > MOST_KEPT {
+            kept.pop_front();
+        }
+        Ok(id)
+    }
+
+    async fn write(&self, mut form: Multipart, folder: &Path) -> Result<(), Refusal> {
+        let (mut files, mut left) = (0, self.most_bytes);
+        let broken = |error: axum::extract::multipart::MultipartError| {
+            Refusal::Upload(format!("the form cannot be read: {error}"))
+        };
+        while let Some(mut field) = form.next_field().await.map_err(broken)? {
+            files += 1;
+            if files > MOST_FILES {
+                return Err(Refusal::Upload(format!("more than {MOST_FILES} files")));
+            }
+            let name = plain_name(field.file_name().unwrap_or_default(), files);
+            let mut options = tokio::fs::File::options();
+            let file = options.write(true).create_new(true).mode(0o600);
+            let opened = file.open(folder.join(&name)).await;
+            let mut file = opened.map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    Refusal::Upload(format!("two files are called {name:?}"))
+                }
+                _ => Refusal::Disk(error),
+            })?;
+            while let Some(chunk) = field.chunk().await.map_err(broken)? {
+                left = left
+                    .checked_sub(chunk.len() as u64)
+                    .ok_or(Refusal::TooLarge(self.most_bytes))?;
+                file.write_all(&chunk).await.map_err(Refusal::Disk)?;
+            }
+            file.flush().await.map_err(Refusal::Disk)?;
+        }
+        if files == 0 {
+            return Err(Refusal::Upload("it holds no file".into()));
+        }
+        Ok(())
+    }
+}
+
+/// A folder that only this user can look into, whatever the umask.
+fn private() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder
+        .prefix("rcomm-web-")
+        .permissions(Permissions::from_mode(0o700));
+    builder
+}
+
+/// A name within one folder that still says the rank: the path's parts joined, odd characters replaced.
+/// A file without a name gets a number.
+fn plain_name(path: &str, number: usize) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let name: String = path
+        .split(['/', '\\'])
+        .filter(|part| !part.chars().all(|c| c == '.'))
+        .collect::<Vec<_>>()
+        .join("_")
+        .chars()
+        .map(|c| if plain(c) { c } else { '_' })
+        .collect();
+    // What tells ranks apart stands at the end.
+    let name = &name[name.len().saturating_sub(LONGEST_NAME)..];
+    let name = name.trim_start_matches('.');
+    if name.is_empty() {
+        format!("file_{number}")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// Reads and judges what lies in the folder.
+fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
+    let options = LoadOptions {
+        max_file_bytes: most_bytes,
+        ..LoadOptions::default()
+    };
+    let (mut observations, mut unusable) = (Vec::new(), Vec::new());
+    let mut entries = 0;
+    // Where the files lay for a moment concerns nobody.
+    let root = format!("{}/", folder.display());
+    let loaded = load(&[folder.to_owned()], &options, |loaded| {
+        let path = loaded.path.replace(&root, "");
+        let Some(rank) = loaded.dump.identity.rank else {
+            unusable.push(Problem {
+                code: Code::N301,
+                path,
+                sentence:
+                    "left aside: neither the record nor the file's name says which rank it is of"
+                        .into(),
+            });
+            return;
+        };
+        entries += loaded.dump.entries.len();
+        if entries > MOST_ENTRIES {
+            unusable.push(Problem {
+                code: Code::N301,
+                path,
+                sentence: format!(
+                    "left aside: the upload holds more than {MOST_ENTRIES} operations; use rcomm-fr"
+                ),
+            });
+            return;
+        }
+        observations.push(Observation {
+            rank,
+            part: 0,
+            liveness: Liveness::Unknown,
+            seen: Seen::Changed(Box::new(loaded.dump)),
+        });
+    });
+    let loaded = loaded.map_err(|error| Refusal::Upload(error.to_string().replace(&root, "")))?;
+    let mut problems = loaded.problems;
+    for problem in &mut problems {
+        problem.path = problem.path.replace(&root, "");
+        problem.sentence = problem.sentence.replace(&root, "");
+    }
+    problems.extend(unusable);
+    if observations.is_empty() {
+        let why = problems.first();
+        let why = why.map_or_else(String::new, |it| format!(": {}: {}", it.path, it.sentence));
+        return Err(Refusal::Upload(format!("no file of it is a dump{why}")));
+    }
+    let poll = Poll {
+        observations,
+        problems,
+        ..Poll::default()
+    };
+    let at = Anchor::now().moment();
+    let name = "an upload".to_owned();
+    let mut live = Live::new(LiveOptions::post_mortem(), analyze, vec![name]);
+    live.observe(0, Ok(poll), at);
+    live.refresh(at)
+        .ok_or_else(|| Refusal::Upload("nothing was read".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_the_folder_and_keep_what_tells_ranks_apart() {
+        for (path, name) in [
+            ("nccl_trace_rank_3", "nccl_trace_rank_3"),
+            ("dumps/rank0/trace.json", "dumps_rank0_trace.json"),
+            ("../../etc/passwd", "etc_passwd"),
+            ("..\\..\\boot.ini", "boot.ini"),
+            ("/absolute", "absolute"),
+            ("a b\0c\n", "a_b_c_"),
+            ("...", "file_7"),
+            ("", "file_7"),
+            (".hidden", "hidden"),
+        ] {
+            assert_eq!(plain_name(path, 7), name, "{path:?}");
+        }
+        assert!(plain_name(&"x/".repeat(5000), 1).len() <= LONGEST_NAME);
+    }
+}

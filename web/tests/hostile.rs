@@ -1,0 +1,218 @@
+//! Clients that mean no good, or do not know better.
+
+mod common;
+
+use common::{Web, form, wait_until};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+
+fn status_of(web: &Web, request: &[u8]) -> Option<u16> {
+    let mut stream = web.connect();
+    // A server that refuses early need not read the rest.
+    let _ = stream.write_all(request);
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.split(' ').nth(1)?.parse().ok()
+}
+
+#[test]
+fn malformed_and_outsized_requests_are_refused_and_the_server_lives_on() {
+    let web = Web::on_dumps("healthy-w4", &["--no-token"]);
+    let host = web.address;
+    let head = |path: &str, more: &str| {
+        format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n")
+            .into_bytes()
+    };
+    let long = "x".repeat(9_000);
+    let many: String = (0..100).map(|n| format!("x-{n}: y\r\n")).collect();
+    let huge = format!("x: {}\r\n", "y".repeat(64 * 1024));
+    for (what, request, wanted) in [
+        ("a long address", head(&format!("/?{long}"), ""), &[414][..]),
+        ("many headers", head("/", &many), &[431]),
+        ("a huge header", head("/", &huge), &[431]),
+        (
+            "no HTTP",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n".to_vec(),
+            &[400],
+        ),
+        (
+            "no host",
+            b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec(),
+            &[421],
+        ),
+        ("a bad length", head("/", "Content-Length: -1\r\n"), &[400]),
+        (
+            "two lengths",
+            head("/", "Content-Length: 1\r\nContent-Length: 2\r\n"),
+            &[400],
+        ),
+        (
+            "a path that climbs",
+            head("/assets/../../etc/passwd", ""),
+            &[404],
+        ),
+        (
+            "a path that climbs, encoded",
+            head("/assets/%2e%2e/%2e%2e/etc/passwd", ""),
+            &[404],
+        ),
+        ("a zero byte", head("/assets/app.js%00.css", ""), &[404]),
+        (
+            "a number that is none",
+            head("/api/v1/report?at=-1", ""),
+            &[400],
+        ),
+        (
+            "a picture that is not",
+            head("/api/v1/report?at=18446744073709551615", ""),
+            &[404],
+        ),
+        ("both", head("/api/v1/report?at=1&upload=x", ""), &[400]),
+        (
+            "a span for ever",
+            head("/api/v1/timeline?seconds=1e300", ""),
+            &[400],
+        ),
+        ("no span", head("/api/v1/timeline?seconds=NaN", ""), &[400]),
+        (
+            "cursors of nonsense",
+            head(
+                "/api/v1/records?since=,,:::,1.2:x,9.9.9.9:18446744073709551615",
+                "",
+            ),
+            &[200],
+        ),
+    ] {
+        let status = status_of(&web, &request);
+        assert!(
+            status.is_some_and(|status| wanted.contains(&status)),
+            "{what}: {status:?}"
+        );
+    }
+    for method in ["POST", "DELETE", "PUT", "OPTIONS"] {
+        assert_eq!(
+            web.ask(method, "/api/v1/report", &[], b"").status,
+            405,
+            "{method}"
+        );
+    }
+    assert_eq!(web.get("/healthz", &[]).status, 200);
+}
+
+#[test]
+fn uploads_are_limited_and_never_leave_their_folder() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let web = Web::start_with(
+        &["--no-token", "--demo", "healthy", "--upload-limit", "1"],
+        |command| {
+            command.env("TMPDIR", scratch.path());
+        },
+    );
+    web.wait_until_ready();
+    let post = |files: &[(&str, &[u8])]| {
+        let (kind, body) = form(files);
+        web.ask("POST", "/api/v1/uploads", &[&kind], &body)
+    };
+    let large = vec![0; 2 << 20];
+    assert_eq!(post(&[("rank_0", &large)]).status, 413);
+    let refused = post(&[("../../../evil", b"{}")]);
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    let place = scratch.path().display().to_string();
+    assert!(!refused.body.contains(&place), "{}", refused.body);
+    assert_eq!(post(&[]).status, 422);
+    assert_eq!(post(&[("a/rank_0", b"x"), ("a\\rank_0", b"y")]).status, 422);
+    let plain = web.ask(
+        "POST",
+        "/api/v1/uploads",
+        &["Content-Type: text/plain"],
+        b"rank",
+    );
+    assert!((400..500).contains(&plain.status), "{}", plain.status);
+    // A form that ends in the middle.
+    let (kind, mut body) = form(&[("rank_0", b"0123456789")]);
+    body.truncate(body.len() / 2);
+    assert!((400..500).contains(&web.ask("POST", "/api/v1/uploads", &[&kind], &body).status));
+    // What was written is gone, and lay in one private folder.
+    let folders: Vec<_> = std::fs::read_dir(scratch.path())
+        .expect("readable")
+        .flatten()
+        .collect();
+    assert_eq!(folders.len(), 1, "{folders:?}");
+    let metadata = folders[0].metadata().expect("there");
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777,
+        0o700
+    );
+    assert_eq!(
+        std::fs::read_dir(folders[0].path())
+            .expect("readable")
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn one_connection_too_many_is_closed_and_counted() {
+    let web = Web::demo("healthy", 4, &["--no-token", "--max-connections", "4"]);
+    let held: Vec<TcpStream> = (0..3).map(|_| web.connect()).collect();
+    wait_until("the places to be taken", || {
+        (web.sample("rcomm_web_connections") >= 4.0).then_some(())
+    });
+    let _last = web.connect();
+    wait_until("a connection to be refused", || {
+        let mut more = web.connect();
+        more.set_read_timeout(Some(std::time::Duration::from_millis(200)))
+            .expect("a time-out");
+        // The end of the stream is how it is told; silence means that there was a place.
+        matches!(more.read(&mut [0]), Ok(0)).then_some(())
+    });
+    drop(held);
+    wait_until("a place to be free again", || {
+        let mut stream = web.connect();
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let line = text
+            .lines()
+            .find_map(|it| it.strip_prefix("rcomm_web_connections_refused_total "))?;
+        (line.parse::<u64>().ok()? > 0).then_some(())
+    });
+}
+
+#[test]
+fn doors_are_not_opened_beyond_this_machine_by_mistake() {
+    let start = |args: &[&str], token: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));
+        command
+            .args(["--listen", "0.0.0.0:0"])
+            .args(args)
+            .env_remove("RCOMM_WEB_TOKEN");
+        if let Some(token) = token {
+            command.env("RCOMM_WEB_TOKEN", token);
+        }
+        let output = command
+            .output()
+            .expect("the program of this package starts");
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (args, token, wanted) in [
+        (
+            &["--no-token", "--plain-http"][..],
+            None,
+            "--no-token is for loopback addresses only",
+        ),
+        (
+            &[],
+            Some("0123456789abcdef"),
+            "give --tls-cert and --tls-key",
+        ),
+        (&["--plain-http"], None, "name a --token-file"),
+        (&["--plain-http"], Some("short"), "at least 16 characters"),
+    ] {
+        let text = start(args, token);
+        assert!(text.contains(wanted), "{args:?}: {text}");
+    }
+}

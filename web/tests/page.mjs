@@ -1,0 +1,135 @@
+// Drives the page in a headless Chromium. Arguments: folder of playwright-core, Chromium, address of a job
+// that gets stuck, rank at fault, folder of dumps, rank at fault in them, folder for pictures.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+
+const [modules, browserPath, url, culprit, dumps, dumpCulprit, pictures] = process.argv.slice(2);
+const { chromium } = createRequire(join(modules, "x.js"))("playwright-core");
+const browser = await chromium.launch({
+  executablePath: browserPath,
+  args: ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+});
+const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, colorScheme: "light" });
+const page = await context.newPage();
+const complaints = [];
+page.on("console", (message) => { if (["error", "warning"].includes(message.type())) complaints.push(message.text()); });
+page.on("pageerror", (error) => complaints.push(error.stack ?? error.message));
+page.on("request", (request) => { if (!request.url().startsWith(new URL(url).origin) && !request.url().startsWith("data:")) complaints.push(`asked elsewhere: ${request.url()}`); });
+const said = (what) => process.stdout.write(`${what}\n`);
+const number = () => page.evaluate(() => Number(document.body.dataset.number));
+const text = (selector) => page.locator(selector).first().textContent();
+
+// Live: pictures come by themselves, and the hang is told with its rank.
+await page.goto(url);
+await page.waitForFunction(() => document.body.dataset.number);
+assert.equal(new URL(page.url()).search, "", "the token left the address bar");
+const first = await number();
+await page.waitForFunction((then) => Number(document.body.dataset.number) > then, first);
+said("live update: ok");
+await page.waitForFunction(() => document.querySelector("#verdict .stuck"), null, { timeout: 60000 });
+assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
+assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
+assert.equal(await page.locator("#ranks .root").count(), 1);
+assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
+assert.ok(await page.locator("#matrix .never_issued").count() >= 1);
+assert.ok(await page.locator("#flight tbody tr").count() >= 1);
+assert.ok(await page.locator("#history-plot canvas").count() === 1);
+said(`hang shown with rank ${culprit}: ok`);
+await page.screenshot({ path: join(pictures, "live.png") });
+
+// The timeline has drawn something: not all of its pixels are alike.
+await page.locator("#timeline").scrollIntoViewIfNeeded();
+await page.waitForFunction(() => {
+  const canvas = document.getElementById("timeline-canvas");
+  if (!canvas.width) return false;
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const seen = new Set();
+  for (let i = 0; i < data.length; i += 4) seen.add(`${data[i]},${data[i + 1]},${data[i + 2]}`);
+  return seen.size > 6;
+});
+await page.screenshot({ path: join(pictures, "timeline.png") });
+said("timeline: ok");
+
+// A rank's own page, and the filter from there; then a filter that cannot be read.
+await page.evaluate(() => scrollTo(0, 0));
+await page.locator("#ranks .root").click();
+assert.match(await text("#rank"), /last call/);
+await page.locator("#rank-filter").click();
+await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length > 0);
+const all = await page.locator("#ranks .cells button").count();
+assert.equal(await page.locator("#ranks .dim").count(), all - 1);
+await page.locator("#filter").fill("hots:n07");
+await page.waitForFunction(() => document.getElementById("filter-error").textContent.includes("unknown key"));
+// A browser notes every answer that is no success: this one was asked for.
+assert.match(complaints.pop() ?? "", /400 \(Bad Request\)/);
+await page.keyboard.press("Escape");
+await page.keyboard.press("Escape");
+await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length === 0);
+said("filter: ok");
+
+// Keys: help, problems only, pause, step back into the past, and back to the present.
+await page.keyboard.press("?");
+assert.match(await text("#help"), /rank:/);
+await page.keyboard.press("Escape");
+await page.keyboard.press("z");
+assert.equal(await page.locator("#problems-only").getAttribute("aria-pressed"), "true");
+await page.keyboard.press("z");
+await page.locator("#history-slider").evaluate((slider) => { slider.value = "0"; slider.dispatchEvent(new Event("input")); });
+await page.waitForFunction(() => document.getElementById("age").textContent.startsWith("the past"));
+await page.waitForFunction(() => document.querySelector("#verdict .running, #verdict .healthy"));
+const past = await number();
+await page.keyboard.press(".");
+await page.waitForFunction((then) => Number(document.body.dataset.number) > then, past);
+await page.screenshot({ path: join(pictures, "past.png") });
+await page.keyboard.press("L");
+await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
+said("scrub: ok");
+
+// Dark, by the system's choice and by the key.
+await page.emulateMedia({ colorScheme: "dark" });
+const background = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+const dark = await background();
+assert.ok(Math.max(...dark.match(/\d+/g).map(Number)) < 60, dark);
+await page.screenshot({ path: join(pictures, "dark.png") });
+await page.keyboard.press("t");
+assert.notEqual(await background(), dark);
+await page.keyboard.press("t");
+assert.equal(await background(), dark);
+await page.emulateMedia({ colorScheme: "light" });
+await page.keyboard.press("t");
+said("dark and light: ok");
+
+// A window 80 % narrower: nothing sticks out but what scrolls on its own.
+await page.setViewportSize({ width: 256, height: 700 });
+await page.waitForTimeout(300);
+const width = await page.evaluate(() => document.documentElement.scrollWidth);
+assert.ok(width <= 260, `the page is ${width} wide in a window of 256`);
+await page.setViewportSize({ width: 390, height: 844 });
+await page.screenshot({ path: join(pictures, "phone.png") });
+await page.setViewportSize({ width: 1280, height: 860 });
+said("narrow window: ok");
+
+// Dropping a folder of dumps leads to their report, under an address that lasts.
+const files = readdirSync(dumps).map((name) => [name, readFileSync(join(dumps, name)).toString("base64")]);
+await page.evaluate((files) => {
+  const transfer = new DataTransfer();
+  for (const [name, content] of files) {
+    const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+    transfer.items.add(new File([bytes], name));
+  }
+  document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+}, files);
+await page.waitForURL(/\/reports\/[0-9a-f]{32}$/);
+await page.waitForFunction(() => document.body.dataset.number);
+assert.match(await text("#verdict"), new RegExp(`rank ${dumpCulprit} never issued`));
+await page.reload();
+await page.waitForFunction(() => document.body.dataset.number);
+assert.match(await text("#age"), /a report on dumps/);
+await page.screenshot({ path: join(pictures, "dumps.png") });
+said("dropped dumps: ok");
+
+assert.deepEqual(complaints, [], "the browser complained");
+said("no console error: ok");
+await browser.close();

@@ -1,0 +1,111 @@
+//! The page in a real browser: headless Chromium, driven by playwright-core.
+//!
+//! `RCOMM_TEST_PLAYWRIGHT` names a folder below which playwright-core is installed; without it npm is asked
+//! to install it into the target folder. Pictures stay in `RCOMM_TEST_PICTURES`, if that is set.
+
+mod common;
+
+use common::{Web, dumps_of, skip};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const PLAYWRIGHT: &str = "playwright-core@1.65.1";
+
+fn runs(program: &str) -> bool {
+    let output = Command::new(program).arg("--version").output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Where playwright-core is installed; says so if it cannot be had.
+fn playwright() -> Option<PathBuf> {
+    if !runs("node") || !runs("chromium") {
+        skip("node and chromium are not installed");
+        return None;
+    }
+    if let Some(folder) = std::env::var_os("RCOMM_TEST_PLAYWRIGHT") {
+        return Some(folder.into());
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("playwright");
+    if folder.join("node_modules/playwright-core").is_dir() {
+        return Some(folder);
+    }
+    let installed = Command::new("npm")
+        .args(["install", "--no-audit", "--no-fund", "--prefix"])
+        .arg(&folder)
+        .arg(PLAYWRIGHT)
+        .env("PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD", "1")
+        .output();
+    if installed.is_ok_and(|output| output.status.success()) {
+        return Some(folder);
+    }
+    skip("playwright-core is not installed, and npm cannot install it");
+    None
+}
+
+fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {
+    match std::env::var_os("RCOMM_TEST_PICTURES") {
+        Some(folder) => (folder.into(), None),
+        None => {
+            let folder = tempfile::tempdir().expect("a directory");
+            (folder.path().to_owned(), Some(folder))
+        }
+    }
+}
+
+/// Runs a script of this folder, and returns what it said.
+fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
+    let chromium = Command::new("sh")
+        .args(["-c", "command -v chromium"])
+        .output();
+    let chromium = chromium.expect("a shell").stdout;
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = Command::new("node")
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests")
+                .join(script),
+        )
+        .arg(modules)
+        .arg(String::from_utf8_lossy(&chromium).trim())
+        .args(args)
+        .output()
+        .expect("node runs");
+    let text = String::from_utf8_lossy(&stdout).into_owned();
+    let errors = String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{text}{errors}");
+    text
+}
+
+#[test]
+fn page_shows_a_hang_as_it_happens_and_all_that_goes_with_it() {
+    let Some(modules) = playwright() else { return };
+    let web = Web::demo("stuck", 64, &[]);
+    let token = web.token.clone().expect("printed");
+    let url = format!("http://{}/?token={token}", web.address);
+    let (pictures, _kept) = pictures();
+    let pictures = pictures.to_str().expect("plain text");
+    let dumps = dumps_of("cascade-2x2x2");
+    let text = drive("page.mjs", &modules, &[&url, "37", &dumps, "5", pictures]);
+    assert!(text.contains("no console error: ok"), "{text}");
+}
+
+#[test]
+fn page_draws_a_thousand_ranks() {
+    let Some(modules) = playwright() else { return };
+    let web = Web::demo("stuck", 1024, &["--no-token"]);
+    let (pictures, _kept) = pictures();
+    let pictures = pictures.to_str().expect("plain text");
+    let url = format!("http://{}/", web.address);
+    let text = drive("page_scale.mjs", &modules, &[&url, pictures]);
+    // What it measured is for people: a shared machine proves nothing about time.
+    let measured: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert!(
+        measured["draw_ms"]["median"]
+            .as_f64()
+            .is_some_and(|ms| ms > 0.0),
+        "{text}"
+    );
+}

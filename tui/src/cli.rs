@@ -3,6 +3,7 @@
 use crate::theme::{Depth, ThemeName};
 use clap::{Args, Parser, Subcommand};
 use rcomm_analyzer::filter::parse_duration_ms;
+use rcomm_analyzer::source::{HostPort, HttpAddress, RAS_ADDRESS, WorkerAddress};
 use rcomm_recorder::publish::EndpointAddress;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,16 +28,55 @@ pub struct Cli {
     /// What to look at instead.
     #[command(subcommand)]
     pub command: Option<What>,
+    /// What to look at.
+    #[command(flatten)]
+    pub from: From,
+    /// How to show it.
+    #[command(flatten)]
+    pub view: View,
+}
+
+/// What to look at: the rings of this node unless something else is named; several at once if several are.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Sources")]
+pub struct From {
     /// Where rings are looked for [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
-    /// The job [default: the newest]
+    /// The job whose rings are read [default: the newest]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
-    /// The endpoint of any rank, instead of rings: unix:PATH or tcp:ADDRESS:PORT; it knows the others
+    /// Read this node's rings beside the other sources
+    #[arg(long)]
+    pub rings: bool,
+    /// The endpoint of any rank: unix:PATH or tcp:ADDRESS:PORT; it knows the others
     #[arg(long, value_name = "ADDRESS")]
     pub endpoint: Vec<EndpointAddress>,
-    /// The token of endpoints over TCP
+    /// The job's store, which knows the endpoints of all ranks
+    #[arg(long, value_name = "HOST:PORT")]
+    pub store: Vec<HostPort>,
+    /// The store of a PyTorch job whose ranks called start_debug_server(): MASTER_ADDR:MASTER_PORT
+    #[arg(long, value_name = "HOST:PORT")]
+    pub torch_store: Vec<HostPort>,
+    /// A PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK=, its place in the list
+    #[arg(long, value_name = "[RANK=]ADDRESS")]
+    pub worker_server: Vec<WorkerAddress>,
+    /// NCCL's RAS service; one process answers for the whole job
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = RAS_ADDRESS
+    )]
+    pub ras: Vec<HostPort>,
+    /// A collector (rcomm-web), http://HOST:PORT, that watches the job
+    #[arg(long, value_name = "ADDRESS")]
+    pub collector: Vec<HttpAddress>,
+    /// Ranks of the job, where nothing else tells
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub world_size: Option<u32>,
+    /// The token of collectors, and of endpoints over TCP
     #[arg(
         long,
         value_name = "TOKEN",
@@ -44,9 +84,6 @@ pub struct Cli {
         hide_env_values = true
     )]
     pub token: Option<String>,
-    /// How to show it.
-    #[command(flatten)]
-    pub view: View,
 }
 
 /// What to look at instead of the rings of this node, or to do.
@@ -149,6 +186,29 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn several_sources_are_named_at_once() {
+        let line = [
+            "rcomm-top",
+            "--torch-store",
+            "n0:29500",
+            "--worker-server",
+            "http://n0:1",
+            "--worker-server",
+            "7=http://n1:1",
+            "--ras",
+            "--ras=n1:28028",
+            "--collector",
+            "127.0.0.1:9200",
+            "--rings",
+        ];
+        let from = Cli::try_parse_from(line).expect("all are known").from;
+        assert_eq!(from.worker_server[1].rank, Some(7));
+        let ras: Vec<String> = from.ras.iter().map(ToString::to_string).collect();
+        assert_eq!(ras, [RAS_ADDRESS, "n1:28028"]);
+        assert!(from.rings && from.collector.len() == 1 && from.torch_store.len() == 1);
     }
 
     #[test]

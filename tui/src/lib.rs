@@ -11,6 +11,7 @@ pub mod config;
 pub mod event;
 pub mod keys;
 pub mod page;
+mod sources;
 pub mod start;
 pub mod state;
 pub mod table;

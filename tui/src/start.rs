@@ -5,6 +5,7 @@ use crate::cli::{self, Cli, What};
 use crate::config::{self, Config};
 use crate::event::Event;
 use crate::keys::Keymap;
+use crate::sources;
 use crate::state::{Options, State, update};
 use crate::terminal::Mouse;
 use crate::text;
@@ -14,13 +15,9 @@ use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
-use rcomm_analyzer::simulate::Simulation;
-use rcomm_analyzer::source::{EndpointSource, FileSource, RingSource, SimulatedSource};
 use rcomm_analyzer::{
     Anchor, Code, Live, LiveOptions, Pace, Snapshot, Source, Watch, analyze, print,
 };
-use rcomm_recorder::publish::EndpointToken;
-use rcomm_recorder::record::default_directory;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,7 +117,7 @@ fn look(
     env: &impl Fn(&str) -> Option<String>,
     anchor: Anchor,
 ) -> anyhow::Result<u8> {
-    let sources = sources(cli, anchor)?;
+    let sources = sources::of(cli, anchor)?;
     let still = sources.iter().all(|source| source.is_still());
     let judged = match cli.command {
         Some(What::Replay {
@@ -204,35 +201,6 @@ fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Resu
     Config::parse(&text).map_err(|error| anyhow::anyhow!("in {}: {error}", path.display()))
 }
 
-fn sources(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
-    Ok(match &cli.command {
-        Some(What::Demo { situation, ranks }) => {
-            let now = anchor.moment().wall_ns;
-            let simulation = Simulation::new(*situation, *ranks, 0);
-            // Ten seconds before things go wrong, so that one sees it happen; for a script, long after.
-            let lead = if cli.view.once || cli.view.json {
-                -60
-            } else {
-                10
-            };
-            let start = now + lead * 1_000_000_000 - simulation.fault_ns();
-            let simulation = simulation.begun_at(start);
-            let source = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
-            vec![Box::new(source)]
-        }
-        Some(What::Replay { paths, .. }) => vec![Box::new(FileSource::new(paths.clone()))],
-        _ if !cli.endpoint.is_empty() => {
-            let token = cli.token.clone().map(EndpointToken::new).transpose();
-            let token = token.context("--token")?;
-            vec![Box::new(EndpointSource::new(cli.endpoint.clone(), token))]
-        }
-        _ => {
-            let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
-            vec![Box::new(RingSource::new(directory, cli.job.clone()))]
-        }
-    })
-}
-
 fn setting(
     given: Option<Duration>,
     configured: Option<&str>,
@@ -256,6 +224,7 @@ fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyho
         LiveOptions::default()
     };
     options.policy.snapshot = judged == Judged::Running;
+    options.policy.world_size = cli.from.world_size;
     if let Some(overdue) = setting(cli.view.overdue, config.overdue.as_deref(), "overdue")? {
         options.policy.overdue = overdue;
     }

@@ -1,26 +1,26 @@
-//! The endpoints of a job's ranks: any one of them tells where the others are.
+//! The endpoints of a job's ranks: any one of them tells where the others are, and so does the job's
+//! store.
 //!
 //! Every rank is asked for what changed since it was asked last, at the same time as the others and
 //! until the same deadline: one that does not answer is its own failure, never a stall of the whole.
 
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same};
+use super::net::{HostPort, ask_all};
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same, store};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken,
+    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken, PeerEndpoint,
 };
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Endpoints asked at a time.
-const AT_ONCE: usize = 32;
 /// How often the ranks that are known are asked for others.
 const PEERS: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct EndpointSource {
     given: Vec<EndpointAddress>,
+    store: Option<HostPort>,
     token: Option<EndpointToken>,
     ranks: BTreeMap<Rank, Mutex<Followed>>,
     asked_for_peers: Option<Instant>,
@@ -37,9 +37,18 @@ impl EndpointSource {
     pub fn new(given: Vec<EndpointAddress>, token: Option<EndpointToken>) -> Self {
         Self {
             given,
+            store: None,
             token,
             ranks: BTreeMap::new(),
             asked_for_peers: None,
+        }
+    }
+
+    /// The ranks whose addresses are in a job's store. Over TCP a token is needed.
+    pub fn in_store(store: HostPort, token: Option<EndpointToken>) -> Self {
+        Self {
+            store: Some(store),
+            ..Self::new(Vec::new(), token)
         }
     }
 
@@ -47,9 +56,9 @@ impl EndpointSource {
         EndpointClient::new(address.clone(), self.token.clone())
     }
 
-    /// Finds ranks: behind the addresses given, and those that one of them knows of.
+    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of.
     fn find(&mut self, deadline: Instant) -> Result<(), SourceError> {
-        let mut failure = None;
+        let mut failure = self.find_in_store(deadline).err();
         for address in self.given.clone() {
             let client = self.client(&address);
             let peers = client.status(deadline).and_then(|status| {
@@ -77,6 +86,25 @@ impl EndpointSource {
         }
     }
 
+    fn find_in_store(&mut self, deadline: Instant) -> Result<(), String> {
+        let Some(store) = self.store.clone() else {
+            return Ok(());
+        };
+        let found = store::read_by_rank(&store, PeerEndpoint::STORE_KEY, None, deadline)
+            .map_err(|error| format!("failed to read store {store}: {error}"))?;
+        if found.is_empty() {
+            let key = PeerEndpoint::STORE_KEY;
+            return Err(format!("store {store} holds no endpoint ({key}0, ...)"));
+        }
+        for (rank, text) in found {
+            let address = text
+                .parse()
+                .map_err(|error| format!("store {store}: {error}"))?;
+            self.follow(rank, &address);
+        }
+        Ok(())
+    }
+
     fn follow(&mut self, rank: Rank, address: &EndpointAddress) {
         let known = self.ranks.get_mut(&rank).is_some_and(|followed| {
             let followed = followed.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -94,8 +122,10 @@ impl EndpointSource {
 
 impl Source for EndpointSource {
     fn name(&self) -> String {
-        let given: Vec<String> = self.given.iter().map(ToString::to_string).collect();
-        format!("endpoints found through {}", given.join(", "))
+        let store = self.store.iter().map(|store| format!("store {store}"));
+        let given = self.given.iter().map(ToString::to_string);
+        let through: Vec<String> = store.chain(given).collect();
+        format!("endpoints found through {}", through.join(", "))
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
@@ -106,29 +136,10 @@ impl Source for EndpointSource {
             self.find(deadline)?;
         }
         let ranks: Vec<(&Rank, &Mutex<Followed>)> = self.ranks.iter().collect();
-        let next = AtomicUsize::new(0);
-        let seen: Mutex<Vec<Observation>> = Mutex::new(Vec::with_capacity(ranks.len()));
-        let ask = || {
-            while let Some((rank, followed)) = ranks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-                let observation = followed.look(**rank, deadline);
-                seen.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(observation);
-            }
-        };
-        std::thread::scope(|scope| {
-            // This thread is one of them; where the system has no more to spare, it is the only one.
-            for _ in 1..AT_ONCE.min(ranks.len()) {
-                let builder = std::thread::Builder::new().name("rcomm/endpoint-client".into());
-                if builder.spawn_scoped(scope, ask).is_err() {
-                    break;
-                }
-            }
-            ask();
+        let observations = ask_all(&ranks, |(rank, followed)| {
+            let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
+            followed.look(**rank, deadline)
         });
-        let mut observations = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-        observations.sort_by_key(|observation| observation.rank);
         let last = self.ranks.values_mut().filter_map(|followed| {
             let followed = followed.get_mut().unwrap_or_else(PoisonError::into_inner);
             followed.last.as_ref()?.identity.world_size
@@ -174,7 +185,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_recorder::publish::{Endpoint, Listen, PeerEndpoint};
+    use rcomm_recorder::publish::{Endpoint, Listen};
     use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
     use std::path::Path;
     use std::sync::Arc;
@@ -214,6 +225,31 @@ mod tests {
         let poll = source.poll(soon()).expect("the first still answers");
         assert!(matches!(poll.observations[0].seen, Seen::Unchanged { .. }));
         assert!(matches!(poll.observations[1].seen, Seen::Failed(_)));
+    }
+
+    #[test]
+    fn ranks_are_found_through_the_store() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
+        let keys = (0..).zip(&endpoints).map(|(rank, endpoint)| {
+            let key = format!("/{}{rank}", PeerEndpoint::STORE_KEY);
+            (key, endpoint.address().to_string().into_bytes())
+        });
+        let store = store::tests::serve(keys.collect());
+        let mut source = EndpointSource::in_store(store.clone(), None);
+        let poll = source.poll(soon()).expect("the store answers");
+        let ranks: Vec<Rank> = poll.observations.iter().map(|o| o.rank).collect();
+        assert_eq!(ranks, [0, 1]);
+        assert!(
+            source.name().contains(&store.to_string()),
+            "{}",
+            source.name()
+        );
+        let empty = store::tests::serve([].into());
+        let error = EndpointSource::in_store(empty, None)
+            .poll(soon())
+            .expect_err("no rank");
+        assert!(error.to_string().contains("rcomm/endpoint/0"), "{error}");
     }
 
     #[test]

@@ -3,19 +3,31 @@
 //! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
+mod collector;
+mod communicator;
 mod endpoints;
 mod files;
+mod net;
+mod ras;
 mod rings;
 mod simulated;
+mod store;
+mod worker_servers;
 
+pub use collector::CollectorSource;
+pub use communicator::{Communicator, Member, MemberState, Process};
 pub use endpoints::EndpointSource;
 pub use files::FileSource;
+pub use net::{AddressError, HostPort, HttpAddress};
+pub use ras::{RAS_ADDRESS, RasSource};
 pub use rings::RingSource;
 pub use simulated::SimulatedSource;
+pub use worker_servers::{WorkerAddress, WorkerServerSource};
 
-use crate::report::Problem;
+use crate::report::{Problem, Report};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Many records, asked for again and again. Not shared: each source has a thread of its own.
@@ -49,8 +61,23 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// Ranks of the job, where the source knows better than the records.
     pub world_size: Option<u32>,
+    /// What the communication library says of its communicators.
+    pub communicators: Vec<Communicator>,
+    /// What somebody else judged already.
+    pub collected: Option<Collected>,
     /// What this source showed before belongs to another job: it is to be forgotten.
     pub restart: bool,
+}
+
+/// A report that a collector made of records that it keeps.
+#[derive(Clone, Debug)]
+pub struct Collected {
+    /// The job's name; empty if unknown.
+    pub job: String,
+    /// The report.
+    pub report: Arc<Report>,
+    /// Ranks that no longer answer the collector, ascending.
+    pub silent: Vec<Rank>,
 }
 
 /// One rank, looked at once.

@@ -181,6 +181,7 @@ impl Source for RingSource {
             problems: self.problems.clone(),
             world_size,
             restart,
+            ..Poll::default()
         })
     }
 }

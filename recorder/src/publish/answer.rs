@@ -95,6 +95,12 @@ pub struct PeerEndpoint {
     pub address: EndpointAddress,
 }
 
+impl PeerEndpoint {
+    /// The job's store holds a rank's address under this and the rank's number, as
+    /// [`EndpointAddress`] writes it: whoever has the store finds all ranks.
+    pub const STORE_KEY: &'static str = "rcomm/endpoint/";
+}
+
 /// The answer to `GET /status`: where the rank stands, without its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAnswer {

@@ -8,6 +8,7 @@ mod dump_file;
 #[cfg(feature = "endpoint")]
 mod endpoint;
 mod follow;
+mod http;
 mod pickle;
 mod ring_reader;
 
@@ -19,4 +20,5 @@ pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
 pub use follow::EndpointFollower;
+pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

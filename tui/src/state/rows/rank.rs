@@ -104,6 +104,11 @@ fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
         );
         lines.push(vec![plain(text)]);
     }
+    lines.extend(
+        view.remarks
+            .iter()
+            .map(|remark| vec![plain(remark.clone())]),
+    );
     lines.push(vec![words(health(lens, view), Tone::Dim)]);
     if let Some(failure) = &view.failure {
         lines.push(vec![words(

@@ -3,13 +3,18 @@
 //! [`Live`] is a value: it is told what sources saw and what time it is, and answers with a
 //! [`Snapshot`]. It starts no thread and reads no clock; [`Watch`](crate::Watch) does that.
 
-use crate::finding::{Code, Finding};
-use crate::label::rank_set;
+mod seen;
+mod snapshot;
+
+pub use snapshot::{RankView, Snapshot, SourceStatus};
+
+use crate::finding::{Code, Finding, Severity};
 use crate::policy::Policy;
 use crate::report::{Problem, Report, Verdict};
-use crate::source::{Liveness, Observation, Poll, Seen, SourceError};
+use crate::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::Dump;
+use seen::Watched;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,113 +67,6 @@ impl LiveOptions {
     }
 }
 
-/// One rank at the time of a [`Snapshot`].
-#[derive(Clone, Debug)]
-pub struct RankView {
-    /// Rank in the world.
-    pub rank: Rank,
-    /// Host; empty if unknown.
-    pub host: Arc<str>,
-    /// Place among the ranks of its host, from 0.
-    pub local_rank: u32,
-    /// Its records, the newest first; empty if none was ever read.
-    pub dumps: Vec<Arc<Dump>>,
-    /// Whether its process lives.
-    pub liveness: Liveness,
-    /// Age of its last answer; `None` if it never answered.
-    pub silence: Option<Duration>,
-    /// Why it does not answer, where it does not.
-    pub failure: Option<Arc<str>>,
-    /// It stopped answering: its record is old.
-    pub silent: bool,
-}
-
-impl RankView {
-    /// Its newest record.
-    pub fn dump(&self) -> Option<&Dump> {
-        self.dumps.first().map(Arc::as_ref)
-    }
-}
-
-/// How a source does.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// What is asked.
-    pub name: String,
-    /// Age of its last answer; `None` if it never answered.
-    pub silence: Option<Duration>,
-    /// Ranks that answered the last time.
-    pub answered: usize,
-    /// Ranks that it knows of.
-    pub known: usize,
-    /// Why it could not be asked the last time.
-    pub error: Option<String>,
-}
-
-/// Everything a view shows, at one moment. Shared, never changed.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// Number of this snapshot, from 1.
-    pub number: u64,
-    /// When it was judged.
-    pub at: Moment,
-    /// The judgement.
-    pub report: Arc<Report>,
-    /// Every rank that is expected or was seen, ascending.
-    pub ranks: Arc<[RankView]>,
-    /// Every source.
-    pub sources: Vec<SourceStatus>,
-    /// Name of the job; empty if unknown.
-    pub job: String,
-    /// How long the judgement took.
-    pub cost: Duration,
-}
-
-impl Snapshot {
-    /// Nothing seen, from no source.
-    pub fn empty(at: Moment) -> Self {
-        let report = Report {
-            schema: Report::SCHEMA.into(),
-            verdict: Verdict::Inconclusive,
-            findings: vec![],
-            problems: vec![],
-            input: crate::report::Input::default(),
-            groups: vec![],
-            ranks: vec![],
-            in_flight: vec![],
-            waits: vec![],
-            stacks: vec![],
-        };
-        Self {
-            number: 0,
-            at,
-            report: Arc::new(report),
-            ranks: Arc::from([]),
-            sources: vec![],
-            job: String::new(),
-            cost: Duration::ZERO,
-        }
-    }
-
-    /// One rank.
-    pub fn rank(&self, rank: Rank) -> Option<&RankView> {
-        let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
-        at.ok().map(|at| &self.ranks[at])
-    }
-
-    /// All records, by rank.
-    pub fn dumps(&self) -> impl Iterator<Item = (Rank, &Dump)> {
-        self.ranks
-            .iter()
-            .flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())))
-    }
-
-    /// Operations held, over all ranks.
-    pub fn entries(&self) -> usize {
-        self.dumps().map(|(_, dump)| dump.entries.len()).sum()
-    }
-}
-
 /// How dumps are judged: [`analyze`](crate::analyze), unless a test says otherwise.
 pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;
 
@@ -202,6 +100,8 @@ struct Feed {
     answered: Option<Duration>,
     problems: Vec<Problem>,
     world_size: Option<u32>,
+    communicators: Vec<Watched>,
+    collected: Option<Collected>,
 }
 
 impl Live {
@@ -252,6 +152,19 @@ impl Live {
         feed.answered = Some(at.elapsed);
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
+        let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
+        let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
+        let told = &feed.communicators;
+        self.changed |= told.len() != communicators.len()
+            || !told.iter().zip(&communicators).all(|(a, b)| same(a, b));
+        feed.communicators = communicators;
+        let number = |collected: &Option<Collected>| {
+            collected
+                .as_ref()
+                .map(|c| (Arc::as_ptr(&c.report), c.silent.clone()))
+        };
+        self.changed |= number(&feed.collected) != number(&poll.collected);
+        feed.collected = poll.collected;
         if poll.restart {
             self.slots.retain(|&(_, of, _), _| of != source);
         }
@@ -342,7 +255,7 @@ impl Live {
             .chain(self.options.policy.world_size)
             .max();
         self.take_signs();
-        let ranks = self.views(at, world);
+        let mut ranks = self.views(at, world);
         // What a silent rank last wrote is old: judged with the others' new records it would be
         // accused of what it may have done since.
         let dumps: Vec<Arc<Dump>> = ranks
@@ -355,16 +268,39 @@ impl Live {
             policy.now_ns = Some(at.wall_ns);
         }
         policy.world_size = world;
-        let mut report = (self.judge)(&dumps, &policy);
+        let collected = self.collected(&ranks).cloned();
+        let mut report = match &collected {
+            Some(collected) => Report::clone(&collected.report),
+            // Nobody gave a record: what is left is what is said of the ranks.
+            None if dumps.is_empty() && self.communicators().next().is_some() => Report {
+                input: crate::report::Input {
+                    ranks_expected: ranks.len(),
+                    ..Default::default()
+                },
+                ..Report::clone(&Snapshot::empty(at).report)
+            },
+            None => (self.judge)(&dumps, &policy),
+        };
+        if let Some(collected) = &collected {
+            ranks = collected_views(ranks, collected);
+        }
         let problems = self.sources.iter().flat_map(|feed| &feed.problems).cloned();
         report.problems.extend(problems);
-        report.findings.extend(self.silence(&report, &ranks));
+        let watched: Vec<Watched> = self.communicators().cloned().collect();
+        seen::remark(&watched, &mut ranks);
+        let ranks: Arc<[RankView]> = ranks.into();
+        self.add_seen(&mut report, &watched, &ranks, at);
         self.number += 1;
         let cost = began.elapsed();
         self.due = policy
             .snapshot
             .then(|| self.next_due(&dumps, at, cost))
             .flatten();
+        let uneven = watched.iter().filter(|w| w.is_uneven());
+        let overdue = uneven
+            .map(|w| w.since + policy.overdue)
+            .filter(|due| *due > at.elapsed);
+        self.due = self.due.into_iter().chain(overdue).min();
         let sources = self.sources.iter().map(|feed| SourceStatus {
             silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
             ..feed.status.clone()
@@ -372,7 +308,9 @@ impl Live {
         let job = dumps
             .iter()
             .find(|dump| !dump.identity.job.is_empty())
-            .map_or_else(String::new, |dump| dump.identity.job.clone());
+            .map(|dump| dump.identity.job.clone())
+            .or(collected.map(|collected| collected.job))
+            .unwrap_or_default();
         Some(Snapshot {
             number: self.number,
             at,
@@ -418,7 +356,59 @@ impl Live {
         pause.map(|pause| at.elapsed + pause)
     }
 
-    fn views(&self, at: Moment, world: Option<u32>) -> Arc<[RankView]> {
+    fn communicators(&self) -> impl Iterator<Item = &Watched> {
+        self.sources.iter().flat_map(|feed| &feed.communicators)
+    }
+
+    /// A collector's report, where it read more ranks than we did.
+    fn collected(&self, ranks: &[RankView]) -> Option<&Collected> {
+        let own = ranks.iter().filter(|view| !view.dumps.is_empty()).count();
+        let collected = self
+            .sources
+            .iter()
+            .filter_map(|feed| feed.collected.as_ref());
+        let widest = collected.max_by_key(|collected| collected.report.input.ranks_read);
+        widest.filter(|collected| own == 0 || collected.report.input.ranks_read > own)
+    }
+
+    /// Adds the findings that no record tells.
+    fn add_seen(&self, report: &mut Report, watched: &[Watched], ranks: &[RankView], at: Moment) {
+        let is_error = |finding: &Finding| finding.severity == Severity::Error;
+        let explained = report.findings.iter().any(is_error);
+        let overdue = self.options.policy.overdue;
+        let library = seen::library(watched, ranks, at.elapsed, overdue, explained);
+        let failed: BTreeSet<Rank> = (report.findings.iter())
+            .filter(|finding| finding.code == Code::E150)
+            .flat_map(|finding| finding.culprit_ranks.iter().copied())
+            .collect();
+        let known = |finding: &Finding| {
+            let named = &finding.culprit_ranks;
+            !named.is_empty()
+                && match finding.code {
+                    Code::E150 => named.iter().all(|rank| failed.contains(rank)),
+                    Code::W150 => named.iter().all(|rank| self.silent.contains(rank)),
+                    _ => false,
+                }
+        };
+        let library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
+        let unsettled = matches!(
+            report.verdict,
+            Verdict::Healthy | Verdict::Running | Verdict::Inconclusive
+        );
+        if unsettled && library.iter().any(is_error) {
+            report.verdict = Verdict::Stuck;
+        }
+        let mut id = report.findings.iter().map(|f| f.id).max().unwrap_or(0);
+        for finding in library
+            .into_iter()
+            .chain(seen::silence(&self.silent, ranks))
+        {
+            id += 1;
+            report.findings.push(Finding { id, ..finding });
+        }
+    }
+
+    fn views(&self, at: Moment, world: Option<u32>) -> Vec<RankView> {
         let mut views: BTreeMap<Rank, RankView> = (0..world.unwrap_or(0))
             .map(|rank| (rank, RankView::missing(rank)))
             .collect();
@@ -445,90 +435,40 @@ impl Live {
                 }
             }
         }
-        let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
-        for view in views.values_mut() {
+        let mut views: Vec<RankView> = views.into_values().collect();
+        for view in &mut views {
             view.silent = self.silent.contains(&view.rank);
-            let next = on_host.entry(view.host.clone()).or_default();
-            view.local_rank = *next;
-            *next += 1;
         }
-        views.into_values().collect()
-    }
-
-    /// W150, where ranks fell silent.
-    fn silence(&self, report: &Report, ranks: &[RankView]) -> Option<Finding> {
-        if self.silent.is_empty() {
-            return None;
-        }
-        let culprits: Vec<Rank> = self.silent.iter().copied().collect();
-        let views = || ranks.iter().filter(|view| view.silent);
-        let longest = views().filter_map(|view| view.silence).max();
-        let why = views().find_map(|view| view.failure.clone());
-        let seconds = longest.unwrap_or_default().as_secs();
-        let subject = match culprits.as_slice() {
-            [one] => format!("rank {one} has"),
-            many => format!("{} ranks ({}) have", many.len(), rank_set(many, 6)),
-        };
-        let reason = why.map_or_else(String::new, |why| format!(": {why}"));
-        let hosts: BTreeSet<&str> = views().map(|view| view.host.as_ref()).collect();
-        let place = match hosts.into_iter().collect::<Vec<_>>().as_slice() {
-            [host] if !host.is_empty() => format!(" on {host}"),
-            _ => String::new(),
-        };
-        let next =
-            format!("look whether the process lives{place}; its last record is shown as it was");
-        Some(Finding {
-            id: report.findings.iter().map(|f| f.id).max().unwrap_or(0) + 1,
-            code: Code::W150,
-            name: Code::W150.name().into(),
-            severity: Code::W150.severity(),
-            confidence: 1.0,
-            culprit_ranks: culprits,
-            alternatives: vec![],
-            victim_ranks: vec![],
-            victim_count: 0,
-            group: None,
-            seq: None,
-            seq_kind: None,
-            op: None,
-            caused_by: None,
-            cycle: vec![],
-            sentence: format!("{subject} not answered for {seconds} s{reason}"),
-            evidence: vec![],
-            ruled_out: vec![],
-            frames: vec![],
-            diff: vec![],
-            next,
-        })
+        number_on_hosts(&mut views);
+        views
     }
 }
 
-impl RankView {
-    fn missing(rank: Rank) -> Self {
-        Self {
-            rank,
-            host: Arc::from(""),
-            local_rank: 0,
-            dumps: vec![],
-            liveness: Liveness::Unknown,
-            silence: None,
-            failure: None,
-            silent: false,
+/// The ranks of a collector's report, beside those that we read.
+fn collected_views(own: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
+    let mut views: BTreeMap<Rank, RankView> =
+        own.into_iter().map(|view| (view.rank, view)).collect();
+    for told in &collected.report.ranks {
+        let view = views
+            .entry(told.rank)
+            .or_insert_with(|| RankView::missing(told.rank));
+        if view.host.is_empty() {
+            view.host = told.host.as_str().into();
         }
+        view.silent |= collected.silent.binary_search(&told.rank).is_ok();
     }
+    let mut views: Vec<RankView> = views.into_values().collect();
+    number_on_hosts(&mut views);
+    views
+}
 
-    /// Several sources may hold the same recorder's record: the newest is kept. Records of different
-    /// recorders of one process stand beside each other.
-    fn add(&mut self, dump: &Arc<Dump>) {
-        let newer = |a: &Dump, b: &Dump| {
-            (a.identity.attempt, a.identity.dump_time_ns)
-                > (b.identity.attempt, b.identity.dump_time_ns)
-        };
-        match self.dumps.iter_mut().find(|d| d.recorder == dump.recorder) {
-            Some(known) if newer(dump, known) => *known = dump.clone(),
-            Some(_) => {}
-            None => self.dumps.push(dump.clone()),
-        }
+/// Numbers the ranks of each host.
+fn number_on_hosts(views: &mut [RankView]) {
+    let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    for view in views {
+        let next = on_host.entry(view.host.clone()).or_default();
+        view.local_rank = *next;
+        *next += 1;
     }
 }
 
@@ -548,7 +488,6 @@ impl Report {
     /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
     /// error or warning, 2 could not tell.
     pub fn exit_code(&self) -> u8 {
-        use crate::finding::Severity;
         let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
         match self.verdict {
             _ if blamed => 1,

@@ -1,0 +1,444 @@
+//! Findings that no record tells: they are about who answers, and about what others say.
+
+use super::RankView;
+use crate::finding::{Code, Finding};
+use crate::label::rank_set;
+use crate::source::{Communicator, Member, MemberState};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How sure launch counts alone make: they tell who is behind, not whether anybody waits.
+const BY_COUNTS: f64 = 0.6;
+
+fn found(
+    code: Code,
+    confidence: f64,
+    culprit_ranks: Vec<Rank>,
+    sentence: String,
+    next: String,
+) -> Finding {
+    Finding {
+        // Numbered where it is put among others.
+        id: 0,
+        code,
+        name: code.name().into(),
+        severity: code.severity(),
+        confidence,
+        culprit_ranks,
+        alternatives: vec![],
+        victim_ranks: vec![],
+        victim_count: 0,
+        group: None,
+        seq: None,
+        seq_kind: None,
+        op: None,
+        caused_by: None,
+        cycle: vec![],
+        sentence,
+        evidence: vec![],
+        ruled_out: vec![],
+        frames: vec![],
+        diff: vec![],
+        next,
+    }
+}
+
+/// W150, where ranks no longer answer us.
+pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Finding> {
+    if silent.is_empty() {
+        return None;
+    }
+    let culprits: Vec<Rank> = silent.iter().copied().collect();
+    let views = || ranks.iter().filter(|view| view.silent);
+    let longest = views().filter_map(|view| view.silence).max();
+    let why = views().find_map(|view| view.failure.clone());
+    let seconds = longest.unwrap_or_default().as_secs();
+    let subject = match culprits.as_slice() {
+        [one] => format!("rank {one} has"),
+        many => format!("{} ranks ({}) have", many.len(), rank_set(many, 6)),
+    };
+    let reason = why.map_or_else(String::new, |why| format!(": {why}"));
+    let hosts: BTreeSet<&str> = views().map(|view| view.host.as_ref()).collect();
+    let place = match hosts.into_iter().collect::<Vec<_>>().as_slice() {
+        [host] if !host.is_empty() => format!(" on {host}"),
+        _ => String::new(),
+    };
+    let next = format!("look whether the process lives{place}; its last record is shown as it was");
+    let sentence = format!("{subject} not answered for {seconds} s{reason}");
+    Some(found(Code::W150, 1.0, culprits, sentence, next))
+}
+
+/// A communicator, and since when none of its counts moved.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    pub(super) communicator: Communicator,
+    pub(super) since: Duration,
+}
+
+impl Watched {
+    /// Takes in what the library says now.
+    pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
+        let counts = |communicator: &Communicator| -> Vec<(u32, Vec<(String, u64)>)> {
+            let members = communicator.members.iter();
+            members.map(|m| (m.rank, m.launched.clone())).collect()
+        };
+        let watched = now.into_iter().map(|communicator| {
+            let before = known.iter().find(|known| {
+                known.communicator.name == communicator.name
+                    && known.communicator.others_launched == communicator.others_launched
+                    && counts(&known.communicator) == counts(&communicator)
+            });
+            Self {
+                since: before.map_or(at, |before| before.since),
+                communicator,
+            }
+        });
+        watched.collect()
+    }
+
+    /// Whether members launched different numbers of operations.
+    pub(super) fn is_uneven(&self) -> bool {
+        !behind(&self.communicator).is_empty()
+    }
+}
+
+/// Members that launched fewer operations of a kind than most: who, the kind, how many, how many most.
+fn behind(communicator: &Communicator) -> Vec<(&Member, &str, u64, u64)> {
+    let mut by_kind: BTreeMap<&str, Vec<(&Member, u64)>> = BTreeMap::new();
+    for member in &communicator.members {
+        // What a process that does not answer launched is not known.
+        if matches!(member.state, MemberState::Dead | MemberState::Unresponsive) {
+            continue;
+        }
+        for (kind, count) in &member.launched {
+            by_kind.entry(kind).or_default().push((member, *count));
+        }
+    }
+    let mut found = Vec::new();
+    for (kind, counts) in by_kind {
+        let told = communicator.others_launched.as_ref();
+        let most = match told.filter(|(known, _)| known == kind) {
+            Some(&(_, count)) => count,
+            None => most_frequent(counts.iter().map(|&(_, count)| count)),
+        };
+        let late = counts.into_iter().filter(|&(_, count)| count < most);
+        found.extend(late.map(|(member, count)| (member, kind, count, most)));
+    }
+    found
+}
+
+/// The value that most have; the largest of several.
+fn most_frequent(values: impl Iterator<Item = u64>) -> u64 {
+    let mut frequency: BTreeMap<u64, usize> = BTreeMap::new();
+    for value in values {
+        *frequency.entry(value).or_default() += 1;
+    }
+    let most = frequency
+        .into_iter()
+        .max_by_key(|&(value, count)| (count, value));
+    most.map_or(0, |(value, _)| value)
+}
+
+/// Which of the job's ranks a member of a communicator is.
+///
+/// By process, where records hold process ids; by host and device, where they do not; and in a
+/// communicator of the whole job by its rank there.
+fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
+    let process = &member.process;
+    let pid = |view: &RankView| view.dump().map_or(0, |dump| dump.identity.pid);
+    let here = |view: &&RankView| !process.host.is_empty() && *view.host == *process.host;
+    let device = |view: &&RankView| Some(view.local_rank) == process.device;
+    let mut same: Vec<&RankView> = match process.pid {
+        0 => vec![],
+        wanted => ranks.iter().filter(|view| pid(view) == wanted).collect(),
+    };
+    // Process ids repeat from host to host, and a process may hold several devices.
+    for narrow in [&here as &dyn Fn(&&RankView) -> bool, &device] {
+        if same.len() > 1 {
+            same.retain(narrow);
+        }
+    }
+    if same.is_empty() {
+        same = ranks
+            .iter()
+            .filter(|view| pid(view) == 0 && here(view) && device(view))
+            .collect();
+    }
+    match same.as_slice() {
+        [one] => Some(one.rank),
+        _ if communicator.size as usize == ranks.len() => {
+            ranks.get(member.rank as usize).map(|view| view.rank)
+        }
+        _ => None,
+    }
+}
+
+fn member_words(member: &Member, rank: Option<Rank>) -> String {
+    let process = &member.process;
+    let mut facts = Vec::new();
+    if !process.host.is_empty() {
+        facts.push(process.host.clone());
+    }
+    if process.pid > 0 {
+        facts.push(format!("process {}", process.pid));
+    }
+    if let Some(device) = process.device {
+        facts.push(format!("device {device}"));
+    }
+    let facts = match facts.as_slice() {
+        [] => String::new(),
+        facts => format!(" ({})", facts.join(", ")),
+    };
+    match rank {
+        Some(rank) => format!("rank {rank}{facts}"),
+        None if member.rank == u32::MAX => format!("a process{facts}"),
+        None => format!("rank {} of its communicator{facts}", member.rank),
+    }
+}
+
+/// Notes on each rank what the library says of it, and on which host it is where nothing else tells.
+pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
+    let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
+    let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
+    for Watched { communicator, .. } in watched {
+        for member in &communicator.members {
+            let Some(rank) = rank_of(member, communicator, ranks) else {
+                continue;
+            };
+            let counts = member.launched.iter().filter(|(_, count)| *count > 0);
+            let counts: Vec<String> = counts
+                .map(|(kind, count)| format!("{count} {kind}"))
+                .collect();
+            let launched = match counts.as_slice() {
+                [] => String::new(),
+                counts => format!(", launched {}", counts.join(", ")),
+            };
+            let (name, state) = (&communicator.name, member.state.word());
+            let own = member.rank;
+            let text = format!("NCCL: rank {own} of communicator {name} is {state}{launched}");
+            remarks.entry(rank).or_default().push(text);
+            hosts
+                .entry(rank)
+                .or_insert_with(|| member.process.host.clone());
+        }
+    }
+    for view in ranks {
+        view.remarks = remarks.remove(&view.rank).unwrap_or_default();
+        if view.host.is_empty()
+            && let Some(host) = hosts.remove(&view.rank)
+        {
+            view.host = host.into();
+        }
+    }
+}
+
+/// What the library's account adds to a report: processes that it gave up, errors that it met, and,
+/// unless `explained` already, ranks whose launches stay behind.
+pub(super) fn library(
+    watched: &[Watched],
+    ranks: &[RankView],
+    at: Duration,
+    overdue: Duration,
+    explained: bool,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut told: BTreeSet<(u32, String)> = BTreeSet::new();
+    for Watched {
+        communicator,
+        since,
+    } in watched
+    {
+        let rank = |member: &Member| rank_of(member, communicator, ranks);
+        let name = &communicator.name;
+        for member in &communicator.members {
+            let (code, confidence, what) = match member.state {
+                MemberState::Dead => (
+                    Code::E150,
+                    1.0,
+                    "was given up by NCCL: its process no longer \
+                                      answers"
+                        .to_owned(),
+                ),
+                MemberState::Failed(error) => (
+                    Code::E150,
+                    1.0,
+                    format!("met NCCL error {error} on communicator {name}"),
+                ),
+                MemberState::Unresponsive => {
+                    (Code::W150, 1.0, "does not answer NCCL's RAS".to_owned())
+                }
+                _ => continue,
+            };
+            let process = &member.process;
+            let who = match process.pid {
+                0 => (member.rank, name.clone()),
+                pid => (pid, process.host.clone()),
+            };
+            // One process is a member of many communicators.
+            if !told.insert(who) {
+                continue;
+            }
+            let rank = rank(member);
+            let sentence = format!("{} {what}", member_words(member, rank));
+            let host = match process.host.as_str() {
+                "" => "its host".to_owned(),
+                host => host.to_owned(),
+            };
+            let next = format!("look for the process, and for errors of its device, on {host}");
+            let culprits = rank.into_iter().collect();
+            findings.push(found(code, confidence, culprits, sentence, next));
+        }
+        let still = at.saturating_sub(*since);
+        if explained || still < overdue {
+            continue;
+        }
+        let behind = behind(communicator);
+        let Some(&(first, kind, count, most)) = behind.first() else {
+            continue;
+        };
+        let same: Vec<&Member> = behind
+            .iter()
+            .filter(|(_, k, c, _)| (*k, *c) == (kind, count))
+            .map(|(member, ..)| *member)
+            .collect();
+        let mut culprits: Vec<Rank> = same.iter().filter_map(|member| rank(member)).collect();
+        culprits.sort_unstable();
+        let who = match (same.len(), culprits.len()) {
+            (1, _) => format!("{} has", member_words(first, rank(first))),
+            (many, joined) if many == joined => {
+                format!("{many} ranks ({}) have", rank_set(&culprits, 6))
+            }
+            (many, _) => format!("{many} members have"),
+        };
+        let sentence = format!(
+            "{who} launched {count} {kind} on communicator {name}, the others {most}; no count has \
+             moved for {} s",
+            still.as_secs()
+        );
+        let next = "take its call stack; NCCL counts launches only, a record tells more".to_owned();
+        findings.push(found(Code::E101, BY_COUNTS, culprits, sentence, next));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Process;
+    use rcomm_recorder::publish::Dump;
+    use std::sync::Arc;
+
+    /// Four ranks on two hosts; those with an even number tell their process id.
+    fn ranks() -> Vec<RankView> {
+        let view = |rank: Rank| {
+            let mut dump = Dump::default();
+            dump.identity.pid = if rank % 2 == 0 { 100 } else { 0 };
+            RankView {
+                host: format!("n{}", rank / 2).into(),
+                local_rank: rank % 2,
+                dumps: vec![Arc::new(dump)],
+                ..RankView::missing(rank)
+            }
+        };
+        (0..4).map(view).collect()
+    }
+
+    fn member(rank: u32, host: &str, pid: u32, device: u32, launched: u64) -> Member {
+        Member {
+            rank,
+            process: Process {
+                host: host.into(),
+                pid,
+                device: Some(device),
+            },
+            state: MemberState::Running,
+            launched: vec![("AllReduce".into(), launched)],
+        }
+    }
+
+    /// A communicator of three whose ranks are in another order than the job's.
+    fn communicator(launched: [u64; 3]) -> Communicator {
+        Communicator {
+            name: "27a0".into(),
+            size: 3,
+            members: vec![
+                member(0, "n1", 7, 1, launched[0]),
+                member(1, "n1", 100, 0, launched[1]),
+                member(2, "n0", 100, 0, launched[2]),
+            ],
+            others_launched: None,
+        }
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn members_are_joined_by_host_process_and_device() {
+        let communicator = communicator([1, 1, 1]);
+        let ranks = ranks();
+        let joined: Vec<_> = communicator
+            .members
+            .iter()
+            .map(|member| rank_of(member, &communicator, &ranks))
+            .collect();
+        // By host and device, then twice by a process id that two hosts have.
+        assert_eq!(joined, [Some(3), Some(2), Some(0)]);
+        let stranger = member(1, "n9", 5, 0, 1);
+        assert_eq!(rank_of(&stranger, &communicator, &ranks), None);
+        let whole = Communicator {
+            size: 4,
+            ..communicator
+        };
+        assert_eq!(rank_of(&stranger, &whole, &ranks), Some(1));
+    }
+
+    #[test]
+    fn launches_that_stay_behind_are_told_once_nothing_moves() {
+        let ranks = ranks();
+        let first = Watched::update(&[], vec![communicator([42, 41, 42])], seconds(10));
+        let moved = Watched::update(&first, vec![communicator([43, 41, 43])], seconds(12));
+        let still = Watched::update(&moved, vec![communicator([43, 41, 43])], seconds(30));
+        assert_eq!((still[0].since, still[0].is_uneven()), (seconds(12), true));
+        let look = |at, explained| library(&still, &ranks, seconds(at), seconds(5), explained);
+        assert!(look(16, false).is_empty(), "too early");
+        assert!(look(30, true).is_empty(), "a record explains more");
+        let findings = look(30, false);
+        let [finding] = findings.as_slice() else {
+            panic!("{findings:?}");
+        };
+        assert_eq!(
+            (finding.code, finding.culprit_ranks.as_slice()),
+            (Code::E101, &[2][..])
+        );
+        let said = "rank 2 (n1, process 100, device 0) has launched 41 AllReduce on communicator \
+                    27a0, the others 43; no count has moved for 18 s";
+        assert_eq!(finding.sentence, said);
+        let even = Watched::update(&still, vec![communicator([43, 43, 43])], seconds(40));
+        assert!(library(&even, &ranks, seconds(90), seconds(5), false).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_the_library_gave_up_is_told_once() {
+        let ranks = ranks();
+        let mut dead = communicator([42, 42, 42]);
+        dead.members[0].state = MemberState::Dead;
+        dead.members[1].state = MemberState::Failed(6);
+        let mut other = dead.clone();
+        other.name = "cf26".into();
+        let watched = Watched::update(&[], vec![dead, other], seconds(1));
+        let findings = library(&watched, &ranks, seconds(1), seconds(5), false);
+        let told: Vec<_> = findings
+            .iter()
+            .map(|f| (f.code, f.culprit_ranks.clone()))
+            .collect();
+        assert_eq!(told, [(Code::E150, vec![3]), (Code::E150, vec![2])]);
+        assert!(
+            findings[1].sentence.contains("NCCL error 6"),
+            "{}",
+            findings[1].sentence
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! What a live view shows, at one moment.
+
+use super::Moment;
+use crate::report::{Report, Verdict};
+use crate::source::Liveness;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One rank at the time of a [`Snapshot`].
+#[derive(Clone, Debug)]
+pub struct RankView {
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Host; empty if unknown.
+    pub host: Arc<str>,
+    /// Place among the ranks of its host, from 0.
+    pub local_rank: u32,
+    /// Its records, the newest first; empty if none was ever read.
+    pub dumps: Vec<Arc<Dump>>,
+    /// Whether its process lives.
+    pub liveness: Liveness,
+    /// Age of its last answer; `None` if it never answered.
+    pub silence: Option<Duration>,
+    /// Why it does not answer, where it does not.
+    pub failure: Option<Arc<str>>,
+    /// It stopped answering: its record is old.
+    pub silent: bool,
+    /// What the communication library says of it, one sentence each.
+    pub remarks: Vec<String>,
+}
+
+impl RankView {
+    /// Its newest record.
+    pub fn dump(&self) -> Option<&Dump> {
+        self.dumps.first().map(Arc::as_ref)
+    }
+}
+
+/// How a source does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// What is asked.
+    pub name: String,
+    /// Age of its last answer; `None` if it never answered.
+    pub silence: Option<Duration>,
+    /// Ranks that answered the last time.
+    pub answered: usize,
+    /// Ranks that it knows of.
+    pub known: usize,
+    /// Why it could not be asked the last time.
+    pub error: Option<String>,
+}
+
+/// Everything a view shows, at one moment. Shared, never changed.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Number of this snapshot, from 1.
+    pub number: u64,
+    /// When it was judged.
+    pub at: Moment,
+    /// The judgement.
+    pub report: Arc<Report>,
+    /// Every rank that is expected or was seen, ascending.
+    pub ranks: Arc<[RankView]>,
+    /// Every source.
+    pub sources: Vec<SourceStatus>,
+    /// Name of the job; empty if unknown.
+    pub job: String,
+    /// How long the judgement took.
+    pub cost: Duration,
+}
+
+impl Snapshot {
+    /// Nothing seen, from no source.
+    pub fn empty(at: Moment) -> Self {
+        let report = Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Inconclusive,
+            findings: vec![],
+            problems: vec![],
+            input: crate::report::Input::default(),
+            groups: vec![],
+            ranks: vec![],
+            in_flight: vec![],
+            waits: vec![],
+            stacks: vec![],
+        };
+        Self {
+            number: 0,
+            at,
+            report: Arc::new(report),
+            ranks: Arc::from([]),
+            sources: vec![],
+            job: String::new(),
+            cost: Duration::ZERO,
+        }
+    }
+
+    /// One rank.
+    pub fn rank(&self, rank: Rank) -> Option<&RankView> {
+        let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
+        at.ok().map(|at| &self.ranks[at])
+    }
+
+    /// All records, by rank.
+    pub fn dumps(&self) -> impl Iterator<Item = (Rank, &Dump)> {
+        self.ranks
+            .iter()
+            .flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())))
+    }
+
+    /// Operations held, over all ranks.
+    pub fn entries(&self) -> usize {
+        self.dumps().map(|(_, dump)| dump.entries.len()).sum()
+    }
+}
+
+impl RankView {
+    pub(super) fn missing(rank: Rank) -> Self {
+        Self {
+            rank,
+            host: Arc::from(""),
+            local_rank: 0,
+            dumps: vec![],
+            liveness: Liveness::Unknown,
+            silence: None,
+            failure: None,
+            silent: false,
+            remarks: vec![],
+        }
+    }
+
+    /// Several sources may hold the same recorder's record: the newest is kept. Records of different
+    /// recorders of one process stand beside each other.
+    pub(super) fn add(&mut self, dump: &Arc<Dump>) {
+        let newer = |a: &Dump, b: &Dump| {
+            (a.identity.attempt, a.identity.dump_time_ns)
+                > (b.identity.attempt, b.identity.dump_time_ns)
+        };
+        let is_empty = |dump: &Dump| dump.entries.is_empty() && dump.groups.is_empty();
+        let known = self.dumps.iter().position(|d| d.recorder == dump.recorder);
+        match known {
+            Some(at) if newer(dump, &self.dumps[at]) => self.dumps[at] = dump.clone(),
+            Some(_) => {}
+            // A recorder that nobody uses says nothing beside one that is used.
+            None if is_empty(dump) && !self.dumps.is_empty() => {}
+            None => {
+                self.dumps.retain(|known| !is_empty(known));
+                self.dumps.push(dump.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Addresses as people write them, and connections that keep a deadline.
+
+use rcomm_recorder::publish::{EndpointAddress, HttpRequest};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A host, by name or number, and a port: `n001:29500`, `[::1]:29500`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostPort {
+    /// Name or number, without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why an address could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no address: {expected}")]
+pub struct AddressError {
+    text: String,
+    expected: &'static str,
+}
+
+impl AddressError {
+    fn new(text: &str, expected: &'static str) -> Self {
+        Self {
+            text: text.chars().take(200).collect(),
+            expected,
+        }
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = || AddressError::new(text, "write a host and a port, as in n001:29500");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = match bare {
+            Some(number) => number,
+            // More colons are an IPv6 address without its brackets: where its port begins, nobody knows.
+            None if host.contains([':', '[', ']']) => return Err(wrong()),
+            None => host,
+        };
+        let plain = |c: char| c.is_ascii_graphic() && !"/?#@".contains(c);
+        if host.is_empty() || !host.chars().all(plain) {
+            return Err(wrong());
+        }
+        Ok(Self {
+            host: host.to_owned(),
+            port: port.parse().map_err(|_| wrong())?,
+        })
+    }
+}
+
+impl HostPort {
+    /// The socket addresses behind the name.
+    ///
+    /// The system's resolver knows no deadline. It is asked on a thread of its own, which ends when the
+    /// resolver gives up; whoever asked goes on at the deadline.
+    pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(number) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(number, self.port)]);
+        }
+        let (sender, receiver) = channel();
+        let wanted = (self.host.clone(), self.port);
+        let builder = std::thread::Builder::new().name("rcomm/resolver".into());
+        builder.spawn(move || {
+            let found = wanted.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+            // Nobody waits any more if the deadline passed.
+            let _ = sender.send(found);
+        })?;
+        let name = &self.host;
+        match receiver.recv_timeout(left(deadline)?) {
+            Ok(Ok(found)) if found.is_empty() => {
+                Err(io::Error::other(format!("the name {name} has no address")))
+            }
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(io::Error::other(format!(
+                "the name {name} cannot be resolved: {error}"
+            ))),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                let text = format!("the name {name} was not resolved in time");
+                Err(io::Error::new(io::ErrorKind::TimedOut, text))
+            }
+        }
+    }
+
+    /// Connects to the first address that answers.
+    pub(super) fn connect(&self, deadline: Instant) -> io::Result<Timed> {
+        let mut failure = None;
+        for address in self.resolve(deadline)? {
+            match TcpStream::connect_timeout(&address, left(deadline)?) {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    return Ok(Timed { stream, deadline });
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+    }
+}
+
+/// The time left, or the error that none is.
+pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "it did not answer in time",
+        ));
+    }
+    Ok(left)
+}
+
+/// A connection whose reads and writes end by one deadline.
+pub(super) struct Timed {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Timed {
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+/// A wait that ran into its limit, in the same words wherever it happens.
+fn late(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time")
+        }
+        _ => error,
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(left(self.deadline)?))?;
+        self.stream.read(into).map_err(late)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(left(self.deadline)?))?;
+        self.stream.write(from).map_err(late)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Where a server over HTTP answers: `http://n001:8080` or `unix:/run/worker.sock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpAddress {
+    /// A host and a port.
+    Tcp(HostPort),
+    /// A socket file.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for HttpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for HttpAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        const EXPECTED: &str = "write http://host:port, host:port or unix:/path/of/socket";
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err(AddressError::new(text, EXPECTED)),
+                path => Ok(Self::Unix(path.into())),
+            };
+        }
+        let rest = text.strip_prefix("http://").unwrap_or(text);
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        rest.parse()
+            .map(Self::Tcp)
+            .map_err(|_| AddressError::new(text, EXPECTED))
+    }
+}
+
+impl HttpAddress {
+    /// The host's name; empty for a socket file.
+    pub(super) fn host(&self) -> &str {
+        match self {
+            Self::Tcp(address) => &address.host,
+            Self::Unix(_) => "",
+        }
+    }
+
+    /// Sends a request to the first address that answers; `known` remembers which one that was.
+    pub(super) fn ask(
+        &self,
+        request: &HttpRequest<'_>,
+        known: &mut Option<EndpointAddress>,
+        deadline: Instant,
+    ) -> Result<rcomm_recorder::publish::HttpAnswer, String> {
+        if let Some(address) = known {
+            let answer = request.send(address, deadline);
+            // The name may stand for another address by now.
+            return answer.map_err(|error| {
+                *known = None;
+                error.to_string()
+            });
+        }
+        let candidates = match self {
+            Self::Unix(path) => vec![EndpointAddress::Unix(path.clone())],
+            Self::Tcp(address) => {
+                let found = address
+                    .resolve(deadline)
+                    .map_err(|error| error.to_string())?;
+                found.into_iter().map(EndpointAddress::Tcp).collect()
+            }
+        };
+        let mut failure = "its name has no address".to_owned();
+        for address in candidates {
+            match request.send(&address, deadline) {
+                Ok(answer) => {
+                    *known = Some(address);
+                    return Ok(answer);
+                }
+                Err(error) => failure = error.to_string(),
+            }
+        }
+        Err(failure)
+    }
+}
+
+/// Asked at a time.
+const AT_ONCE: usize = 32;
+
+/// Does `ask` for every item, many at a time, and gathers what it says in the order of the items.
+pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
+    let next = AtomicUsize::new(0);
+    let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return };
+            let answer = ask(item);
+            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            answers.push((at, answer));
+        }
+    };
+    std::thread::scope(|scope| {
+        // This thread is one of them; where the system has no more to spare, it is the only one.
+        for _ in 1..AT_ONCE.min(items.len()) {
+            let builder = std::thread::Builder::new().name("rcomm/client".into());
+            if builder.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    answers.sort_unstable_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        for (text, shown) in [
+            ("n001:29500", "n001:29500"),
+            ("127.0.0.1:1", "127.0.0.1:1"),
+            ("[::1]:29500", "[::1]:29500"),
+        ] {
+            let address: HostPort = text.parse().expect(text);
+            assert_eq!(address.to_string(), shown);
+        }
+        for text in [
+            "",
+            "n001",
+            "::1:29500",
+            "n001:x",
+            ":1",
+            "a/b:1",
+            "n001:99999",
+        ] {
+            let error = text.parse::<HostPort>().expect_err(text);
+            assert!(error.to_string().contains("n001:29500"), "{error}");
+        }
+        for (text, shown) in [
+            ("http://n1:80/", "http://n1:80"),
+            ("n1:80", "http://n1:80"),
+            ("unix:/run/w.sock", "unix:/run/w.sock"),
+        ] {
+            let address: HttpAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), shown);
+        }
+        assert!("https://n1:443".parse::<HttpAddress>().is_err());
+        assert!("unix:".parse::<HttpAddress>().is_err());
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_is_named() {
+        let address: HostPort = "no-such-host.invalid:1".parse().expect("an address");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let error = address.connect(deadline).err().expect("nobody there");
+        assert!(
+            error.to_string().contains("no-such-host.invalid"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_questions() {
+        let items: Vec<usize> = (0..200).collect();
+        assert_eq!(
+            ask_all(&items, |item| item * 2),
+            items.iter().map(|i| i * 2).collect::<Vec<_>>()
+        );
+        assert!(ask_all(&[] as &[usize], |item| *item).is_empty());
+    }
+}

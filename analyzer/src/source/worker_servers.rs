@@ -1,0 +1,324 @@
+//! PyTorch's worker servers: one HTTP server in each rank of a job that called
+//! `torch.distributed.debug.start_debug_server()`.
+//!
+//! Where they are, the job's store tells (key `debug_server/rank<R>`), or the user. Each rank is asked
+//! for both of its recorders, NCCL's and the generic one, which are different rings of one process; a
+//! pickle is read by this library's reader, which executes nothing. A rank that does not answer is its
+//! own failure, never a stall of the whole.
+
+use super::net::{HostPort, HttpAddress, ask_all};
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same, store};
+use crate::finding::Code;
+use crate::report::Problem;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often the store is asked for ranks that joined.
+const LISTING: Duration = Duration::from_secs(10);
+/// Under this and the rank's number the store holds the address of a rank's server.
+const KEY: &str = "debug_server/rank";
+
+/// A recorder of a process, by the handlers that give its ring; the first one that exists is asked.
+type Recorder = &'static [&'static str];
+const RECORDERS: [Recorder; 2] = [
+    &[
+        // With call stacks, which the JSON form lacks.
+        "dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false",
+        "dump_nccl_trace_json?includecollectives=true&onlyactive=false",
+    ],
+    &["fr_trace_json"],
+];
+
+/// A worker server that the user names: `[RANK=]ADDRESS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerAddress {
+    /// Its rank; its place in the list where nothing is said.
+    pub rank: Option<Rank>,
+    /// Where it answers.
+    pub address: HttpAddress,
+}
+
+impl FromStr for WorkerAddress {
+    type Err = super::net::AddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let given = text.split_once('=');
+        let rank = given.and_then(|(rank, rest)| Some((rank.parse().ok()?, rest)));
+        let (rank, address) = match rank {
+            Some((rank, rest)) => (Some(rank), rest),
+            None => (None, text),
+        };
+        Ok(Self {
+            rank,
+            address: address.parse()?,
+        })
+    }
+}
+
+/// See the module.
+pub struct WorkerServerSource {
+    store: Option<HostPort>,
+    world_size: Option<u32>,
+    workers: BTreeMap<Rank, Mutex<Worker>>,
+    listed: Option<Instant>,
+}
+
+/// One rank's server, and what it said last.
+struct Worker {
+    address: HttpAddress,
+    reached: Option<EndpointAddress>,
+    handlers: Option<Vec<String>>,
+    last: [Option<Dump>; RECORDERS.len()],
+}
+
+impl Worker {
+    fn new(address: HttpAddress) -> Mutex<Self> {
+        Mutex::new(Self {
+            address,
+            reached: None,
+            handlers: None,
+            last: Default::default(),
+        })
+    }
+}
+
+impl WorkerServerSource {
+    /// The servers whose addresses are in a job's store, of all ranks of `world_size` or of as many as
+    /// there are.
+    pub fn in_store(store: HostPort, world_size: Option<u32>) -> Self {
+        Self {
+            store: Some(store),
+            world_size,
+            workers: BTreeMap::new(),
+            listed: None,
+        }
+    }
+
+    /// The servers at these addresses.
+    pub fn at(given: Vec<WorkerAddress>) -> Self {
+        let workers = (0..).zip(given).map(|(place, worker)| {
+            let rank = worker.rank.unwrap_or(place);
+            (rank, Worker::new(worker.address))
+        });
+        Self {
+            store: None,
+            world_size: None,
+            workers: workers.collect(),
+            listed: None,
+        }
+    }
+
+    /// Asks the store for ranks; what is known stays known when it does not answer.
+    fn list(&mut self, deadline: Instant, problems: &mut Vec<Problem>) -> Result<(), SourceError> {
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        if !due && !self.workers.is_empty() {
+            return Ok(());
+        }
+        let place = format!("store {store}");
+        let found = match store::read_by_rank(store, KEY, self.world_size, deadline) {
+            Ok(found) => found,
+            Err(source) if self.workers.is_empty() => {
+                return Err(SourceError::Io { place, source });
+            }
+            Err(error) => {
+                problems.push(unusable(&place, format!("no longer answers: {error}")));
+                return Ok(());
+            }
+        };
+        self.listed = Some(Instant::now());
+        for (rank, text) in found {
+            match text.parse::<HttpAddress>() {
+                Ok(address) => self.know(rank, address),
+                Err(error) => problems.push(unusable(&format!("{place}, key {KEY}{rank}"), error)),
+            }
+        }
+        if self.workers.is_empty() {
+            return Err(SourceError::Nothing {
+                what: format!("{place} holds no address of a worker server ({KEY}0, ...)"),
+                hint: "call torch.distributed.debug.start_debug_server() in every rank, or name \
+                       the servers with --worker-server"
+                    .into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn know(&mut self, rank: Rank, address: HttpAddress) {
+        let known = self.workers.get_mut(&rank).is_some_and(|worker| {
+            let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
+            worker.address == address
+        });
+        if !known {
+            self.workers.insert(rank, Worker::new(address));
+        }
+    }
+}
+
+fn unusable(place: &str, sentence: impl ToString) -> Problem {
+    Problem {
+        code: Code::N301,
+        path: place.to_owned(),
+        sentence: sentence.to_string(),
+    }
+}
+
+impl Source for WorkerServerSource {
+    fn name(&self) -> String {
+        match &self.store {
+            Some(store) => format!("PyTorch worker servers found in store {store}"),
+            None => format!("{} PyTorch worker servers", self.workers.len()),
+        }
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        let mut problems = Vec::new();
+        self.list(deadline, &mut problems)?;
+        let world_size = self.world_size;
+        let workers: Vec<(&Rank, &Mutex<Worker>)> = self.workers.iter().collect();
+        let looks = ask_all(&workers, |(rank, worker)| {
+            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            worker.look(**rank, world_size, deadline)
+        });
+        let mut observations = Vec::new();
+        for (seen, lost) in looks {
+            observations.extend(seen);
+            problems.extend(lost);
+        }
+        Ok(Poll {
+            observations,
+            problems,
+            world_size,
+            ..Poll::default()
+        })
+    }
+}
+
+impl Worker {
+    /// Both recorders of one rank.
+    fn look(
+        &mut self,
+        rank: Rank,
+        world_size: Option<u32>,
+        deadline: Instant,
+    ) -> (Vec<Observation>, Vec<Problem>) {
+        let mut problems = Vec::new();
+        let failed = |part: u8, reason: String| Observation {
+            rank,
+            part,
+            liveness: Liveness::Unknown,
+            seen: Seen::Failed(reason),
+        };
+        if let Err(reason) = self.ask_for_handlers(deadline) {
+            let reason = format!("{}: {reason}", self.address);
+            return (vec![failed(0, reason)], problems);
+        }
+        let mut observations = Vec::new();
+        for (part, recorder) in (0u8..).zip(RECORDERS) {
+            let Some(handler) = self.handler(recorder) else {
+                continue;
+            };
+            let dump = match self.ring(handler, deadline) {
+                Ok((dump, lost)) => {
+                    let place = format!("{}, {}", self.address, plain(handler));
+                    problems.extend(lost.into_iter().map(|lost| unusable(&place, lost)));
+                    dump
+                }
+                Err(reason) => {
+                    let reason = format!("{}, {}: {reason}", self.address, plain(handler));
+                    observations.push(failed(part, reason));
+                    continue;
+                }
+            };
+            let before = &mut self.last[usize::from(part)];
+            let mut dump = dump;
+            dump.identity.rank = Some(rank);
+            dump.identity.world_size = dump.identity.world_size.or(world_size);
+            dump.identity.dump_time_ns = now_ns();
+            if dump.identity.host.is_empty() {
+                self.address.host().clone_into(&mut dump.identity.host);
+            }
+            let as_of_ns = dump.identity.dump_time_ns;
+            let same = before.as_ref().is_some_and(|before| is_same(before, &dump));
+            let seen = if same {
+                Seen::Unchanged {
+                    heartbeat_ns: 0,
+                    as_of_ns,
+                }
+            } else {
+                *before = Some(dump.clone());
+                Seen::Changed(Box::new(dump))
+            };
+            observations.push(Observation {
+                rank,
+                part,
+                liveness: Liveness::Alive,
+                seen,
+            });
+        }
+        (observations, problems)
+    }
+
+    /// Which handlers the server has: NCCL's are there only where PyTorch was built with it.
+    fn ask_for_handlers(&mut self, deadline: Instant) -> Result<(), String> {
+        if self.handlers.is_some() {
+            return Ok(());
+        }
+        let request = HttpRequest::get("/handler/");
+        let answer = self.address.ask(&request, &mut self.reached, deadline)?;
+        let handlers = serde_json::from_slice(&answer.body);
+        match (answer.status, handlers) {
+            (200, Ok(handlers)) => {
+                self.handlers = Some(handlers);
+                Ok(())
+            }
+            (200, Err(error)) => Err(format!(
+                "its list of handlers makes no sense ({error}): is it a PyTorch worker server?"
+            )),
+            (status, _) => Err(format!(
+                "it answered with HTTP status {status}: is it a PyTorch worker server?"
+            )),
+        }
+    }
+
+    fn handler(&self, recorder: Recorder) -> Option<&'static str> {
+        let known = self.handlers.as_deref().unwrap_or_default();
+        let has = |handler: &&&str| known.iter().any(|known| known == plain(handler));
+        recorder.iter().find(has).copied()
+    }
+
+    fn ring(&mut self, handler: &str, deadline: Instant) -> Result<(Dump, Vec<String>), String> {
+        let path = format!("/handler/{handler}");
+        let request = HttpRequest::post(&path);
+        let answer = self.address.ask(&request, &mut self.reached, deadline)?;
+        if answer.status != 200 {
+            // It may be another build by now.
+            self.handlers = None;
+            let said: String = String::from_utf8_lossy(&answer.body)
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(120)
+                .collect();
+            return Err(format!("HTTP status {}: {said}", answer.status));
+        }
+        let (dump, lost) = Dump::read(&answer.body)
+            .map_err(|error| format!("its answer is no record: {error}"))?;
+        Ok((dump, lost.iter().map(ToString::to_string).collect()))
+    }
+}
+
+/// A handler without its parameters.
+fn plain(handler: &str) -> &str {
+    handler.split_once('?').map_or(handler, |(name, _)| name)
+}
+
+fn now_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX))
+}

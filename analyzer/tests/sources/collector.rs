@@ -1,0 +1,115 @@
+//! A collector that is asked for its report.
+
+use crate::server::{Answers, serve};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{CollectorSource, HttpAddress, SimulatedSource, Source, SourceError};
+use rcomm_analyzer::{Live, LiveOptions, Moment, Report, Verdict, analyze};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+fn address(address: SocketAddr) -> HttpAddress {
+    address.to_string().parse().expect("an address")
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn moment(simulation: &Simulation) -> Moment {
+    Moment {
+        elapsed: Duration::from_secs(100),
+        wall_ns: simulation.fault_ns() + 60_000_000_000,
+    }
+}
+
+fn judged(simulation: &Simulation) -> Report {
+    let at = moment(simulation);
+    let mut live = live("judged");
+    let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
+    live.observe(0, source.poll(soon()), at);
+    Report::clone(&live.refresh(at).expect("news").report)
+}
+
+fn live(name: &str) -> Live {
+    Live::new(
+        LiveOptions::default(),
+        analyze,
+        vec![name.into(), "own".into()],
+    )
+}
+
+fn collector(report: &Report) -> Answers {
+    let report = serde_json::to_vec(report).expect("plain data");
+    let status =
+        br#"{"job": "llama", "number": 7, "judged_at_ns": 1, "silent_ranks": [3], "sources": []}"#;
+    [
+        ("/api/v1/status", (200, status.to_vec())),
+        ("/api/v1/report", (200, report)),
+    ]
+    .into()
+}
+
+#[test]
+fn its_report_is_shown_with_its_ranks_and_hosts() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let report = judged(&simulation);
+    let mut source = CollectorSource::new(address(serve(collector(&report))), None);
+    let at = moment(&simulation);
+    let mut live = live("collector");
+    live.observe(0, source.poll(soon()), at);
+    let snapshot = live.refresh(at).expect("news");
+    assert_eq!(
+        (snapshot.report.verdict, &*snapshot.job),
+        (Verdict::Stuck, "llama")
+    );
+    assert_eq!(snapshot.report.findings, report.findings);
+    assert_eq!(snapshot.ranks.len(), 16);
+    let last = &snapshot.ranks[15];
+    assert_eq!((&*last.host, last.local_rank), ("n001", 7));
+    assert!(snapshot.ranks[3].silent && !last.silent);
+    // The same report again is no news.
+    live.observe(0, source.poll(soon()), at);
+    assert!(live.refresh(at).is_none());
+}
+
+#[test]
+fn who_read_more_ranks_judges() {
+    let (large, small) = (
+        Simulation::new(Situation::Healthy, 32, 0),
+        Simulation::new(Situation::StuckRank, 16, 0),
+    );
+    let mut source = CollectorSource::new(address(serve(collector(&judged(&small)))), None);
+    let mut live = live("collector");
+    let at = moment(&small);
+    live.observe(0, source.poll(soon()), at);
+    assert_eq!(
+        live.refresh(at).expect("news").report.verdict,
+        Verdict::Stuck
+    );
+    let mut own = SimulatedSource::new(large, move || at.wall_ns);
+    live.observe(1, own.poll(soon()), at);
+    let snapshot = live.refresh(at).expect("news");
+    assert_eq!(snapshot.ranks.len(), 32);
+    assert_ne!(snapshot.report.verdict, Verdict::Stuck);
+}
+
+#[test]
+fn what_is_no_collector_or_keeps_its_report_to_itself_is_told() {
+    let refused: Answers = [("/api/v1/status", (401, Vec::new()))].into();
+    let early: Answers = [("/api/v1/status", (503, Vec::new()))].into();
+    let other: Answers = [("/api/v1/status", (200, b"<html>".to_vec()))].into();
+    let mut newer = collector(&judged(&Simulation::new(Situation::Healthy, 2, 0)));
+    let report = &mut newer.get_mut("/api/v1/report").expect("made above").1;
+    let text = String::from_utf8_lossy(report).replace("rcomm.report/1", "rcomm.report/9");
+    *report = text.into_bytes();
+    for (answers, part) in [
+        (refused, "--token"),
+        (early, "looked at nothing yet"),
+        (other, "makes no sense"),
+        (newer, "rcomm.report/9"),
+    ] {
+        let error = CollectorSource::new(address(serve(answers)), None).poll(soon());
+        let error: SourceError = error.expect_err(part);
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}

@@ -1,0 +1,47 @@
+//! A server over HTTP that answers what it was told to.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+/// Answers by path; a path that is not there gets 404, like an unknown handler.
+pub(crate) type Answers = BTreeMap<&'static str, (u16, Vec<u8>)>;
+
+/// Serves these answers, one connection a request, until the process ends.
+pub(crate) fn serve(answers: Answers) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            // Who breaks off ends only its own connection.
+            let _ = answer(stream, &answers);
+        }
+    });
+    address
+}
+
+fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
+    let mut reader = BufReader::new(&stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let mut field = String::new();
+    while reader.read_line(&mut field)? > 2 {
+        field.clear();
+    }
+    let path = line.split(' ').nth(1).unwrap_or("");
+    let plain = path.split('?').next().unwrap_or("");
+    // Of PyTorch's server, handlers are POSTs and all else is GETs.
+    let handler = plain.starts_with("/handler/") && !plain.ends_with('/');
+    let method = if handler { "POST" } else { "GET" };
+    let known = answers.get(plain).filter(|_| line.starts_with(method));
+    let (status, body) = known
+        .cloned()
+        .unwrap_or((404, b"Handler not found".to_vec()));
+    let mut out = &stream;
+    write!(
+        out,
+        "HTTP/1.1 {status} x\r\nKeep-Alive: timeout=1, max=30\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )?;
+    out.write_all(&body)
+}

@@ -1,0 +1,281 @@
+//! PyTorch's worker servers, as a real job's answered and as a real job answers.
+
+use crate::server::{Answers, serve};
+use rcomm_analyzer::source::{Poll, Seen, Source, WorkerServerSource};
+use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Verdict, analyze};
+use rcomm_recorder::publish::Recorder;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/worker_servers");
+    std::fs::read(folder.join(name)).expect("fixtures are checked in")
+}
+
+/// One rank of the recorded job: four ranks over gloo, of which rank 2 never issues all_reduce #6.
+fn recorded(rank: u32) -> Answers {
+    let ring = fixture(&format!("fr_trace_rank{rank}.json"));
+    [
+        ("/handler/", (200, fixture("handlers.json"))),
+        ("/handler/fr_trace_json", (200, ring)),
+        (
+            "/handler/dump_nccl_trace_pickle",
+            (200, fixture("nccl_empty")),
+        ),
+    ]
+    .into()
+}
+
+fn source(addresses: &[SocketAddr]) -> WorkerServerSource {
+    let given = addresses.iter().map(|address| {
+        let text = format!("http://{address}");
+        text.parse().expect("an address")
+    });
+    WorkerServerSource::at(given.collect())
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// How many records are of each kind: changed, unchanged, failed.
+fn kinds(poll: &Poll) -> [usize; 3] {
+    let mut kinds = [0; 3];
+    for observation in &poll.observations {
+        kinds[match observation.seen {
+            Seen::Changed(_) => 0,
+            Seen::Unchanged { .. } => 1,
+            Seen::Failed(_) => 2,
+        }] += 1;
+    }
+    kinds
+}
+
+fn moment(after: Duration) -> Moment {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970");
+    Moment {
+        elapsed: Duration::from_secs(100) + after,
+        wall_ns: (now + after).as_nanos() as i64,
+    }
+}
+
+#[test]
+fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
+    let addresses: Vec<SocketAddr> = (0..4).map(|rank| serve(recorded(rank))).collect();
+    let mut source = source(&addresses);
+    let poll = source.poll(soon()).expect("they answer");
+    assert_eq!(kinds(&poll), [8, 0, 0], "two recorders of four ranks");
+    let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
+    live.observe(0, Ok(poll), moment(Duration::ZERO));
+    let snapshot = live.refresh(moment(Duration::ZERO)).expect("news");
+    // NCCL's recorder was never used: its empty ring stands beside no other.
+    assert!(snapshot.ranks.iter().all(|view| view.dumps.len() == 1));
+    assert_eq!(&*snapshot.ranks[1].host, "127.0.0.1");
+    assert_eq!(
+        snapshot.report.verdict,
+        Verdict::Stuck,
+        "{:?}",
+        snapshot.report
+    );
+    let finding = &snapshot.report.findings[0];
+    assert_eq!(
+        (finding.code, finding.culprit_ranks.as_slice()),
+        (Code::E101, &[2][..])
+    );
+    let again = source.poll(soon()).expect("they still answer");
+    assert_eq!(kinds(&again), [0, 8, 0]);
+}
+
+#[test]
+fn a_rank_that_fails_fails_alone() {
+    let gone = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let mut broken = recorded(1);
+    broken.insert("/handler/fr_trace_json", (500, b"it threw".to_vec()));
+    let mut garbage = recorded(1);
+    garbage.insert(
+        "/handler/fr_trace_json",
+        (200, b"\x80\x02garos\nsystem\n.".to_vec()),
+    );
+    let addresses = [
+        serve(recorded(0)),
+        gone.local_addr().expect("bound"),
+        silent.local_addr().expect("bound"),
+        serve(broken),
+        serve(garbage),
+        serve([("/handler/", (200, b"<html>".to_vec()))].into()),
+    ];
+    drop(gone);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let poll = source(&addresses).poll(deadline).expect("one answers");
+    let failures: BTreeMap<u32, &str> = poll
+        .observations
+        .iter()
+        .filter_map(|o| match &o.seen {
+            Seen::Failed(reason) => Some((o.rank, reason.as_str())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        failures.keys().copied().collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5],
+        "{failures:?}"
+    );
+    for (rank, part) in [
+        (1, "refused"),
+        (2, "did not answer in time"),
+        (3, "HTTP status 500: it threw"),
+        (4, "is no record"),
+        (5, "is it a PyTorch worker server?"),
+    ] {
+        assert!(
+            failures[&rank].contains(part),
+            "{rank}: {}",
+            failures[&rank]
+        );
+    }
+}
+
+#[test]
+fn a_pickle_of_the_nccl_recorder_brings_its_call_stacks() {
+    let dumps = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/dumps/nccl-stuck-2x2x2/pickle");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dumps)
+        .expect("fixtures are checked in")
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    files.sort();
+    let addresses: Vec<SocketAddr> = files
+        .iter()
+        .map(|file| {
+            let mut answers = recorded(0);
+            answers.remove("/handler/fr_trace_json");
+            answers.insert(
+                "/handler/",
+                (200, br#"["dump_nccl_trace_pickle"]"#.to_vec()),
+            );
+            let ring = std::fs::read(file).expect("readable");
+            answers.insert("/handler/dump_nccl_trace_pickle", (200, ring));
+            serve(answers)
+        })
+        .collect();
+    let poll = source(&addresses).poll(soon()).expect("they answer");
+    assert_eq!(poll.observations.len(), files.len());
+    for observation in &poll.observations {
+        let Seen::Changed(dump) = &observation.seen else {
+            panic!("{observation:?}");
+        };
+        assert_eq!(dump.recorder, Recorder::Nccl);
+        assert!(!dump.frames.is_empty());
+    }
+}
+
+/// A process that is ended, and waited for, with the test; those that it started (the debug server's
+/// page is one) end with it.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let group = i32::try_from(self.0.id()).expect("a process id");
+        let group = rustix::process::Pid::from_raw(group).expect("a process id");
+        // It may have ended on its own.
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+const JOB: &str = r#"
+import sys, torch, torch.distributed as dist, torch.distributed.debug as debug
+dist.init_process_group("gloo")
+debug.start_debug_server(port=0)
+data = torch.ones(4)
+for _ in range(5):
+    dist.all_reduce(data)
+print("ready", flush=True)
+if dist.get_rank() == 1:
+    sys.stdin.read()
+dist.all_reduce(data)
+"#;
+
+fn lines(child: &mut Child) -> Receiver<String> {
+    let out = child.stdout.take().expect("piped");
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+#[test]
+fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
+    let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
+        eprintln!("skipped: RCOMM_TEST_PYTHON names no Python with PyTorch");
+        return;
+    };
+    let port = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a free port")
+        .port();
+    let mut ranks: Vec<Rank> = (0..2)
+        .map(|rank| {
+            let child = Command::new(&python)
+                .args(["-c", JOB])
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", "2")
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("TORCH_FR_BUFFER_SIZE", "100")
+                .process_group(0)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            Rank(child.expect("the interpreter starts"))
+        })
+        .collect();
+    for rank in &mut ranks {
+        let lines = lines(&mut rank.0);
+        let deadline = Instant::now() + PATIENCE;
+        while lines
+            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            .expect("the rank gets ready")
+            != "ready"
+        {}
+    }
+    let store = format!("127.0.0.1:{port}").parse().expect("an address");
+    let mut source = WorkerServerSource::in_store(store, None);
+    let mut options = LiveOptions::default();
+    options.policy.overdue = Duration::from_millis(200);
+    let mut live = Live::new(options, analyze, vec![source.name()]);
+    let deadline = Instant::now() + PATIENCE;
+    let began = Instant::now();
+    loop {
+        let poll = source.poll(Instant::now() + Duration::from_secs(5));
+        let at = moment(Duration::ZERO);
+        let at = Moment {
+            elapsed: began.elapsed(),
+            ..at
+        };
+        live.observe(0, poll, at);
+        let report = live.refresh(at).map(|snapshot| snapshot.report);
+        let named = report.as_ref().and_then(|report| report.findings.first());
+        if named.is_some_and(|f| f.code == Code::E101 && f.culprit_ranks == [1]) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{report:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,302 @@
+//! One HTTP request: to a rank's endpoint, or to another server of the same kind.
+//!
+//! Blocking, without threads or a runtime of its own: one connection a request, one deadline over
+//! both. Answers must tell their length, which is limited.
+
+use super::answer::{EndpointAddress, EndpointToken};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The longest head of an answer, bytes.
+const MOST_HEAD: usize = 16 * 1024;
+/// The longest body of an answer, bytes: a full ring of the largest size takes about half.
+const MOST_BODY: usize = 1 << 30;
+
+/// A request without a body.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpRequest<'a> {
+    /// `GET` or `POST`.
+    pub method: &'a str,
+    /// Path and query, as they go on the wire.
+    pub path: &'a str,
+    /// Sent as `Authorization: Bearer ...`.
+    pub token: Option<&'a EndpointToken>,
+}
+
+/// What came back, whatever its status.
+#[derive(Clone, Debug)]
+pub struct HttpAnswer {
+    /// The status: 200 is well.
+    pub status: u16,
+    /// The body, whole.
+    pub body: Vec<u8>,
+    fields: Vec<(String, String)>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The deadline came first.
+    #[error("it did not answer in time")]
+    Late,
+    /// The answer ended too early.
+    #[error("it closed before the end of its answer")]
+    Cut,
+    /// The connection failed.
+    #[error("it cannot be asked: {0}")]
+    Io(std::io::Error),
+    /// The answer is no HTTP.
+    #[error("it does not speak HTTP: {0}")]
+    NotHttp(httparse::Error),
+    /// The head of the answer has no end.
+    #[error("its answer ended within the head")]
+    Head,
+    /// The answer says no length, or one that nobody would wait for.
+    #[error("its answer tells no length, or one too great")]
+    Length,
+}
+
+impl From<std::io::Error> for HttpError {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => Self::Late,
+            std::io::ErrorKind::UnexpectedEof => Self::Cut,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl<'a> HttpRequest<'a> {
+    /// `GET` of this path.
+    pub fn get(path: &'a str) -> Self {
+        Self {
+            method: "GET",
+            path,
+            token: None,
+        }
+    }
+
+    /// `POST` to this path.
+    pub fn post(path: &'a str) -> Self {
+        Self {
+            method: "POST",
+            ..Self::get(path)
+        }
+    }
+
+    /// Sends it and reads the answer.
+    ///
+    /// # Blocking
+    ///
+    /// At most until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// If no whole answer came. An answer with a status of failure is no error here.
+    pub fn send(
+        &self,
+        address: &EndpointAddress,
+        deadline: Instant,
+    ) -> Result<HttpAnswer, HttpError> {
+        let mut stream = Stream::connect(address, deadline)?;
+        let host = match address {
+            EndpointAddress::Unix(_) => "localhost".to_owned(),
+            EndpointAddress::Tcp(address) => address.to_string(),
+        };
+        let token = self.token.map_or(String::new(), |token| {
+            format!("Authorization: Bearer {}\r\n", token.as_str())
+        });
+        // Servers want to hear that a POST has no body.
+        let length = if self.method == "POST" {
+            "Content-Length: 0\r\n"
+        } else {
+            ""
+        };
+        let (method, path) = (self.method, self.path);
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{token}{length}Connection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes(), deadline)?;
+        let (head, body) = read_head(&mut stream, deadline)?;
+        let body = stream.read_rest(body, head.length, deadline)?;
+        Ok(HttpAnswer {
+            body,
+            ..head.answer
+        })
+    }
+}
+
+impl HttpAnswer {
+    /// The value of a field of the head, by its name in any case.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        let field = self
+            .fields
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))?;
+        Some(field.1.as_str())
+    }
+}
+
+struct Head {
+    length: usize,
+    answer: HttpAnswer,
+}
+
+/// Reads up to the end of the head, and what came of the body with it.
+fn read_head(stream: &mut Stream, deadline: Instant) -> Result<(Head, Vec<u8>), HttpError> {
+    let mut bytes = Vec::new();
+    loop {
+        let read = stream.read(&mut bytes, 4096, deadline)?;
+        let mut fields = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut fields);
+        match response.parse(&bytes) {
+            Ok(httparse::Status::Complete(end)) => {
+                let head = Head::of(&response)?;
+                let body = bytes.split_off(end);
+                return Ok((head, body));
+            }
+            Ok(httparse::Status::Partial) if read > 0 && bytes.len() < MOST_HEAD => {}
+            Ok(httparse::Status::Partial) => return Err(HttpError::Head),
+            Err(error) => return Err(HttpError::NotHttp(error)),
+        }
+    }
+}
+
+impl Head {
+    fn of(response: &httparse::Response<'_, '_>) -> Result<Self, HttpError> {
+        let fields = response.headers.iter().filter_map(|field| {
+            let value = std::str::from_utf8(field.value).ok()?;
+            Some((field.name.to_owned(), value.trim().to_owned()))
+        });
+        let answer = HttpAnswer {
+            status: response.code.unwrap_or(0),
+            body: Vec::new(),
+            fields: fields.collect(),
+        };
+        let length = answer.field("content-length");
+        let length = length.and_then(|length| length.parse().ok());
+        match length.filter(|&length| length <= MOST_BODY) {
+            Some(length) => Ok(Self { length, answer }),
+            None => Err(HttpError::Length),
+        }
+    }
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// The time left, or the error that none is.
+fn left(deadline: Instant) -> std::io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(std::io::ErrorKind::TimedOut.into());
+    }
+    Ok(left)
+}
+
+impl Stream {
+    fn connect(address: &EndpointAddress, deadline: Instant) -> std::io::Result<Self> {
+        match address {
+            EndpointAddress::Unix(path) => connect_unix(path, deadline).map(Self::Unix),
+            EndpointAddress::Tcp(address) => {
+                TcpStream::connect_timeout(address, left(deadline)?).map(Self::Tcp)
+            }
+        }
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
+        while !bytes.is_empty() {
+            let left = Some(left(deadline)?);
+            let written = match self {
+                Self::Unix(stream) => {
+                    stream.set_write_timeout(left)?;
+                    stream.write(bytes)
+                }
+                Self::Tcp(stream) => {
+                    stream.set_write_timeout(left)?;
+                    stream.write(bytes)
+                }
+            };
+            match written {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends at most `most` bytes; 0 at the end.
+    fn read(
+        &mut self,
+        bytes: &mut Vec<u8>,
+        most: usize,
+        deadline: Instant,
+    ) -> std::io::Result<usize> {
+        let start = bytes.len();
+        bytes.resize(start + most, 0);
+        let into = &mut bytes[start..];
+        let read = loop {
+            let left = Some(left(deadline)?);
+            let read = match self {
+                Self::Unix(stream) => {
+                    stream.set_read_timeout(left)?;
+                    stream.read(into)
+                }
+                Self::Tcp(stream) => {
+                    stream.set_read_timeout(left)?;
+                    stream.read(into)
+                }
+            };
+            match read {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        bytes.truncate(start + read.as_ref().copied().unwrap_or(0));
+        read
+    }
+
+    /// Reads on until there are `length` bytes. Memory grows with what came, not with what was announced.
+    fn read_rest(
+        &mut self,
+        mut body: Vec<u8>,
+        length: usize,
+        deadline: Instant,
+    ) -> std::io::Result<Vec<u8>> {
+        while body.len() < length {
+            let most = (length - body.len()).min(256 * 1024);
+            if self.read(&mut body, most, deadline)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        body.truncate(length);
+        Ok(body)
+    }
+}
+
+/// Connects without waiting longer than the deadline for a place in the queue of a stuck server.
+fn connect_unix(path: &Path, deadline: Instant) -> std::io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    while let Err(error) = connect(&socket, &address) {
+        if error != Errno::AGAIN && error != Errno::INTR {
+            return Err(error.into());
+        }
+        // The queue is full, and no event tells when it is not.
+        std::thread::sleep(left(deadline)?.min(Duration::from_millis(5)));
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}

@@ -59,6 +59,8 @@ fn measure(ranks: u32) -> std::io::Result<()> {
         history: 256 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),
+        columns: Default::default(),
+        layout: vec![],
     };
     let mut state = State::new(options, SIZE, snapshots[0].at);
     let mut taking = Vec::new();

@@ -1,5 +1,6 @@
 //! The configuration file: `$XDG_CONFIG_HOME/rcomm/top.toml`.
 
+use crate::state::rows::OverviewPane;
 use crate::theme::{Depth, ThemeName};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -29,6 +30,10 @@ pub struct Config {
     pub keys: BTreeMap<String, Vec<String>>,
     /// Warnings by code.
     pub warnings: BTreeMap<String, Warning>,
+    /// Columns of tables, by the name of their pane.
+    pub columns: BTreeMap<String, Vec<String>>,
+    /// What the screens are made of.
+    pub layout: Layout,
     /// What may be done.
     pub actions: Actions,
 }
@@ -39,11 +44,25 @@ pub struct Config {
 pub struct Warning {
     /// Shown, or muted from the beginning.
     pub enabled: bool,
+    /// From where on it is said, for the codes that have such a bound: W220, a share of the job's
+    /// time from 0 to 1.
+    pub threshold: Option<f64>,
+}
+
+/// What the screens are made of.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Layout {
+    /// Panes of the first screen, from top to bottom; none: as many as the terminal has room for.
+    pub overview: Vec<OverviewPane>,
 }
 
 impl Default for Warning {
     fn default() -> Self {
-        Self { enabled: true }
+        Self {
+            enabled: true,
+            threshold: None,
+        }
     }
 }
 
@@ -80,6 +99,26 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 [keys]
 "#;
 
+/// The tables of settings that follow the keys.
+const TABLES: &str = r#"
+# Warnings can be muted by their code; some have a bound from which on they are said.
+#[warnings.W240]
+#enabled = false
+#[warnings.W220]
+# Share of the job's time that others spend waiting for a rank.
+#threshold = 0.02
+
+# Columns of tables, by the title of their pane (spaces as underscores), in the order wanted.
+[columns]
+#groups = ["group", "ranks", "seq last/min", "in flight", "oldest"]
+#in_flight = ["age", "group", "seq", "op", "joined", "state"]
+
+[layout]
+# Panes of the first screen from top to bottom: warnings, groups, in_flight, ranks. Without it as
+# many as the terminal has room for.
+#overview = ["warnings", "groups", "ranks"]
+"#;
+
 /// The whole of the default file.
 pub fn generated() -> String {
     let mut text = DEFAULTS.to_owned();
@@ -88,8 +127,7 @@ pub fn generated() -> String {
         text.push_str(&format!("# {}\n", binding.help));
         text.push_str(&format!("#{} = [{}]\n", binding.name, keys.join(", ")));
     }
-    text.push_str("\n# Warnings can be muted by their code.\n");
-    text.push_str("#[warnings.W240]\n#enabled = false\n");
+    text.push_str(TABLES);
     text.push_str(
         "\n[actions]\n# Allow actions that write: the records of all ranks to a folder.\n",
     );
@@ -138,6 +176,10 @@ mod tests {
         assert_eq!(config.refresh.as_deref(), Some("1s"));
         assert_eq!(config.keys.len(), crate::keys::BINDINGS.len());
         assert!(Keymap::with(&config.keys).is_ok());
+        assert_eq!(config.warnings["W220"].threshold, Some(0.02));
+        assert_eq!(config.columns["groups"][0], "group");
+        assert_eq!(config.layout.overview.len(), 3);
+        assert!(Config::parse("layout.overview = [\"moon\"]").is_err());
     }
 
     #[test]

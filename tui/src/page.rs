@@ -126,6 +126,15 @@ pub struct Page {
     pub panes: Vec<Pane>,
 }
 
+impl Pane {
+    /// Its name in the configuration: its title up to where facts begin.
+    pub fn name(&self) -> String {
+        let title = self.title.split([':', ',']).next().unwrap_or("");
+        let title = title.split("  ").next().unwrap_or("");
+        title.trim().replace(' ', "_")
+    }
+}
+
 impl Page {
     /// One table under a few lines.
     pub fn of(head: Vec<Line>, title: impl Into<String>, table: Table) -> Self {

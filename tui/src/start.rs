@@ -224,6 +224,20 @@ fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyho
         LiveOptions::default()
     };
     options.policy.snapshot = judged == Judged::Running;
+    for (name, warning) in &config.warnings {
+        let Some(threshold) = warning.threshold else {
+            continue;
+        };
+        match Code::parse(name) {
+            Some(Code::W220) if (0.0..=1.0).contains(&threshold) => {
+                options.policy.straggler_share = threshold;
+            }
+            Some(Code::W220) => bail!(
+                "in the configuration: [warnings.{name}]: the threshold is a share from 0 to 1"
+            ),
+            _ => bail!("in the configuration: [warnings.{name}]: this code has no threshold"),
+        }
+    }
     options.policy.world_size = cli.from.world_size;
     if let Some(overdue) = setting(cli.view.overdue, config.overdue.as_deref(), "overdue")? {
         options.policy.overdue = overdue;
@@ -266,6 +280,8 @@ fn state(
         history: config.history_mib.unwrap_or(256) << 20,
         keymap,
         muted,
+        columns: config.columns.clone(),
+        layout: config.layout.overview.clone(),
     };
     let mut state = State::new(options, (100, 40), anchor.moment());
     if let Some(text) = &cli.view.filter {

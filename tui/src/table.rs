@@ -191,6 +191,21 @@ pub struct Sort {
 }
 
 impl Table {
+    /// Shows these columns in this order; a name that no column has is passed over, and a table of
+    /// which nothing would be left stays as it is.
+    pub fn choose(&mut self, names: &[String]) {
+        let at = |name: &String| self.columns.iter().position(|column| column.name == *name);
+        let order: Vec<usize> = names.iter().filter_map(at).collect();
+        if order.is_empty() {
+            return;
+        }
+        self.columns = order.iter().map(|&at| self.columns[at].clone()).collect();
+        for row in &mut self.rows {
+            let cells = order.iter().filter_map(|&at| row.cells.get(at).cloned());
+            row.cells = cells.collect();
+        }
+    }
+
     /// Puts the rows in order; equal ones stay as they were.
     pub fn sort(&mut self, sort: Sort) {
         if let Some(column) = sort.column {

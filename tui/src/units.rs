@@ -16,9 +16,9 @@ pub fn age(ms: Option<f64>) -> String {
     }
 }
 
-/// An age as `HH:MM:SS`.
+/// An age as `HH:MM:SS`, rounded as sentences round it.
 pub fn clock_age(ms: f64) -> String {
-    let seconds = (ms.max(0.0) / 1e3) as u64;
+    let seconds = (ms.max(0.0) / 1e3).round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     format!("{hours:02}:{minutes:02}:{seconds:02}")
 }

@@ -7,6 +7,7 @@ use rcomm_analyzer::Code;
 use rcomm_analyzer::simulate::Situation;
 use rcomm_top::event::{Command, Event};
 use rcomm_top::state::command::Format;
+use rcomm_top::state::rows::OverviewPane;
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::{State, update};
 use rcomm_top::text;
@@ -228,4 +229,36 @@ fn the_manual_lists_every_key() {
         let line = format!("| {} | {} |", keys.join(" "), binding.help);
         assert!(manual.contains(&line), "docs/TOP.md lacks: {line}");
     }
+}
+
+#[test]
+fn columns_and_panes_are_those_of_the_configuration() {
+    let mut state = showing(recorded(Situation::StuckRank), (120, 40));
+    assert!(text::of(&state).contains("seq last/min"));
+    let wanted = ["oldest", "group", "no such column"].map(str::to_owned);
+    state.options.columns = [("groups".to_owned(), wanted.into())].into();
+    state.options.layout = vec![OverviewPane::Groups, OverviewPane::Ranks];
+    press(&mut state, "1");
+    let screen = text::of(&state);
+    let heads = screen
+        .lines()
+        .find(|line| line.contains("oldest"))
+        .expect("heads of columns");
+    assert_eq!(
+        heads.split_whitespace().collect::<Vec<_>>(),
+        ["oldest", "group"]
+    );
+    assert!(
+        !screen.contains("warnings:") && !screen.contains("in flight"),
+        "{screen}"
+    );
+    // Opening and expanding go where the pane says, wherever it stands.
+    press(&mut state, "e");
+    assert_eq!(*state.screen(), Screen::Groups);
+    press(&mut state, "2<enter>");
+    assert!(
+        matches!(state.screen(), Screen::Group(_)),
+        "{:?}",
+        state.screen()
+    );
 }

@@ -398,14 +398,14 @@ impl Live {
         if unsettled && library.iter().any(is_error) {
             report.verdict = Verdict::Stuck;
         }
-        let mut id = report.findings.iter().map(|f| f.id).max().unwrap_or(0);
-        for finding in library
+        let first = report.findings.iter().map(|f| f.id).max().unwrap_or(0) + 1;
+        let more = library
             .into_iter()
-            .chain(seen::silence(&self.silent, ranks))
-        {
-            id += 1;
-            report.findings.push(Finding { id, ..finding });
-        }
+            .chain(seen::silence(&self.silent, ranks));
+        let numbered = (first..)
+            .zip(more)
+            .map(|(id, finding)| Finding { id, ..finding });
+        report.findings.extend(numbered);
     }
 
     fn views(&self, at: Moment, world: Option<u32>) -> Vec<RankView> {

@@ -333,7 +333,7 @@ mod tests {
     fn ranks() -> Vec<RankView> {
         let view = |rank: Rank| {
             let mut dump = Dump::default();
-            dump.identity.pid = if rank % 2 == 0 { 100 } else { 0 };
+            dump.identity.pid = if rank.is_multiple_of(2) { 100 } else { 0 };
             RankView {
                 host: format!("n{}", rank / 2).into(),
                 local_rank: rank % 2,

@@ -3,7 +3,7 @@
 use super::State;
 use super::command::{self, Order};
 use super::filter::{Input, Purpose};
-use super::rows::Fold;
+use super::rows::{Fold, OverviewPane};
 use super::screen::Screen;
 use crate::event::Command;
 use crate::keys::{Action, Pressed, key_name};
@@ -273,13 +273,13 @@ impl State {
     /// The pane in focus as a view of its own.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
-            let pane = self.selection().pane;
-            let last = pane + 1 == self.page.panes.len();
-            let screen = match pane {
-                0 => Screen::Warnings,
-                1 => Screen::Groups,
-                _ if last => Screen::Ranks,
-                _ => Screen::InFlight,
+            let panes = OverviewPane::shown(&self.options.layout, self.size.1);
+            let screen = match panes.get(self.selection().pane) {
+                Some(OverviewPane::Warnings) => Screen::Warnings,
+                Some(OverviewPane::Groups) => Screen::Groups,
+                Some(OverviewPane::InFlight) => Screen::InFlight,
+                Some(OverviewPane::Ranks) => Screen::Ranks,
+                None => return,
             };
             self.go(screen);
         }
@@ -453,7 +453,9 @@ impl State {
             // Rows of codes that nothing was found for.
             _ => self.table().and_then(|table| {
                 let row = table.rows.get(self.selection().row)?;
-                rcomm_analyzer::Code::parse(&row.cells.first()?.text)
+                row.cells
+                    .iter()
+                    .find_map(|cell| rcomm_analyzer::Code::parse(&cell.text))
             }),
         };
         match code {

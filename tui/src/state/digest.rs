@@ -158,9 +158,15 @@ impl Digest {
                 }
             }
         }
+        // A collector keeps the records that its report is about.
+        let read: HashSet<Rank> = (report.ranks.iter())
+            .filter(|rank| rank.read)
+            .map(|rank| rank.rank)
+            .collect();
         let states = snapshot.ranks.iter().map(|view| {
             let told = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
-            if view.silent || view.dumps.is_empty() {
+            let read = !view.dumps.is_empty() || read.contains(&view.rank);
+            if view.silent || !read {
                 told.max(RankState::Silent)
             } else {
                 told

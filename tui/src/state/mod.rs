@@ -24,10 +24,10 @@ use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::label::group_label;
 use rcomm_analyzer::{Code, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
-use rows::{Fold, Lens, Metric, Scale};
+use rows::{Fold, Lens, Metric, OverviewPane, Scale};
 use screen::{Navigation, Screen};
 use selection::Selection;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,6 +49,10 @@ pub struct Options {
     pub keymap: Keymap,
     /// Codes muted from the beginning.
     pub muted: BTreeSet<Code>,
+    /// Columns of tables, by the name of their pane; a table that is not named shows all.
+    pub columns: BTreeMap<String, Vec<String>>,
+    /// Panes of the first screen, from top to bottom; none: as many as the terminal has room for.
+    pub layout: Vec<OverviewPane>,
 }
 
 /// A sentence at the bottom, until the next key.
@@ -265,6 +269,12 @@ impl State {
             }
             Some(snapshot) => self.lens(snapshot).page(self.screen()),
         };
+        for pane in &mut self.page.panes {
+            let chosen = self.options.columns.get(&pane.name());
+            if let (Body::Table(table), Some(names)) = (&mut pane.body, chosen) {
+                table.choose(names);
+            }
+        }
         let Selection { pane, sort, .. } = self.selection();
         if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
             table.sort(sort);
@@ -306,6 +316,7 @@ impl State {
             scale: self.scale,
             size: self.size,
             keymap: &self.options.keymap,
+            layout: &self.options.layout,
         }
     }
 

@@ -91,6 +91,8 @@ pub(crate) fn options() -> Options {
         history: 64 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),
+        columns: Default::default(),
+        layout: vec![],
     }
 }
 

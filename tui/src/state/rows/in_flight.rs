@@ -73,6 +73,8 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
         heads: Heads::Shown,
         empty: if lens.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
+        } else if lens.filter.is_empty() && !lens.problems_only {
+            "nothing of this is in flight".into()
         } else {
             "nothing in flight passes the filter".into()
         },

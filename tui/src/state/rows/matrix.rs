@@ -23,7 +23,11 @@ pub(super) fn page(lens: &Lens<'_>, group: &GroupRef) -> Page {
         Fold::Alike => Rows::Folded,
         Fold::Nothing => Rows::Each,
     };
-    let matrix = matrix::matrix(lens.snapshot.dumps(), group, columns, rows);
+    // What a silent rank did since its record was last read is not known; the record itself is on the
+    // rank's own screen.
+    let answering = (lens.snapshot.ranks.iter()).filter(|view| !view.silent);
+    let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
+    let matrix = matrix::matrix(dumps, group, columns, rows);
     Page::of(head(lens, group, &matrix), "matrix", table(lens, &matrix))
 }
 

@@ -16,6 +16,7 @@ mod timeline;
 mod warnings;
 mod why;
 
+pub use overview::OverviewPane;
 pub use ranks::Metric;
 pub use timeline::Scale;
 
@@ -66,6 +67,8 @@ pub struct Lens<'a> {
     pub size: (u16, u16),
     /// The keys.
     pub keymap: &'a Keymap,
+    /// Panes of the first screen; none: as many as there is room for.
+    pub layout: &'a [OverviewPane],
 }
 
 impl Lens<'_> {

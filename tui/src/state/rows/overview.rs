@@ -9,32 +9,74 @@ use crate::units::{clock_age, count};
 use rcomm_analyzer::label::{group_label, rank_set};
 use rcomm_analyzer::{Verdict, causes};
 use rcomm_recorder::model::Rank;
+use serde::Deserialize;
 
 /// From how many rows on a terminal is high.
 const ROOMY: u16 = 36;
 
+/// A pane of the first screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverviewPane {
+    /// What the analysis found.
+    Warnings,
+    /// Process groups.
+    Groups,
+    /// Collectives in flight.
+    InFlight,
+    /// One character a rank, or a host.
+    Ranks,
+}
+
+impl OverviewPane {
+    /// What is shown where nothing is configured; a high terminal has room for what one would ask next.
+    fn usual(rows: u16) -> &'static [Self] {
+        use OverviewPane::{Groups, InFlight, Ranks, Warnings};
+        if rows >= ROOMY {
+            &[Warnings, Groups, InFlight, Ranks]
+        } else {
+            &[Warnings, Groups, Ranks]
+        }
+    }
+
+    /// The panes shown, from top to bottom.
+    pub(in crate::state) fn shown(chosen: &[Self], rows: u16) -> &[Self] {
+        if chosen.is_empty() {
+            Self::usual(rows)
+        } else {
+            chosen
+        }
+    }
+
+    fn pane(self, lens: &Lens<'_>) -> Pane {
+        let (title, body) = match self {
+            Self::Warnings => {
+                let table = Table {
+                    heads: Heads::Left,
+                    ..warnings::table(lens, warnings::Muted::Left)
+                };
+                let title = format!("warnings: {}", warnings::summary(lens));
+                (title, Body::Table(table))
+            }
+            Self::Groups => ("groups".into(), Body::Table(groups::table(lens, None))),
+            Self::InFlight => {
+                let table = in_flight::table(lens, |_| true);
+                ("in flight".into(), Body::Table(table))
+            }
+            Self::Ranks => (strip_title(lens), Body::Strip(strip(lens))),
+        };
+        Pane { title, body }
+    }
+}
+
 pub(super) fn page(lens: &Lens<'_>) -> Page {
     let mut head = vec![headline(lens)];
     head.extend(why_line(lens));
-    let pane = |title: String, body| Pane { title, body };
-    let findings = Table {
-        heads: Heads::Left,
-        ..warnings::table(lens, warnings::Muted::Left)
-    };
-    let mut panes = vec![
-        pane(
-            format!("warnings: {}", warnings::summary(lens)),
-            Body::Table(findings),
-        ),
-        pane("groups".into(), Body::Table(groups::table(lens, None))),
-    ];
-    // A high terminal has room for what else one would ask for next.
-    if lens.size.1 >= ROOMY {
-        let table = in_flight::table(lens, |_| true);
-        panes.push(pane("in flight".into(), Body::Table(table)));
+    let panes = OverviewPane::shown(lens.layout, lens.size.1).iter();
+    Page {
+        head,
+        panes: panes.map(|pane| pane.pane(lens)).collect(),
     }
-    panes.push(pane(strip_title(lens), Body::Strip(strip(lens))));
-    Page { head, panes }
 }
 
 /// The verdict as a word with its tone.
@@ -51,8 +93,12 @@ fn verdict(verdict: Verdict) -> (&'static str, Tone) {
 
 fn headline(lens: &Lens<'_>) -> Line {
     let report = &lens.snapshot.report;
-    let (word, tone) = verdict(report.verdict);
     let head = lens.digest.head.map(|at| &report.findings[at]);
+    let (word, tone) = match (report.verdict, head) {
+        // The collectives are well, something else is not.
+        (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
+        (other, _) => verdict(other),
+    };
     let mut line = vec![words(format!(" {word} "), tone)];
     match head {
         Some(finding) => {

@@ -19,6 +19,8 @@ pub enum Metric {
     State,
     /// Median arrival lag.
     Lag,
+    /// Share of the job's time that others spent waiting for it.
+    Share,
     /// Age of its oldest pending operation.
     Age,
     /// Operations issued and not completed.
@@ -32,6 +34,10 @@ impl Metric {
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::State, "state"),
         (Self::Lag, "arrival lag"),
+        (
+            Self::Share,
+            "share of the job's time that others waited for it",
+        ),
         (Self::Age, "age of the oldest pending"),
         (Self::Pending, "operations pending"),
         (Self::Lost, "records lost"),
@@ -53,16 +59,23 @@ impl Metric {
         match self {
             Self::State => [0.0; 3],
             Self::Lag => [0.2, 1.0, 4.0],
+            Self::Share => [0.001, 0.005, 0.01],
             Self::Age => [100.0, 1_000.0, 5_000.0],
             Self::Pending => [1.0, 4.0, 64.0],
             Self::Lost => [1.0, 1_000.0, 100_000.0],
         }
     }
 
+    /// How dark a value is, 0..=3.
+    fn shade(self, value: f64) -> usize {
+        self.steps().iter().filter(|&&step| value >= step).count()
+    }
+
     fn unit(self, value: f64) -> String {
         match self {
             Self::Lag => format!("{}ms", millis(Some(value))),
             Self::Age => age(Some(value)),
+            Self::Share => format!("{}%", value * 100.0),
             _ => format!("{value}"),
         }
     }
@@ -82,7 +95,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         words(lens.metric.name(), Tone::Title),
         plain("  ([c] next metric)"),
     ]];
-    head.extend(pattern(lens).map(|text| vec![plain("pattern: "), plain(text)]));
+    head.extend(pattern(lens, &ages).map(|text| vec![plain("pattern: "), plain(text)]));
     Page {
         head,
         panes: vec![Pane {
@@ -157,6 +170,7 @@ fn value(
     match lens.metric {
         Metric::State => None,
         Metric::Lag => report.lag_p50_ms,
+        Metric::Share => report.lag_share,
         Metric::Age => Some(ages.get(&rank).copied().unwrap_or(0.0)),
         Metric::Pending => Some(report.pending as f64),
         Metric::Lost => Some(report.lost as f64),
@@ -173,10 +187,7 @@ fn dot(lens: &Lens<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
     } else {
         match report.and_then(|report| value(lens, view.rank, report, ages)) {
             None => ('?', Tone::Silent),
-            Some(value) => {
-                let steps = lens.metric.steps();
-                SHADES[steps.iter().filter(|&&step| value >= step).count()]
-            }
+            Some(value) => SHADES[lens.metric.shade(value)],
         }
     };
     let subject = Subject {
@@ -220,17 +231,26 @@ fn legend(lens: &Lens<'_>) -> Line {
     line
 }
 
-/// What the ranks that are late or to blame have in common: a host, a place on every host, nothing.
-fn pattern(lens: &Lens<'_>) -> Option<String> {
-    let odd: Vec<usize> = (0..lens.digest.states.len())
-        .filter(|&at| {
-            matches!(
+/// What the ranks that stand out have in common: a host, a place on every host, nothing.
+fn pattern(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
+    let ranks = &lens.snapshot.ranks;
+    let stands_out = |at: usize| {
+        if lens.metric == Metric::State {
+            return matches!(
                 lens.digest.states[at],
                 RankState::Root | RankState::Late | RankState::Silent
-            )
-        })
-        .collect();
-    let ranks = &lens.snapshot.ranks;
+            );
+        }
+        let rank = ranks[at].rank;
+        let report = lens.digest.report(lens.snapshot, rank);
+        let value = report.and_then(|report| value(lens, rank, report, ages));
+        value.is_some_and(|value| lens.metric.shade(value) >= 2)
+    };
+    let odd: Vec<usize> = (0..ranks.len()).filter(|&at| stands_out(at)).collect();
+    // What all have in common makes nobody stand out.
+    if odd.len() == ranks.len() {
+        return None;
+    }
     let first = *odd.first()?;
     let view = &ranks[first];
     let hosts: std::collections::BTreeSet<_> = odd.iter().map(|&at| &ranks[at].host).collect();

@@ -93,7 +93,8 @@ fn row(lens: &Lens<'_>, late: &[&RankReport], on_host: usize, accused: &BTreeSet
     let ranks: Vec<Rank> = late.iter().map(|report| report.rank).collect();
     let problem = ranks.iter().any(|rank| accused.contains(rank));
     let lag = late.iter().filter_map(|r| r.lag_p50_ms).reduce(f64::max);
-    let share = late.iter().filter_map(|r| r.lag_share).reduce(f64::max);
+    // Ranks that are late together share the blame for what others waited.
+    let share = late.iter().filter_map(|r| r.lag_share).reduce(|a, b| a + b);
     let percent = share.map_or(f64::NAN, |share| share * 100.0);
     let (mark, tone) = if problem {
         (Mark::new('~', Tone::Late), Tone::Late)

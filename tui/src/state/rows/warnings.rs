@@ -89,7 +89,10 @@ pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
                 Cell::word(problem.code.id()),
                 Cell::word(problem.code.name()),
                 Cell::word(""),
-                Cell::word(format!("{}: {}", problem.path, problem.sentence)),
+                Cell::word(match problem.path.as_str() {
+                    "" => problem.sentence.clone(),
+                    path => format!("{path}: {}", problem.sentence),
+                }),
             ],
             tone: Tone::Dim,
             target: None,

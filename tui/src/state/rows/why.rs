@@ -43,7 +43,7 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
         head.push(vec![
             plain("root: "),
             words(rank_set(&roots, 8), Tone::Bad),
-            plain(format!(", {} waiting because of it", waiters(&chain))),
+            plain(waiters(&chain, roots.len())),
         ]);
     }
     if let Some(at) = lens.digest.head.filter(|_| waiting.is_none()) {
@@ -60,9 +60,16 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
     Page::of(head, "why", table)
 }
 
-fn waiters(chain: &[Link]) -> String {
+fn waiters(chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
-    crate::units::count(n, "rank")
+    let them = if roots == 1 { "it" } else { "them" };
+    match n {
+        0 => String::new(),
+        n => format!(
+            ", {} waiting because of {them}",
+            crate::units::count(n, "rank")
+        ),
+    }
 }
 
 /// A rank that waits in one of these groups.
@@ -126,7 +133,11 @@ fn root(lens: &Lens<'_>, rank: Rank) -> Row {
     let frame = findings.flat_map(|f| &f.frames).find(|f| f.rank == rank);
     let mut what = match report.and_then(|r| r.last_call.as_ref()) {
         Some(call) => format!("last recorded call: {call}"),
-        None => "recorded no call".into(),
+        // The report leaves out what a silent rank last wrote.
+        None => last_call(lens, rank).map_or_else(
+            || "recorded no call".into(),
+            |call| format!("last recorded call: {call}"),
+        ),
     };
     if let Some(f) = frame {
         what.push_str(&format!(" at {}:{} {}", f.filename, f.line, f.name));
@@ -147,6 +158,23 @@ fn root(lens: &Lens<'_>, rank: Rank) -> Row {
         Tone::Bad,
         Target::Rank(rank),
     )
+}
+
+/// The newest operation in the record that was last read of a rank.
+fn last_call(lens: &Lens<'_>, rank: Rank) -> Option<String> {
+    let dump = lens.snapshot.rank(rank)?.dump()?;
+    let entry = dump.entries.last()?;
+    let group = super::rank::group_of(dump, entry)?;
+    let seq = if entry.op.is_p2p() {
+        entry.p2p_seq_id
+    } else {
+        entry.collective_seq_id
+    };
+    Some(overview::call(
+        super::rank::op_name(dump, entry),
+        seq,
+        &group,
+    ))
 }
 
 fn link(link: &Link) -> Row {

@@ -8,8 +8,8 @@ use rcomm::{Buffer, Op, ProcessGroup, ReduceOp, Reduction};
 
 /// Runs cases on one group and counts them.
 pub(crate) struct Cases<'a> {
-    group: &'a ProcessGroup,
-    len: usize,
+    pub(crate) group: &'a ProcessGroup,
+    pub(crate) len: usize,
     seed: u64,
     checked: u64,
 }
@@ -45,29 +45,29 @@ impl<'a> Cases<'a> {
         self.checked
     }
 
-    fn own(&self) -> usize {
+    pub(crate) fn own(&self) -> usize {
         self.group.rank() as usize
     }
 
-    fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.group.size() as usize
     }
 
     /// The vector number `which` of a rank.
-    fn input<T: Scalar>(&self, rank: usize, which: usize, len: usize) -> Vec<T> {
+    pub(crate) fn input<T: Scalar>(&self, rank: usize, which: usize, len: usize) -> Vec<T> {
         let start = mix(self.seed ^ mix(rank as u64) ^ mix(which as u64).rotate_left(7));
         let value = |at: usize| T::of((mix(start ^ at as u64) % 3) as u8 + 1);
         (0..len).map(value).collect()
     }
 
-    fn inputs<T: Scalar>(&self, rank: usize, lens: &[usize]) -> Lists<T> {
+    pub(crate) fn inputs<T: Scalar>(&self, rank: usize, lens: &[usize]) -> Lists<T> {
         let lens = lens.iter().enumerate();
         lens.map(|(which, &len)| self.input(rank, which, len))
             .collect()
     }
 
     /// The reduction of vector `which` over all ranks.
-    fn reduced<T: Scalar>(&self, op: ReduceOp, which: usize, len: usize) -> Vec<T> {
+    pub(crate) fn reduced<T: Scalar>(&self, op: ReduceOp, which: usize, len: usize) -> Vec<T> {
         let all: Lists<T> = (0..self.size())
             .map(|r| self.input(r, which, len))
             .collect();
@@ -75,7 +75,7 @@ impl<'a> Cases<'a> {
         (0..len).map(|i| T::reduce(op, &at(i))).collect()
     }
 
-    fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
+    pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
         self.checked += 1;
         if got == expected {
             return;
@@ -92,7 +92,7 @@ impl<'a> Cases<'a> {
         );
     }
 
-    /// Every collective on elements of this type.
+    /// Every blocking collective on elements of this type.
     pub(crate) fn check<T: Scalar>(&mut self) {
         self.check_reductions::<T>();
         self.check_rooted::<T>();

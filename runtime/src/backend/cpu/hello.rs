@@ -206,6 +206,7 @@ impl Hello {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn secret() -> Secret {
         Secret::from_text("secret")
@@ -217,6 +218,23 @@ mod tests {
             from: 3,
             to: 1,
             group: 0x0123_4567_89ab_cdef,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_hello_to_this_rank_or_refused(
+            noise in proptest::collection::vec(any::<u8>(), HELLO_LEN),
+            kept in 0..HELLO_LEN,
+        ) {
+            // The beginning of a true hello, so that the noise gets past the first checks.
+            let dialer = Identity::new(3, 4, "job", &secret());
+            let mut bytes = hello().encode(&dialer, &[7; 32]);
+            bytes[kept..].copy_from_slice(&noise[kept..]);
+            let me = Identity::new(1, 4, "job", &secret());
+            if let Ok(read) = Hello::decode(&bytes, &me) {
+                prop_assert!(read.to == 1 && read.from < 4);
+            }
         }
     }
 

@@ -210,6 +210,22 @@ mod tests {
         assert_eq!(Notice::decode(&notice.encode()), Some(notice));
     }
 
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_notice_that_encodes_to_them_or_none(bytes: [[u8; 8]; NOTICE_LEN / 8], magic: bool) {
+            let mut bytes: [u8; NOTICE_LEN] = bytes.concat().try_into().unwrap();
+            if magic {
+                bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            }
+            if let Some(notice) = Notice::decode(&bytes) {
+                prop_assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+                // Whatever it says, comparing it says who stands alone.
+                let other = all_reduce(8);
+                prop_assert!(compare(&[other, notice, other]).is_err() || notice.agrees_with(&other));
+            }
+        }
+    }
+
     #[test]
     fn the_minority_is_named_with_both_values() {
         let notices = [all_reduce(8), all_reduce(8), all_reduce(4), all_reduce(8)];

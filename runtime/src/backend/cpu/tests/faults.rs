@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::backend::AbortReason;
+use crate::backend::cpu::hello::LaneKind;
+use crate::backend::cpu::wait::{Crowding, Patience, Stop};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use rcomm_recorder::model::ReduceOp;
@@ -245,4 +247,72 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
         .unwrap();
         assert_eq!(data, [if rig.rank == 0 { 1 } else { 7 }]);
     });
+}
+
+/// A rank that knows the secret and then sends whatever comes to mind.
+fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
+    world(2, TransportChoice::Tcp, |rig| {
+        if rig.rank == 1 {
+            let stop = Stop::default();
+            let mut patience = Patience::new(&stop, LONG.into(), Crowding::Crowded);
+            let lane = rig.factory.mesh.connect(1, kind, 0, &mut patience);
+            let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
+            lane.set_nonblocking(false).unwrap();
+            // It may be hung up on in the middle.
+            let _ = lane.write_all(noise);
+            rig.store.wait(&["heard"], LONG).unwrap();
+            return;
+        }
+        let mut data = [0u8; 64];
+        let error = match kind {
+            LaneKind::Collective => rig.run_for(&mut Op::Barrier, Duration::from_secs(5)),
+            _ => {
+                let buffer = Buffer::from_mut(&mut data);
+                let (peer, tag) = (Some(1), 0);
+                rig.run_for(&mut Op::Recv { buffer, peer, tag }, Duration::from_secs(5))
+            }
+        };
+        rig.store.set("heard", b"").unwrap();
+        let error = error.unwrap_err();
+        // Noise that happens to be the beginning of something true is waited out.
+        let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
+        assert!(named, "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
+    use rand_bytes::Noise;
+    for kind in [LaneKind::Collective, LaneKind::P2p] {
+        for seed in 0..12 {
+            let noise: Vec<u8> = Noise(seed).take(4096).collect();
+            rank_1_raves(kind, &noise);
+        }
+        // The right magic words, and absurd lengths behind them.
+        for magic in [0x7263_6e31u32, 0x7263_7031] {
+            let mut noise = vec![0xff; 4096];
+            noise[..4].copy_from_slice(&magic.to_le_bytes());
+            rank_1_raves(kind, &noise);
+            for code in 1..=5 {
+                noise[4] = code;
+                noise[5] = 0;
+                rank_1_raves(kind, &noise);
+            }
+        }
+    }
+}
+
+mod rand_bytes {
+    /// Bytes that look random and are the same in every run.
+    pub(super) struct Noise(pub(super) u64);
+
+    impl Iterator for Noise {
+        type Item = u8;
+
+        fn next(&mut self) -> Option<u8> {
+            let step = self.0.wrapping_mul(6_364_136_223_846_793_005);
+            self.0 = step.wrapping_add(1_442_695_040_888_963_407);
+            Some((self.0 >> 56) as u8)
+        }
+    }
 }

@@ -1,0 +1,173 @@
+//! The asynchronous form of every collective, all of them under way at once.
+
+use crate::cases::Cases;
+use crate::scalar::Scalar;
+use rcomm::{ReduceOp, Reduction};
+
+impl Cases<'_> {
+    /// Issues everything, then waits in another order.
+    pub(crate) fn check_issued<T: Scalar>(&mut self) {
+        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let what = |name: &str| format!("{name} of {}", T::DTYPE);
+        let op = ReduceOp::Sum;
+        let root = n - 1;
+        let to = root as u32;
+        let is_root = own == root;
+        let uneven: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
+        let even = vec![len; n];
+        let lists = |lens: &[usize]| -> Vec<Vec<T>> {
+            lens.iter().map(|&len| vec![T::default(); len]).collect()
+        };
+        let at_root = |lists: Vec<Vec<T>>| if is_root { lists } else { Vec::new() };
+        let input = self.input::<T>(own, 0, len);
+        let wide = self.input::<T>(own, 0, len * n);
+        let part = self.input::<T>(own, 0, uneven[own]);
+        let pair = self.inputs::<T>(own, &[len, 1]);
+        let both = self.inputs::<T>(own, &[len * n, n]);
+        let for_each = self.inputs::<T>(own, &even);
+        let for_each_v = self.inputs::<T>(own, &uneven);
+        let issued = "issued before";
+
+        let reduce = group.reduce_async(input.clone(), op, to).expect(issued);
+        let coalesced = group
+            .all_reduce_coalesced_async(pair.clone(), op)
+            .expect(issued);
+        let block = group.coalesce_async(|block| {
+            block.all_reduce(input.clone(), op);
+            block.broadcast(wide.clone(), to);
+        });
+        let gather_v = group
+            .all_gather_v_async(part.clone(), lists(&uneven))
+            .expect(issued);
+        let gathered = group
+            .all_gather_coalesced_async(pair.clone(), lists(&[len * n, n]))
+            .expect(issued);
+        let scatter = group
+            .reduce_scatter_async(for_each.clone(), vec![T::default(); len], op)
+            .expect(issued);
+        let scatter_v = group
+            .reduce_scatter_v_async(for_each_v.clone(), vec![T::default(); uneven[own]], op)
+            .expect(issued);
+        let scattered = group
+            .reduce_scatter_coalesced_async(both.clone(), lists(&[len, 1]), op)
+            .expect(issued);
+        let swap = group
+            .all_to_all_async(for_each.clone(), lists(&even))
+            .expect(issued);
+        let swap_single = group
+            .all_to_all_single_async(wide.clone(), vec![T::default(); len * n])
+            .expect(issued);
+        let to_root = group
+            .gather_async(input.clone(), at_root(lists(&even)), to)
+            .expect(issued);
+        let to_root_v = group
+            .gather_v_async(part.clone(), at_root(lists(&uneven)), to)
+            .expect(issued);
+        let from_root = group
+            .scatter_async(at_root(for_each.clone()), vec![T::default(); len], to)
+            .expect(issued);
+        let from_root_v = group
+            .scatter_v_async(at_root(for_each_v), vec![T::default(); uneven[own]], to)
+            .expect(issued);
+
+        // Vectors come back as they were given, with their results.
+        let (_, got) = from_root_v.wait().unwrap();
+        let expected = self.input(root, own, uneven[own]);
+        self.same(&what("scatter_v_async"), got, expected);
+        let (_, got) = from_root.wait().unwrap();
+        self.same(&what("scatter_async"), got, self.input(root, own, len));
+        let (kept, got) = to_root_v.wait().unwrap();
+        self.same(&what("gather_v_async, its input"), kept, part);
+        let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, 0, uneven[r])).collect();
+        self.same(&what("gather_v_async"), got, at_root(all.clone()));
+        let (_, got) = to_root.wait().unwrap();
+        let each: Vec<Vec<T>> = (0..n).map(|r| self.input(r, 0, len)).collect();
+        self.same(&what("gather_async"), got, at_root(each.clone()));
+        let (_, got) = swap_single.wait().unwrap();
+        let expected: Vec<T> = (0..n)
+            .flat_map(|from| self.input::<T>(from, 0, len * n)[own * len..][..len].to_vec())
+            .collect();
+        self.same(&what("all_to_all_single_async"), got, expected);
+        let (_, got) = swap.wait().unwrap();
+        let expected: Vec<Vec<T>> = (0..n).map(|from| self.input(from, own, len)).collect();
+        self.same(&what("all_to_all_async"), got, expected);
+        let (_, got) = scattered.wait().unwrap();
+        let first = self.reduced::<T>(op, 0, len * n)[own * len..][..len].to_vec();
+        let second = self.reduced::<T>(op, 1, n)[own..][..1].to_vec();
+        self.same(
+            &what("reduce_scatter_coalesced_async"),
+            got,
+            vec![first, second],
+        );
+        let (_, got) = scatter_v.wait().unwrap();
+        let expected = self.reduced(op, own, uneven[own]);
+        self.same(&what("reduce_scatter_v_async"), got, expected);
+        let (kept, got) = scatter.wait().unwrap();
+        self.same(&what("reduce_scatter_async, its inputs"), kept, for_each);
+        self.same(
+            &what("reduce_scatter_async"),
+            got,
+            self.reduced(op, own, len),
+        );
+        let (_, got) = gathered.wait().unwrap();
+        let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
+        let expected = vec![each.concat(), ones];
+        self.same(&what("all_gather_coalesced_async"), got, expected);
+        let (_, got) = gather_v.wait().unwrap();
+        self.same(&what("all_gather_v_async"), got, all);
+        let ops = block.expect(issued).wait().unwrap();
+        let sum = ops[0].outputs()[0].as_slice::<T>().unwrap().to_vec();
+        self.same(&what("coalesce_async"), sum, self.reduced(op, 0, len));
+        let told = ops[1].outputs()[0].as_slice::<T>().unwrap().to_vec();
+        self.same(&what("coalesce_async"), told, self.input(root, 0, len * n));
+        let got = coalesced.wait().unwrap();
+        let expected = vec![self.reduced(op, 0, len), self.reduced(op, 1, 1)];
+        self.same(&what("all_reduce_coalesced_async"), got, expected);
+        let got = reduce.wait().unwrap();
+        let sum = self.reduced(op, 0, len);
+        self.same(
+            &what("reduce_async"),
+            got,
+            if is_root { sum } else { input },
+        );
+
+        let inputs = both;
+        let mut outputs = lists(&[len, 1]);
+        let views: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
+        let mut places: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        group
+            .reduce_scatter_coalesced(&views, &mut places, op)
+            .unwrap();
+        let first = self.reduced::<T>(op, 0, len * n)[own * len..][..len].to_vec();
+        let second = self.reduced::<T>(op, 1, n)[own..][..1].to_vec();
+        self.same(
+            &what("reduce_scatter_coalesced"),
+            outputs,
+            vec![first, second],
+        );
+        if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
+            let twice = Reduction::premul_sum(2.0);
+            // Twice what every rank gives is the sum of twice as many.
+            let doubled = |which: usize, len: usize| -> Vec<T> {
+                let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, which, len)).collect();
+                let at = |i: usize| all.iter().flat_map(|v| [v[i]; 2]).collect::<Vec<T>>();
+                (0..len).map(|i| T::reduce(op, &at(i))).collect()
+            };
+            let (one, whole) = (doubled(0, len), doubled(0, len * n));
+            let mut buffer = self.input::<T>(own, 0, len);
+            group.reduce(&mut buffer, twice, to).unwrap();
+            let left = if is_root {
+                one
+            } else {
+                self.input(own, 0, len)
+            };
+            self.same(&what("reduce premul_sum"), buffer, left);
+            let mut output = vec![T::default(); len];
+            group
+                .reduce_scatter_single(&wide, &mut output, twice)
+                .unwrap();
+            let expected = whole[own * len..][..len].to_vec();
+            self.same(&what("reduce_scatter_single premul_sum"), output, expected);
+        }
+    }
+}

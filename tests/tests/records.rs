@@ -1,0 +1,271 @@
+//! What is recorded of each operation: all its fields, as a dump shows them, against kept files.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::{
+    Buffer, Complex, F8E4M3, Op, OpType, ProcessGroup, ReduceOp, Reduction, RollCall, SparseTensor,
+    bf16, f16,
+};
+use rcomm_tests::world::{Carrier, on_threads};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Issues one operation in a group of its own.
+type Issue = fn(&ProcessGroup);
+
+fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
+    vec![T::default(); len]
+}
+
+/// Two ranks; what differs between them by intent is their part of uneven operations: rank r has r + 1.
+fn operations() -> Vec<(OpType, Issue)> {
+    use OpType as It;
+    vec![
+        (It::AllReduce, |g| {
+            g.all_reduce(&mut [1f32; 3], Reduction::premul_sum(0.5))
+                .unwrap();
+        }),
+        (It::AllReduceCoalesced, |g| {
+            let (mut a, mut b) = ([1u8; 2], [2u8; 5]);
+            g.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::BitOr)
+                .unwrap();
+        }),
+        (It::AllReduceSparse, |g| {
+            let own = SparseTensor::new(vec![4, 2], 1, vec![g.rank().into()], vec![1f64, 2.0]);
+            g.all_reduce_sparse(&own.unwrap(), ReduceOp::Sum).unwrap();
+        }),
+        (It::Reduce, |g| {
+            g.reduce(&mut [f16::ONE; 2], ReduceOp::Avg, 1).unwrap()
+        }),
+        (It::Broadcast, |g| {
+            let buffer = Buffer::from_vec(vec![0i16; 6]).with_shape(&[2, 3]).unwrap();
+            g.execute(Op::Broadcast { buffer, root: 1 }).unwrap();
+        }),
+        (It::Barrier, |g| g.barrier().unwrap()),
+        (It::MonitoredBarrier, |g| {
+            g.monitored_barrier(RollCall::All).unwrap()
+        }),
+        (It::AllGather, |g| {
+            let (mut a, mut b) = ([0i32; 2], [0i32; 2]);
+            g.all_gather(&[7; 2], &mut [&mut a, &mut b]).unwrap();
+        }),
+        (It::AllGatherSingle, |g| {
+            g.all_gather_single(&[true], &mut [false; 2]).unwrap();
+        }),
+        (It::AllGatherV, |g| {
+            let (mut a, mut b) = ([0u16; 1], [0u16; 2]);
+            let input = blank(g.rank() as usize + 1);
+            g.all_gather_v(&input, &mut [&mut a, &mut b]).unwrap();
+        }),
+        (It::AllGatherCoalesced, |g| {
+            let (mut a, mut b) = ([0i64; 2], [0i64; 4]);
+            g.all_gather_coalesced(&[&[1], &[2, 3]], &mut [&mut a, &mut b])
+                .unwrap();
+        }),
+        (It::ReduceScatter, |g| {
+            g.reduce_scatter(&[&[1u32; 2], &[2; 2]], &mut [0; 2], ReduceOp::Max)
+                .unwrap();
+        }),
+        (It::ReduceScatterSingle, |g| {
+            g.reduce_scatter_single(&[bf16::ONE; 4], &mut [bf16::ONE; 2], ReduceOp::Sum)
+                .unwrap();
+        }),
+        (It::ReduceScatterV, |g| {
+            let mut output = blank::<u64>(g.rank() as usize + 1);
+            g.reduce_scatter_v(&[&[1], &[2; 2]], &mut output, ReduceOp::Min)
+                .unwrap();
+        }),
+        (It::ReduceScatterCoalesced, |g| {
+            let (mut a, mut b) = ([0i8; 1], [0i8; 2]);
+            let inputs: [&[i8]; 2] = [&[1; 2], &[1; 4]];
+            g.reduce_scatter_coalesced(&inputs, &mut [&mut a, &mut b], ReduceOp::Product)
+                .unwrap();
+        }),
+        (It::AllToAll, |g| {
+            let (mut a, mut b) = ([Complex::new(0f32, 0.0); 1], [Complex::new(0f32, 0.0); 1]);
+            let one = [Complex::new(1f32, 2.0)];
+            g.all_to_all(&[&one, &one], &mut [&mut a, &mut b]).unwrap();
+        }),
+        (It::AllToAllSingle, |g| {
+            let one = F8E4M3::from_f32(1.0);
+            g.all_to_all_single(&[one; 2], &mut [one; 2]).unwrap();
+        }),
+        (It::AllToAllVSingle, |g| {
+            // Rank 0 keeps 1 and sends 2; rank 1 sends 3 and keeps 4.
+            let (input, output): ([usize; 2], [usize; 2]) = if g.rank() == 0 {
+                ([1, 2], [1, 3])
+            } else {
+                ([3, 4], [2, 4])
+            };
+            let mut into = blank::<f32>(output.iter().sum());
+            let from = blank::<f32>(input.iter().sum());
+            g.all_to_all_v_single(&from, &mut into, &input, &output)
+                .unwrap();
+        }),
+        (It::Gather, |g| {
+            let (mut a, mut b) = ([0f64; 2], [0f64; 2]);
+            let mut both: Vec<&mut [f64]> = vec![&mut a, &mut b];
+            both.truncate(if g.rank() == 1 { 2 } else { 0 });
+            g.gather(&[1.0; 2], &mut both, 1).unwrap();
+        }),
+        (It::GatherV, |g| {
+            let (mut a, mut b) = ([0u8; 1], [0u8; 2]);
+            let mut both: Vec<&mut [u8]> = vec![&mut a, &mut b];
+            both.truncate(if g.rank() == 1 { 2 } else { 0 });
+            g.gather_v(&blank(g.rank() as usize + 1), &mut both, 1)
+                .unwrap();
+        }),
+        (It::Scatter, |g| {
+            let mut both: Vec<&[u8]> = vec![&[1], &[2]];
+            both.truncate(if g.rank() == 1 { 2 } else { 0 });
+            g.scatter(&both, &mut [0], 1).unwrap();
+        }),
+        (It::ScatterV, |g| {
+            let mut both: Vec<&[u8]> = vec![&[1], &[2, 3]];
+            both.truncate(if g.rank() == 1 { 2 } else { 0 });
+            g.scatter_v(&both, &mut blank(g.rank() as usize + 1), 1)
+                .unwrap();
+        }),
+        (It::Send, |g| {
+            if g.rank() == 1 {
+                g.send(&[1u8, 2], 0, 3).unwrap();
+            } else {
+                g.recv(&mut [0u8; 2], 1, 3).unwrap();
+            }
+        }),
+        (It::Recv, |g| {
+            if g.rank() == 0 {
+                g.send(&[1i64], 1, 3).unwrap();
+                g.send(&[1i64], 1, 4).unwrap();
+            } else {
+                g.recv(&mut [0i64], 0, 3).unwrap();
+                g.recv_any(&mut [0i64], 4).unwrap();
+            }
+        }),
+        (It::Coalesced, |g| {
+            let other = Some(1 - g.rank());
+            let send = Op::Send {
+                buffer: Buffer::from_vec(vec![1u8; 3]),
+                peer: 1 - g.rank(),
+                tag: 0,
+            };
+            let recv = Op::Recv {
+                buffer: Buffer::from_vec(vec![0u8; 3]),
+                peer: other,
+                tag: 0,
+            };
+            g.batch_isend_irecv(vec![send, recv])
+                .unwrap()
+                .wait()
+                .unwrap();
+        }),
+        (It::NewWindow, |g| {
+            let window = g.new_window(Buffer::from_vec(vec![0f32; 4])).unwrap();
+            window.close().unwrap();
+        }),
+        (It::Put, |g| {
+            let window = g.new_window(g.allocate::<f32>(4).unwrap()).unwrap();
+            window.put(1 - g.rank(), 1, &[1f32, 2.0]).unwrap();
+            window.close().unwrap();
+        }),
+        (It::Get, |g| {
+            let window = g.new_window(g.allocate::<f32>(4).unwrap()).unwrap();
+            window.get(1 - g.rank(), 1, &mut [0f32; 3]).unwrap();
+            window.close().unwrap();
+        }),
+        (It::Signal, |g| {
+            let window = g.new_window(g.allocate::<f32>(0).unwrap()).unwrap();
+            window.signal(1 - g.rank()).unwrap();
+            window.close().unwrap();
+        }),
+        (It::WaitSignal, |g| {
+            let window = g.new_window(g.allocate::<f32>(0).unwrap()).unwrap();
+            window.signal(1 - g.rank()).unwrap();
+            window.wait_signal(1 - g.rank()).unwrap();
+            window.close().unwrap();
+        }),
+    ]
+}
+
+/// Fields that differ from run to run, or belong to other tests.
+const REDACTED: &[&str] = &[
+    "record_id",
+    "pg_id",
+    "time_created_ns",
+    "time_discovered_started_ns",
+    "time_discovered_completed_ns",
+    "duration_ms",
+    "frames",
+    "stack",
+    "thread_id",
+    "thread_name",
+    // Set by the watchdog, some time later, for what was issued.
+    "retired",
+];
+
+/// The entries of one group, with what differs from run to run left out.
+fn entries_of(dump: &[u8], group: &str) -> Vec<Value> {
+    let dump: Value = serde_json::from_slice(dump).unwrap();
+    let mut found = Vec::new();
+    for entry in dump["entries"].as_array().unwrap() {
+        if entry["process_group"][1] != group {
+            continue;
+        }
+        let mut entry = entry.clone();
+        let fields = entry.as_object_mut().unwrap();
+        for field in REDACTED {
+            fields.remove(*field);
+        }
+        found.push(entry);
+    }
+    found
+}
+
+#[test]
+fn every_operation_is_recorded_with_all_its_fields() {
+    let dumps = on_threads(
+        2,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            for (op, issue) in operations() {
+                let group = world.new_group(&[0, 1], &rcomm::GroupOptions::named(op.name()));
+                issue(&group.unwrap());
+            }
+            let dump = world.snapshot().to_json();
+            world.shutdown().unwrap();
+            dump
+        },
+    );
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/records");
+    let update = std::env::var_os("RCOMM_UPDATE_RECORDS").is_some();
+    let mut wrong = Vec::new();
+    for (op, _) in operations() {
+        // Rank 1: the root, and the one with the longer part.
+        let entries = entries_of(&dumps[1], op.name());
+        assert!(!entries.is_empty(), "{op} left no record");
+        let text = serde_json::to_string_pretty(&entries).unwrap() + "\n";
+        let path = folder.join(format!("{op}.json"));
+        if update {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        if kept != text {
+            wrong.push(format!("{}:\n{text}", path.display()));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "records differ from the kept ones (RCOMM_UPDATE_RECORDS=1 writes them):\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn no_operation_is_left_out() {
+    let listed: BTreeSet<OpType> = operations().into_iter().map(|(op, _)| op).collect();
+    let missing = OpType::ALL.iter().filter(|op| !listed.contains(op));
+    let missing: Vec<&OpType> = missing.collect();
+    // A split is recorded as the gather that it is; what we have no word for is nobody's operation.
+    assert_eq!(missing, [&OpType::Split, &OpType::Other]);
+}

@@ -18,6 +18,8 @@
 //! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
 //! | `RCOMM_DEBUG`, `TORCH_DISTRIBUTED_DEBUG` | [`debug`](Config::debug): `off`, `info`, `detail` | `off` |
 //! | `RCOMM_NAN_CHECK`, `TORCH_NCCL_NAN_CHECK` | [`nan_check`](Config::nan_check): `0`, `1` | `0` |
+//! | `RCOMM_ENDPOINT` | [`endpoint`](Config::endpoint): `unix`, `tcp:ADDRESS:PORT`, `off` | `unix` |
+//! | `RCOMM_ENDPOINT_TOKEN` | [`endpoint_token`](Config::endpoint_token) | derived from the job's secret |
 //! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
 //! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
 //! | `RCOMM_SIGNAL_INTERVAL_MS` | [`signal_interval`](Config::signal_interval) | 500 |
@@ -26,6 +28,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
+use rcomm_recorder::publish::EndpointToken;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -63,6 +67,10 @@ pub struct Config {
     pub debug: DebugLevel,
     /// Whether inputs that hold a NaN are refused.
     pub nan_check: NanCheck,
+    /// Where the rank answers who asks how far it is, while it runs or hangs.
+    pub endpoint: EndpointChoice,
+    /// What must be sent to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
+    pub endpoint_token: Option<EndpointToken>,
     /// How often the watchdog looks at pending work that did not report by itself.
     pub watchdog_interval: Duration,
     /// After what silence of the watchdog its monitor makes a dump.
@@ -107,6 +115,19 @@ pub enum NanCheck {
     On,
 }
 
+/// Where a rank's endpoint listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EndpointChoice {
+    /// Nowhere.
+    Off,
+    /// On a unix socket of mode 0600 beside the ring file; nowhere if the ring is in memory.
+    #[default]
+    Unix,
+    /// On this TCP address, for those who know the token. Port 0 is any free one; of another port, ranks
+    /// of one host take it and those that follow, by local rank.
+    Tcp(SocketAddr),
+}
+
 /// Where the ring file goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RingDir {
@@ -146,6 +167,8 @@ impl Default for Config {
             dump_dir: PathBuf::from("rcomm-dumps"),
             dump_format: DumpFormat::Json,
             dump_pipes: Vec::new(),
+            endpoint: EndpointChoice::Unix,
+            endpoint_token: None,
             debug: DebugLevel::Off,
             nan_check: NanCheck::Off,
             watchdog_interval: Duration::from_millis(100),
@@ -265,6 +288,17 @@ impl Config {
             .map(PathBuf::from)
             .collect();
         config.dump_pipes.dedup();
+        if let Some(value) = text("RCOMM_ENDPOINT") {
+            config.endpoint = endpoint(&value)?;
+        }
+        if let Some(value) = lookup("RCOMM_ENDPOINT_TOKEN").filter(|value| !value.is_empty()) {
+            // A secret: its refusal does not show it.
+            let token = EndpointToken::new(value).map_err(|error| {
+                let message = format!("RCOMM_ENDPOINT_TOKEN: {error}");
+                Error::new(ErrorKind::InvalidArgument, message)
+            })?;
+            config.endpoint_token = Some(token);
+        }
         Ok(config)
     }
 }
@@ -272,6 +306,29 @@ impl Config {
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     let parsed = value.trim().parse();
     parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+}
+
+fn endpoint(value: &str) -> Result<EndpointChoice> {
+    const NAME: &str = "RCOMM_ENDPOINT";
+    match value.trim().to_ascii_lowercase().as_str() {
+        "off" => return Ok(EndpointChoice::Off),
+        "unix" => return Ok(EndpointChoice::Unix),
+        _ => {}
+    }
+    let address = value.trim().strip_prefix("tcp:");
+    let address: Option<SocketAddr> = address.and_then(|address| address.parse().ok());
+    let address = address.ok_or_else(|| {
+        refused(
+            NAME,
+            value,
+            "unix, off, or tcp:ADDRESS:PORT as tcp:10.0.0.1:0",
+        )
+    })?;
+    if address.ip().is_unspecified() {
+        let expected = "the address of one interface, which others are told";
+        return Err(refused(NAME, value, expected));
+    }
+    Ok(EndpointChoice::Tcp(address))
 }
 
 fn refused(name: &str, value: &str, expected: &str) -> Error {
@@ -300,12 +357,15 @@ mod tests {
             ("RCOMM_DUMP_PIPE", "/tmp/a"),
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
             ("RCOMM_RING_DIR", "memory"),
+            ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0"),
         ])
         .unwrap();
         assert_eq!(config.timeout, Duration::from_millis(1500));
         assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
         assert_eq!(config.ring_dir, RingDir::Memory);
         assert_eq!(config.dump_pipes.len(), 2);
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        assert_eq!(config.endpoint, EndpointChoice::Tcp(any_port));
     }
 
     #[test]
@@ -340,6 +400,13 @@ mod tests {
         assert_eq!(
             refusal("RCOMM_TRANSPORT", "carrier pigeon"),
             "RCOMM_TRANSPORT is \"carrier pigeon\": it must be auto, shm or tcp"
+        );
+        assert!(refusal("RCOMM_ENDPOINT", "tcp:node1:1").contains("tcp:ADDRESS:PORT"));
+        assert!(refusal("RCOMM_ENDPOINT", "tcp:0.0.0.0:0").contains("one interface"));
+        let short = refusal("RCOMM_ENDPOINT_TOKEN", "hunter2");
+        assert!(
+            short.contains("at least 16") && !short.contains("hunter2"),
+            "{short}"
         );
         assert_eq!(
             refusal("RCOMM_RING_ENTRIES", "0"),

@@ -13,6 +13,8 @@ pub mod data_parallel;
 mod deadline;
 mod dump_writer;
 mod element;
+#[cfg(feature = "endpoint")]
+mod endpoint;
 mod error;
 mod float8;
 mod heartbeat;
@@ -53,6 +55,7 @@ pub use objects::MAX_OBJECT_BYTES;
 pub use op::{Op, Reduction};
 pub use process_group::ProcessGroup;
 pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
+pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
 pub use rendezvous::Rendezvous;
 pub use roll_call::RollCall;
 pub use secret::Secret;

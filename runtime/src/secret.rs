@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
+use rcomm_recorder::publish::EndpointToken;
 use sha2::Sha256;
 use std::fmt;
 use std::io::Read;
@@ -50,6 +51,13 @@ impl Secret {
     /// A key for another use, which does not give the secret away.
     pub fn derive(&self, label: &str) -> Self {
         Self(self.tag(&[b"derive", label.as_bytes()]))
+    }
+
+    /// What a reader must send to a rank's endpoint over TCP, unless the job was given a token.
+    pub fn endpoint_token(&self) -> EndpointToken {
+        let key = self.derive("endpoint token");
+        let text = key.0.map(|byte| format!("{byte:02x}")).concat();
+        EndpointToken::new(text).expect("64 hexadecimal digits are a token")
     }
 
     /// The proof that one knows the secret, over these parts in this order.

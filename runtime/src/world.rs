@@ -9,6 +9,8 @@ use crate::backend::{BackendFactory, WorldContext};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
+#[cfg(feature = "endpoint")]
+use crate::endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
 use crate::joining::{agree, forget_earlier_attempt, meet, open_recorder, ring_place, run_name};
@@ -20,6 +22,8 @@ use crate::store::{PrefixStore, Store};
 use crate::watchdog::{Watch, Watchdog};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
+#[cfg(feature = "endpoint")]
+use rcomm_recorder::publish::{Endpoint, EndpointAddress};
 use rcomm_recorder::record::FlightRecorder;
 use std::collections::HashMap;
 use std::fmt;
@@ -58,6 +62,8 @@ struct Threads {
     heartbeat: HeartbeatMonitor,
     alarm: AlarmThread,
     watchdog: Watchdog,
+    #[cfg(feature = "endpoint")]
+    endpoint: Option<Endpoint>,
 }
 
 /// What groups share.
@@ -171,7 +177,11 @@ impl WorldBuilder {
             factories.push(make(&context)?);
         }
         let heartbeat_alarm = alarm.clone();
+        #[cfg(feature = "endpoint")]
+        let endpoint = endpoint::serve(&place, &config, &context.secret, &recorder, &root);
         let threads = Threads {
+            #[cfg(feature = "endpoint")]
+            endpoint,
             watchdog: Watchdog::start(watch.clone(), alarm.clone(), config.watchdog_interval)?,
             alarm: AlarmThread::start(alarm, pipes)?,
             heartbeat: HeartbeatMonitor::start(
@@ -294,6 +304,13 @@ impl World {
     /// The recorder, for readers in this process.
     pub fn recorder(&self) -> &Arc<FlightRecorder> {
         &self.shared.recorder
+    }
+
+    /// Where this rank answers who asks how far it is; `None` if it has no endpoint.
+    #[cfg(feature = "endpoint")]
+    pub fn endpoint(&self) -> Option<&EndpointAddress> {
+        let endpoint = self.threads.as_ref()?.endpoint.as_ref();
+        endpoint.map(Endpoint::address)
     }
 
     /// Where this run's dump files go.

@@ -43,7 +43,10 @@ fn a_healthy_job_leaves_nothing_behind() {
     for rank in 0..RANKS {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
-        assert!(!job.ring_path(rank).exists(), "the ring of rank {rank}");
+        let ring = job.ring_path(rank);
+        assert!(!ring.exists(), "the ring of rank {rank}");
+        let socket = ring.with_extension("sock");
+        assert!(!socket.exists(), "the endpoint of rank {rank}");
     }
     assert!(job.dumps().is_empty());
 }

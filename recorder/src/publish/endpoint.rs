@@ -67,15 +67,21 @@ impl Listen {
     }
 }
 
-type Peers = Arc<Mutex<Vec<PeerEndpoint>>>;
+type FindPeers = Arc<dyn Fn() -> Vec<PeerEndpoint> + Send + Sync>;
+type Peers = Arc<Mutex<FindPeers>>;
 
 /// A running status server. Stops, and removes its socket, when dropped.
-#[derive(Debug)]
 pub struct Endpoint {
     address: EndpointAddress,
     peers: Peers,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.address).finish()
+    }
 }
 
 impl Endpoint {
@@ -84,7 +90,8 @@ impl Endpoint {
     /// A socket file that nobody listens on any more is replaced; one that is answered is an error, as
     /// is an address that cannot be had.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
-        let peers = Peers::default();
+        let nobody: FindPeers = Arc::new(Vec::new);
+        let peers = Arc::new(Mutex::new(nobody));
         let (stop, stopped) = oneshot::channel();
         let refused = |address: String, error: io::Error| Error::Endpoint {
             address,
@@ -112,6 +119,9 @@ impl Endpoint {
         let router = router(recorder, peers.clone(), token);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            // For the look for peers, which may wait for others.
+            .thread_name("rcomm/endpoint")
+            .max_blocking_threads(1)
             .build()
             .map_err(|error| refused(address.to_string(), error))?;
         let thread = std::thread::Builder::new()
@@ -136,7 +146,15 @@ impl Endpoint {
 
     /// What `GET /peers` answers from now on.
     pub fn set_peers(&self, peers: Vec<PeerEndpoint>) {
-        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
+        self.find_peers(move || peers.clone());
+    }
+
+    /// Who is asked, from now on, for the answer to `GET /peers`.
+    ///
+    /// Called on a thread of its own, so it may block: other routes are answered meanwhile. The endpoint
+    /// does not end before it has returned.
+    pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(find);
     }
 }
 
@@ -339,7 +357,13 @@ async fn dump(
     (headers, dump.to_json())
 }
 
-async fn list_peers(State(served): State<Arc<Served>>) -> Json<Vec<PeerEndpoint>> {
-    let peers = served.peers.lock().unwrap_or_else(PoisonError::into_inner);
-    Json(peers.clone())
+async fn list_peers(State(served): State<Arc<Served>>) -> Response {
+    let find = {
+        let find = served.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        find.clone()
+    };
+    match tokio::task::spawn_blocking(move || find()).await {
+        Ok(peers) => Json(peers).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }

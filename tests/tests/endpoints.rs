@@ -1,0 +1,96 @@
+//! Ranks that hang, asked at their endpoints.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::config::EndpointChoice;
+use rcomm::{EndpointAddress, EndpointToken, Secret};
+use rcomm_analyzer::source::{EndpointSource, Seen};
+use rcomm_analyzer::{Policy, Report, Source, analyze};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, EndpointClient};
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::{CULPRIT, Job, wait_until};
+use rcomm_tests::world::{Carrier, on_threads};
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 4;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// Asks the rank at this address, and through it all others, until the report names the culprit.
+fn ask_until_found(address: EndpointAddress) -> Report {
+    let mut source = EndpointSource::new(vec![address], None);
+    let mut records: BTreeMap<Rank, Dump> = BTreeMap::new();
+    wait_until("a verdict from the endpoints", || {
+        for seen in source.poll(soon()).ok()?.observations {
+            if let Seen::Changed(dump) = seen.seen {
+                records.insert(seen.rank, *dump);
+            }
+        }
+        let dumps: Vec<Dump> = records.values().cloned().collect();
+        let report = analyze(&dumps, &Policy::default());
+        // Until all are stuck the report is one of a job on its way.
+        let first = report.findings.first()?;
+        let found = first.seq == Some(4) && first.culprit_ranks == [CULPRIT];
+        (found && dumps.len() == RANKS as usize).then_some(report)
+    })
+}
+
+#[test]
+fn ranks_whose_main_threads_are_stuck_answer_at_their_endpoints() {
+    let change = |_: u32, command: &mut std::process::Command| {
+        command.env("RCOMM_TIMEOUT_MS", "600000");
+    };
+    let program = env!("CARGO_BIN_EXE_rank");
+    let job = Job::start(program, RANKS, Fault::StopJoining, change);
+    let socket = job.ring_path(1).with_extension("sock");
+    wait_until("the socket of rank 1", || socket.exists().then_some(()));
+    let report = ask_until_found(EndpointAddress::Unix(socket.clone()));
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("load data"), "{sentence}");
+    assert!(job.dumps().is_empty(), "nobody has timed out");
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_job_that_turns_endpoints_off_has_none() {
+    let change = |_: u32, command: &mut std::process::Command| {
+        command.env("RCOMM_ENDPOINT", "off");
+    };
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start(program, RANKS, Fault::StopJoining, change);
+    job.wait(0);
+    assert!(job.ring_path(CULPRIT).exists());
+    assert!(!job.ring_path(CULPRIT).with_extension("sock").exists());
+}
+
+#[test]
+fn over_tcp_an_endpoint_wants_the_token_and_knows_its_peers() {
+    let secret = Secret::from_text("of this test");
+    let change = |config: &mut rcomm::Config| {
+        config.secret = Some(secret.clone());
+        config.endpoint = EndpointChoice::Tcp(([127, 0, 0, 1], 0).into());
+    };
+    on_threads(2, &Carrier::Cpu, change, |world| {
+        let address = world.endpoint().unwrap().clone();
+        world.group().barrier().unwrap();
+        let stranger = EndpointClient::new(address.clone(), None);
+        let error = stranger.status(soon()).unwrap_err().to_string();
+        assert!(error.contains("token"), "{error}");
+        let token = EndpointToken::new("another token, long enough".replace(' ', "-")).unwrap();
+        let stranger = EndpointClient::new(address.clone(), Some(token));
+        assert!(stranger.status(soon()).is_err());
+        let client = EndpointClient::new(address, Some(secret.endpoint_token()));
+        let status = client.status(soon()).unwrap();
+        assert_eq!(status.identity.rank, Some(world.rank()));
+        let peers = client.peers(soon()).unwrap();
+        let ranks: Vec<Rank> = peers.iter().map(|peer| peer.rank).collect();
+        assert_eq!(ranks, [1 - world.rank()]);
+        world.group().barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}

@@ -82,58 +82,82 @@ impl Analysis {
         self.problems.push(problem);
     }
 
+    /// Forgets what came of a file or source, or of the members of that archive.
+    pub fn forget(&mut self, path: &str) {
+        let is_of_it = |other: &str| {
+            let rest = other.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        };
+        self.records.retain(|record| !is_of_it(&record.path));
+        self.problems.retain(|problem| !is_of_it(&problem.path));
+    }
+
+    /// Judges what has come so far; more may come.
+    pub fn report(&self) -> Report {
+        let (records, problems) = (self.records.clone(), self.problems.clone());
+        judge(&self.policy, &self.shared, records, problems, self.files)
+    }
+
     /// Judges.
     pub fn finish(self) -> Report {
-        let Self {
-            policy,
-            shared,
-            records,
-            mut problems,
-            files,
-        } = self;
-        let entries = records.iter().map(|record| record.ops.len() as u64).sum();
-        let mut records = records;
-        comm_counter::number_by_communicator(&shared, &mut records);
-        let records = provenance::select(&shared, records, &policy, &mut problems);
-        note_versions(&records, &mut problems);
-        let mut aligned = Aligned::new(&shared, &records, policy.world_size);
-        let clocks = clocks::offsets(&aligned);
-        let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
-        aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
-        let messages = Messages::new(&aligned);
-        let mut graph = WaitGraph::new(&aligned, &messages, &policy);
-        let sinks = sink::find(&aligned, &mut graph);
-        let disagreements = disagreement::find(&aligned);
-        let lateness = Lateness::new(&aligned);
-        let case = Case {
-            policy: &policy,
-            aligned: &aligned,
-            messages: &messages,
-            reversed: graph.reversed(),
-            graph: &graph,
-            sinks,
-            disagreements,
-            lateness: &lateness,
-            clocks,
-        };
-        let mut drafts = Vec::new();
-        for check in check::ALL {
-            let found = check.run(&case, &drafts);
-            debug_assert!(
-                found
-                    .iter()
-                    .all(|draft| check.codes().contains(&draft.code))
-            );
-            drafts.extend(found);
-        }
-        let input = Input {
-            files,
-            ranks_expected: aligned.expected.len(),
-            ranks_read: aligned.records.len(),
-            entries,
-        };
-        assemble::report(&case, drafts, problems, input)
+        judge(
+            &self.policy,
+            &self.shared,
+            self.records,
+            self.problems,
+            self.files,
+        )
     }
+}
+
+fn judge(
+    policy: &Policy,
+    shared: &Shared,
+    mut records: Vec<Record>,
+    mut problems: Vec<Problem>,
+    files: usize,
+) -> Report {
+    let entries = records.iter().map(|record| record.ops.len() as u64).sum();
+    comm_counter::number_by_communicator(shared, &mut records);
+    let records = provenance::select(shared, records, policy, &mut problems);
+    note_versions(&records, &mut problems);
+    let mut aligned = Aligned::new(shared, &records, policy.world_size);
+    let clocks = clocks::offsets(&aligned);
+    let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
+    aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
+    let messages = Messages::new(&aligned);
+    let mut graph = WaitGraph::new(&aligned, &messages, policy);
+    let sinks = sink::find(&aligned, &mut graph);
+    let disagreements = disagreement::find(&aligned);
+    let lateness = Lateness::new(&aligned);
+    let case = Case {
+        policy,
+        aligned: &aligned,
+        messages: &messages,
+        reversed: graph.reversed(),
+        graph: &graph,
+        sinks,
+        disagreements,
+        lateness: &lateness,
+        clocks,
+    };
+    let mut drafts = Vec::new();
+    for check in check::ALL {
+        let found = check.run(&case, &drafts);
+        debug_assert!(
+            found
+                .iter()
+                .all(|draft| check.codes().contains(&draft.code))
+        );
+        drafts.extend(found);
+    }
+    let input = Input {
+        files,
+        ranks_expected: aligned.expected.len(),
+        ranks_read: aligned.records.len(),
+        entries,
+    };
+    assemble::report(&case, drafts, problems, input)
 }
 
 /// How much of an input could not be read.

@@ -34,7 +34,6 @@ pub(super) struct Judged {
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new();
     let progress = |progress| meter.show(progress);
-    let limit = args.memory_limit;
     let options = LoadOptions {
         jobs: args.jobs,
         progress: Some(&progress),
@@ -57,7 +56,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         if keep == Keep::Records {
             kept.push(loaded);
         }
-        if limit.is_some_and(|limit| resident_bytes() > limit.0) {
+        if too_large(args) {
             // What was taken in is of no use without the rest: give the memory back at once.
             analysis = None;
             kept.clear();
@@ -65,10 +64,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     })?;
     meter.finish();
     let Some(mut analysis) = analysis else {
-        return Err(Failure::MemoryLimit {
-            limit: limit.map_or(0, |limit| limit.0),
-            read,
-        });
+        return Err(memory_limit(args, read));
     };
     for problem in loaded.problems {
         analysis.add_problem(problem, Unread::Part);
@@ -89,7 +85,21 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     })
 }
 
-fn policy(args: &JudgeArgs) -> Policy {
+/// More memory is in use than was allowed.
+pub(super) fn too_large(args: &JudgeArgs) -> bool {
+    args.memory_limit
+        .is_some_and(|limit| resident_bytes() > limit.0)
+}
+
+/// What to say then, after so many records.
+pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
+    Failure::MemoryLimit {
+        limit: args.memory_limit.map_or(0, |limit| limit.0),
+        read,
+    }
+}
+
+pub(super) fn policy(args: &JudgeArgs) -> Policy {
     Policy {
         snapshot: args.snapshot,
         overdue: args.overdue,

@@ -4,27 +4,19 @@
 //! subscription hears nothing of what other hosts write.
 
 use super::analyze::show;
-use super::judge::{Judged, Keep, judge};
-use crate::cli::{Format, WatchArgs};
+use super::judge::{Judged, Keep, judge, memory_limit, policy, too_large};
+use crate::cli::{Format, JudgeArgs, WatchArgs};
 use crate::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
-use rcomm_analyzer::Report;
+use rcomm_analyzer::load::{Change, Follower, LoadOptions};
 use rcomm_analyzer::print::human::one_line;
-use std::collections::BTreeMap;
-use std::fs;
+use rcomm_analyzer::{Analysis, Extent, Report, Unread};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Between two looks at the folder.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Folders below the watched one that are looked into.
-const MAX_DEPTH: usize = 16;
-
-/// Size and time of every file: what tells that something arrived.
-type Listing = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     let began = Instant::now();
@@ -34,28 +26,24 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
         Format::Text | Format::Json => Keep::Report,
     };
     let mut stderr = AutoStream::new(io::stderr(), color);
-    let mut seen = Listing::new();
+    let mut follower = Follower::new(vec![args.dir.clone()]);
+    let mut analysis = Analysis::new(policy(&args.judge));
     let mut changed = began;
-    let mut judged: Option<Judged> = None;
+    let mut latest: Option<Report> = None;
     let mut said = String::new();
     loop {
-        let listing = list(&args.dir);
-        if listing != seen {
-            seen = listing;
+        if let Some(report) = look(&mut follower, &mut analysis, &args.judge)? {
             changed = Instant::now();
-            if !seen.is_empty() {
-                let now = judge(std::slice::from_ref(&args.dir), &args.judge, keep)?;
-                let line = say(&now.report);
-                if line != said {
-                    let at = began.elapsed().as_secs_f64();
-                    // Whoever closed standard error wants only the report.
-                    let _ = writeln!(stderr, "{at:7.1} s  {line}");
-                    said = line;
-                }
-                judged = Some(now);
+            let line = say(&report);
+            if line != said {
+                let at = began.elapsed().as_secs_f64();
+                // Whoever closed standard error wants only the report.
+                let _ = writeln!(stderr, "{at:7.1} s  {line}");
+                said = line;
             }
+            latest = Some(report);
         }
-        let complete = judged.as_ref().is_some_and(|now| is_complete(&now.report));
+        let complete = latest.as_ref().is_some_and(is_complete);
         let settled = changed.elapsed() >= args.settle;
         let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if (complete && settled) || late {
@@ -63,13 +51,63 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
         }
         std::thread::sleep(LOOK);
     }
-    match judged {
-        Some(judged) => show(&judged, &args.show, color),
+    match latest {
+        // Pictures are made from the records themselves, which were not kept.
+        Some(_) if keep == Keep::Records => {
+            let dir = std::slice::from_ref(&args.dir);
+            show(&judge(dir, &args.judge, keep)?, &args.show, color)
+        }
+        Some(report) => {
+            let dumps = Vec::new();
+            show(&Judged { report, dumps }, &args.show, color)
+        }
         None => Err(Failure::NothingArrived {
             dir: args.dir.clone(),
             after: began.elapsed(),
         }),
     }
+}
+
+/// Reads what arrived since the last look, and judges if anything did.
+fn look(
+    follower: &mut Follower,
+    analysis: &mut Analysis,
+    args: &JudgeArgs,
+) -> Result<Option<Report>, Failure> {
+    let options = LoadOptions {
+        jobs: args.jobs,
+        ..LoadOptions::default()
+    };
+    let mut read = 0;
+    let mut large = false;
+    let look = follower.look(&options, |change| match change {
+        Change::Outdated(path) => analysis.forget(&path),
+        // What is over the limit is given up, but all the same read to the end.
+        Change::Dump(_) if large => {}
+        Change::Dump(loaded) => {
+            let extent = if loaded.cut {
+                Extent::Cut
+            } else {
+                Extent::Whole
+            };
+            analysis.add_from(&loaded.path, &loaded.dump, extent);
+            read += 1;
+            large = too_large(args);
+        }
+    })?;
+    if large {
+        return Err(memory_limit(args, read));
+    }
+    let Some(look) = look else { return Ok(None) };
+    for problem in look.problems {
+        analysis.add_problem(problem, Unread::Part);
+    }
+    if look.files == 0 {
+        return Ok(None);
+    }
+    let mut report = analysis.report();
+    report.input.files = look.files;
+    Ok(Some(report))
 }
 
 /// Every rank that should have left a record did, whole.
@@ -85,27 +123,4 @@ fn say(report: &Report) -> String {
         input.ranks_expected.max(input.ranks_read),
         one_line(report)
     )
-}
-
-/// Everything below the folder. What cannot be listed now is not there yet.
-fn list(folder: &Path) -> Listing {
-    let mut listing = Listing::new();
-    walk(folder, 0, &mut listing);
-    listing
-}
-
-fn walk(folder: &Path, depth: usize, listing: &mut Listing) {
-    let Ok(items) = fs::read_dir(folder) else {
-        return;
-    };
-    for item in items.flatten() {
-        let path = item.path();
-        match item.metadata() {
-            Ok(meta) if meta.is_dir() && depth < MAX_DEPTH => walk(&path, depth + 1, listing),
-            Ok(meta) if meta.is_file() => {
-                listing.insert(path, (meta.len(), meta.modified().ok()));
-            }
-            _ => {}
-        }
-    }
 }

@@ -1,5 +1,6 @@
 //! From what the user names to a list of files.
 
+use super::walk::walk;
 use crate::finding::Code;
 use crate::report::Problem;
 use std::fs;
@@ -49,6 +50,7 @@ impl Input {
     }
 }
 
+#[derive(Default)]
 pub(super) struct Found {
     /// Sorted, each once.
     pub(super) inputs: Vec<Input>,
@@ -56,14 +58,8 @@ pub(super) struct Found {
     pub(super) problems: Vec<Problem>,
 }
 
-/// Folders below a named one that are looked into.
-const MAX_DEPTH: usize = 16;
-
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
-    let mut found = Found {
-        inputs: Vec::new(),
-        problems: Vec::new(),
-    };
+    let mut found = Found::default();
     for path in paths {
         if path.as_os_str() == "-" {
             found.inputs.push(Input::Stdin);
@@ -90,12 +86,22 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
 }
 
 impl Found {
+    pub(super) fn extend(&mut self, more: Self) {
+        self.inputs.extend(more.inputs);
+        self.problems.extend(more.problems);
+    }
+
     fn add(&mut self, path: &Path, is_folder: bool) {
-        if is_folder {
-            self.walk(path, 0);
-        } else {
+        if !is_folder {
             self.inputs.push(Input::File(path.to_owned()));
+            return;
         }
+        let Self { inputs, problems } = self;
+        walk(
+            path,
+            &mut |file| inputs.push(Input::File(file)),
+            &mut |folder, error| problems.push(unlisted(folder, error)),
+        );
     }
 
     fn add_matches(&mut self, pattern: &str) -> Result<(), FindError> {
@@ -108,7 +114,7 @@ impl Found {
             any = true;
             match path {
                 Ok(path) => self.add(&path, path.is_dir()),
-                Err(error) => self.unlisted(error.path(), error.error()),
+                Err(error) => self.problems.push(unlisted(error.path(), error.error())),
             }
         }
         if any {
@@ -119,45 +125,12 @@ impl Found {
             })
         }
     }
+}
 
-    fn unlisted(&mut self, folder: &Path, error: &std::io::Error) {
-        self.problems.push(Problem {
-            code: Code::N301,
-            path: folder.display().to_string(),
-            sentence: format!("the folder could not be listed: {error}"),
-        });
-    }
-
-    /// Every regular file below `folder` that is not hidden: hidden files are unfinished ones.
-    ///
-    /// Links to folders are not followed, for they may close a circle; links to files are.
-    fn walk(&mut self, folder: &Path, depth: usize) {
-        let items = match fs::read_dir(folder) {
-            Ok(items) => items,
-            Err(error) => return self.unlisted(folder, &error),
-        };
-        for item in items {
-            let item = match item {
-                Ok(item) => item,
-                Err(error) => {
-                    self.unlisted(folder, &error);
-                    continue;
-                }
-            };
-            if item.file_name().as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
-            let path = item.path();
-            match item.file_type() {
-                Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => self.walk(&path, depth + 1),
-                Ok(kind) if kind.is_file() => self.inputs.push(Input::File(path)),
-                Ok(kind) if kind.is_symlink() && path.is_file() => {
-                    self.inputs.push(Input::File(path));
-                }
-                // Pipes, sockets and devices would have us wait.
-                Ok(_) => {}
-                Err(error) => self.unlisted(&path, &error),
-            }
-        }
+fn unlisted(folder: &Path, error: &std::io::Error) -> Problem {
+    Problem {
+        code: Code::N301,
+        path: folder.display().to_string(),
+        sentence: format!("the folder could not be listed: {error}"),
     }
 }

@@ -9,11 +9,15 @@
 //! which of several of one rank stands, can be told once all are known: the analysis' business.
 
 mod find;
+mod follow;
 mod rank_name;
 mod unpack;
+mod walk;
 mod zstd;
 
 pub use find::FindError;
+pub use follow::{Change, Follower, Look};
+pub use walk::walk;
 
 use crate::finding::Code;
 use crate::report::Problem;
@@ -94,9 +98,30 @@ pub fn load(
         problems: found.problems,
         ..Loaded::default()
     };
-    let inputs = found.inputs;
-    let names: Vec<String> = inputs.iter().map(Input::name).collect();
+    let names: Vec<String> = found.inputs.iter().map(Input::name).collect();
     let ranks = rank_name::ranks(&names);
+    let inputs: Vec<_> = found.inputs.into_iter().zip(ranks).collect();
+    read(&inputs, options, |output| match output {
+        Output::Files(files) => loaded.files += files,
+        Output::Problem(problem) => loaded.problems.push(problem),
+        Output::Dump(dump) => {
+            loaded.dumps += 1;
+            take(*dump);
+        }
+    });
+    loaded
+        .problems
+        .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
+    Ok(loaded)
+}
+
+/// Reads inputs, each with the rank that its name tells, on several threads; what they find is handed
+/// over on the caller's.
+fn read(
+    inputs: &[(Input, Option<Rank>)],
+    options: &LoadOptions<'_>,
+    mut take: impl FnMut(Output),
+) {
     let jobs = jobs(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (sender, receiver) = sync_channel(2 * jobs);
@@ -104,7 +129,7 @@ pub fn load(
         let mut started = 0;
         for _ in 0..jobs {
             let sender = sender.clone();
-            let (next, done, inputs, ranks) = (&next, &done, &inputs, &ranks);
+            let (next, done) = (&next, &done);
             let work = move || {
                 let mut worker = Worker {
                     reader: DumpReader::new(),
@@ -114,10 +139,10 @@ pub fn load(
                 };
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    let (Some(input), Some(&rank)) = (inputs.get(at), ranks.get(at)) else {
+                    let Some((input, rank)) = inputs.get(at) else {
                         return;
                     };
-                    unpack::unpack(input, rank, &mut worker);
+                    unpack::unpack(input, *rank, &mut worker);
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                     if let Some(progress) = options.progress {
                         progress(Progress {
@@ -133,32 +158,22 @@ pub fn load(
                 // Fewer threads read as much, only later; without any, nothing can be read.
                 Err(_) if started > 0 => break,
                 Err(error) => {
-                    let problem = |name: &String| Problem {
-                        code: Code::N301,
-                        path: name.clone(),
-                        sentence: format!("could not be read: no thread can be started: {error}"),
-                    };
-                    loaded.problems.extend(names.iter().map(problem));
+                    for (input, _) in inputs {
+                        take(Output::Problem(Problem {
+                            code: Code::N301,
+                            path: input.name(),
+                            sentence: format!(
+                                "could not be read: no thread can be started: {error}"
+                            ),
+                        }));
+                    }
                     break;
                 }
             }
         }
         drop(sender);
-        for output in receiver {
-            match output {
-                Output::File => loaded.files += 1,
-                Output::Problem(problem) => loaded.problems.push(problem),
-                Output::Dump(dump) => {
-                    loaded.dumps += 1;
-                    take(*dump);
-                }
-            }
-        }
+        receiver.into_iter().for_each(&mut take);
     });
-    loaded
-        .problems
-        .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
-    Ok(loaded)
 }
 
 /// Reads all records below `paths` and keeps them, in order of rank and path. See [`load`].
@@ -186,8 +201,8 @@ fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
 
 /// What a worker finds.
 enum Output {
-    /// One more file, or member of an archive, was looked at.
-    File,
+    /// So many more files, or members of archives, were looked at.
+    Files(usize),
     Problem(Problem),
     Dump(Box<LoadedDump>),
 }

@@ -4,6 +4,7 @@ use super::find::Input;
 use super::zstd::Frames;
 use super::{Output, Worker, rank_name};
 use crate::finding::Code;
+use crate::rsum::{self, Piece};
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
@@ -23,6 +24,7 @@ enum Kind {
     Zstd,
     Tar,
     Ring,
+    Summary,
     Plain,
 }
 
@@ -39,6 +41,8 @@ impl Kind {
             Self::Tar
         } else if RingReader::begins(head) {
             Self::Ring
+        } else if rsum::begins(head) {
+            Self::Summary
         } else {
             Self::Plain
         }
@@ -71,7 +75,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             plain(&head, &mut file, name, rank, worker)
         }
         Kind::Ring => {
-            worker.send(Output::File);
+            worker.send(Output::Files(1));
             match RingReader::attach(path) {
                 Ok(ring) => worker.take(name, ring.snapshot(), false, rank),
                 Err(error) => worker.problem(Code::N301, name, format!("left aside: {error}")),
@@ -199,6 +203,10 @@ fn stream(
             Ok(())
         }
         Kind::Ring => ring(&mut whole, name, ranks.get(name), worker),
+        Kind::Summary => {
+            summary(&mut whole, name, worker);
+            Ok(())
+        }
         _ => plain(&head, reader, name, ranks.get(name), worker),
     }
 }
@@ -221,7 +229,7 @@ fn plain(
     rank: Option<Rank>,
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
-    worker.send(Output::File);
+    worker.send(Output::Files(1));
     let most = worker.options.max_file_bytes;
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
@@ -266,6 +274,23 @@ struct Absence {
     reason: String,
 }
 
+/// What another `rcomm-fr` packed: records and problems, as if their files lay here.
+fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
+    let inner = |path: &str| format!("{name}:{path}");
+    let done = rsum::read(reader, |piece| match piece {
+        Piece::Record { dump, path, cut } => worker.take(&inner(&path), *dump, cut, None),
+        Piece::Problem(problem) => {
+            worker.problem(problem.code, &inner(&problem.path), problem.sentence);
+        }
+        Piece::Files(files) => {
+            worker.send(Output::Files(usize::try_from(files).unwrap_or(usize::MAX)));
+        }
+    });
+    if let Err(error) = done {
+        worker.unreadable(name, format!("{error}; what came before is used"));
+    }
+}
+
 /// A ring in an archive: a ring is read from a file, so it becomes one for a moment.
 fn ring(
     reader: &mut dyn Read,
@@ -273,7 +298,7 @@ fn ring(
     rank: Option<Rank>,
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
-    worker.send(Output::File);
+    worker.send(Output::Files(1));
     let most = worker.options.max_file_bytes;
     let mut spill = tempfile::NamedTempFile::new()?;
     let written = io::copy(&mut reader.take(most + 1), &mut spill)?;

@@ -67,3 +67,30 @@ fn folder_in_which_nothing_arrives_is_one_clear_line() {
         watched.stderr
     );
 }
+
+#[test]
+fn a_file_that_grows_is_read_anew_and_one_that_goes_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = fixture("never-join-w4", "pickle");
+    for rank in 0..4 {
+        let name = format!("rank_{rank}");
+        let mut bytes = fs::read(Path::new(&source).join(&name)).unwrap();
+        if rank == 1 {
+            bytes.truncate(bytes.len() / 2);
+        }
+        fs::write(dir.path().join(&name), bytes).unwrap();
+    }
+    // Long enough for the report never to come by itself.
+    let mut command = rcomm_fr(&["watch", dir.path().to_str().unwrap(), "--settle", "1h"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = Reader::of(child.stderr.take().unwrap());
+    let line = lines.wait_for("4 of 4 ranks");
+    assert!(!line.contains("rank 1 never issued"), "{line}");
+    fs::copy(Path::new(&source).join("rank_1"), dir.path().join("rank_1")).unwrap();
+    lines.wait_for("STUCK  rank 1 never issued");
+    fs::remove_file(dir.path().join("rank_1")).unwrap();
+    let line = lines.wait_for("3 of 4 ranks");
+    assert!(!line.contains("never issued"), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

@@ -5,6 +5,7 @@ use super::archive::{Absence, Archive};
 use super::this_host;
 use crate::cli::CollectArgs;
 use crate::failure::Failure;
+use rcomm_analyzer::load::walk;
 use rcomm_recorder::publish::{DumpReader, RingReader};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,9 +14,6 @@ use std::time::UNIX_EPOCH;
 
 /// Larger files are no dumps: a ring of a million operations is an order of magnitude smaller.
 const MAX_FILE: u64 = 1 << 30;
-
-/// Folders below a named one that are looked into.
-const MAX_DEPTH: usize = 8;
 
 /// Why a file is in the list of what to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,11 +34,11 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
             Err(error) => archive.absent(absent(path, error.to_string())),
             Ok(meta) if meta.is_dir() => {
                 let before = files.len();
-                let mut problems = Vec::new();
-                walk(path, 0, &mut files, &mut problems);
-                for (path, error) in problems {
-                    archive.absent(absent(&path, error.to_string()));
-                }
+                walk(
+                    path,
+                    &mut |file| files.push((file, Origin::Found)),
+                    &mut |folder, error| archive.absent(absent(folder, error.to_string())),
+                );
                 if files.len() == before {
                     archive.absent(absent(path, "the folder holds no file".to_owned()));
                 }
@@ -92,34 +90,6 @@ pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result
         }
     }
     Ok(())
-}
-
-/// Every regular file below `folder`. Links to folders are not followed: they may close a circle.
-fn walk(
-    folder: &Path,
-    depth: usize,
-    files: &mut Vec<(PathBuf, Origin)>,
-    problems: &mut Vec<(PathBuf, io::Error)>,
-) {
-    let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
-    let entries = match listed {
-        Ok(entries) => entries,
-        Err(error) => {
-            problems.push((folder.to_owned(), error));
-            return;
-        }
-    };
-    for entry in entries {
-        let path = entry.path();
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
-                walk(&path, depth + 1, files, problems);
-            }
-            Ok(kind) if kind.is_file() => files.push((path, Origin::Found)),
-            Ok(_) => {}
-            Err(error) => problems.push((path, error)),
-        }
-    }
 }
 
 /// The content, and when it was last written, s since the epoch.

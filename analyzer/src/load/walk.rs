@@ -1,0 +1,56 @@
+//! Which files lie below a folder: one answer for all who ask.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Folders below a named one that are looked into.
+const MAX_DEPTH: usize = 16;
+
+/// Every regular file below `folder` that is not hidden, in no particular order: hidden files are
+/// unfinished ones.
+///
+/// Links to folders are not followed, for they may close a circle; links to files are. Pipes, sockets
+/// and devices are passed over: they would have us wait. `unlisted` is told of what could not be
+/// listed; the rest is found all the same.
+pub fn walk(
+    folder: &Path,
+    found: &mut dyn FnMut(PathBuf),
+    unlisted: &mut dyn FnMut(&Path, &io::Error),
+) {
+    descend(folder, 0, found, unlisted);
+}
+
+fn descend(
+    folder: &Path,
+    depth: usize,
+    found: &mut dyn FnMut(PathBuf),
+    unlisted: &mut dyn FnMut(&Path, &io::Error),
+) {
+    let items = match fs::read_dir(folder) {
+        Ok(items) => items,
+        Err(error) => return unlisted(folder, &error),
+    };
+    for item in items {
+        let item = match item {
+            Ok(item) => item,
+            Err(error) => {
+                unlisted(folder, &error);
+                continue;
+            }
+        };
+        if item.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = item.path();
+        match item.file_type() {
+            Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
+                descend(&path, depth + 1, found, unlisted);
+            }
+            Ok(kind) if kind.is_file() => found(path),
+            Ok(kind) if kind.is_symlink() && path.is_file() => found(path),
+            Ok(_) => {}
+            Err(error) => unlisted(&path, &error),
+        }
+    }
+}

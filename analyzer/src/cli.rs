@@ -53,6 +53,7 @@ pub(crate) enum Command {
     Watch(WatchArgs),
     Diff(DiffArgs),
     Collect(CollectArgs),
+    Summarize(SummarizeArgs),
     Rings(RingsArgs),
     Dump(DumpArgs),
     Explain(ExplainArgs),
@@ -62,8 +63,8 @@ pub(crate) enum Command {
 
 /// Read records and say which rank is at fault, since when, and who waits for it.
 ///
-/// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst) or a ring; `-` is
-/// standard input. What a file is, its content tells: PyTorch's dumps and ours, pickle or JSON. Files
+/// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a
+/// summary (.rsum); `-` is standard input. What a file is, its content tells: PyTorch's dumps and ours, pickle or JSON. Files
 /// that are missing, cut short or from another run cost a note each, never the verdict.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -262,6 +263,29 @@ pub(crate) struct CollectArgs {
     /// How many hosts are asked at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) jobs: NonZeroUsize,
+}
+
+/// Pack what the verdict needs of this node's records into one small file.
+///
+/// `rcomm-fr analyze *.rsum` reads such files of all nodes and reports what it would report on the
+/// records themselves. Nothing is decided here: what a rank did means nothing without its peers.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 all packed; 1 some input could not be used, which the summary says; 2 nothing was packed.
+
+Example, on every node of a Slurm job, then once:
+  srun --ntasks-per-node=1 sh -c 'rcomm-fr summarize /tmp/dumps -o /shared/$SLURM_NODEID.rsum'
+  rcomm-fr analyze /shared/*.rsum")]
+pub(crate) struct SummarizeArgs {
+    /// Records, as for `analyze`.
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Where the summary goes (.rsum); `-` is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Files read at a time [default: one for each core].
+    #[arg(long, value_name = "N")]
+    pub(crate) jobs: Option<NonZeroUsize>,
 }
 
 /// List, show or clear the rings of this node: the records of jobs that run, hang, or died.

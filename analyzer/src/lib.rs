@@ -32,6 +32,7 @@ mod provenance;
 mod record;
 pub mod recording;
 mod report;
+pub mod rsum;
 mod signature;
 pub mod simulate;
 mod sink;

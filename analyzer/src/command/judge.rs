@@ -120,20 +120,20 @@ fn resident_bytes() -> u64 {
 }
 
 /// A bar on standard error, on a terminal only, for work that takes longer than a second.
-struct Meter {
+pub(super) struct Meter {
     began: Instant,
     bar: OnceLock<ProgressBar>,
 }
 
 impl Meter {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),
             bar: OnceLock::new(),
         }
     }
 
-    fn show(&self, progress: Progress) {
+    pub(super) fn show(&self, progress: Progress) {
         if self.began.elapsed() < BAR_AFTER {
             return;
         }
@@ -149,7 +149,7 @@ impl Meter {
         bar.set_position(progress.done as u64);
     }
 
-    fn finish(&self) {
+    pub(super) fn finish(&self) {
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }

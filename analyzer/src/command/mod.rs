@@ -9,6 +9,7 @@ mod explain;
 mod judge;
 mod man;
 mod rings;
+mod summarize;
 mod watch;
 
 use crate::cli::{Cli, Command};
@@ -23,6 +24,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Watch(args) => watch::run(&args, color),
         Command::Diff(args) => diff::run(&args, color),
         Command::Collect(args) => collect::run(&args, color),
+        Command::Summarize(args) => summarize::run(&args, color),
         Command::Rings(args) => rings::run(&args, color),
         Command::Dump(args) => dump::run(&args, color),
         Command::Explain(args) => explain::run(&args, color),

@@ -117,11 +117,7 @@ pub fn load(
 
 /// Reads inputs, each with the rank that its name tells, on several threads; what they find is handed
 /// over on the caller's.
-fn read(
-    inputs: &[(Input, Option<Rank>)],
-    options: &LoadOptions<'_>,
-    mut take: impl FnMut(Output),
-) {
+fn read(inputs: &[(Input, Option<Rank>)], options: &LoadOptions<'_>, mut take: impl FnMut(Output)) {
     let jobs = jobs(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (sender, receiver) = sync_channel(2 * jobs);

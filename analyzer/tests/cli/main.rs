@@ -8,5 +8,6 @@ mod explain;
 mod help;
 mod program;
 mod rings;
+mod summarize;
 mod transcripts;
 mod watch;

@@ -2,8 +2,8 @@
 //!
 //! A process is a rank, a thread is a group, a slice is an operation from its issue to its
 //! completion: what a slice shows is therefore mostly waiting. Arrows lead from the member that came
-//! last to those that had waited for it. An operation that is still pending reaches to the end of
-//! the trace and says so.
+//! last to those that had waited for it, and from a send to its receive. An operation that is still
+//! pending reaches to the end of the trace and says so.
 //!
 //! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
 //! seem to lead backwards.
@@ -12,11 +12,11 @@ use crate::finding::Severity;
 use crate::label::group_label;
 use crate::report::Report;
 use crate::{GroupRef, print::words};
-use rcomm_recorder::model::{Entry, EntryState, Rank, Signature};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
+use rcomm_recorder::publish::{Dump, Recorder};
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 /// Writes the timeline of `dumps`, with the root findings of `report` marked on the ranks at fault.
@@ -37,17 +37,30 @@ pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result
     serde_json::to_writer(&mut *events.out, &about)?;
     write!(events.out, ",\"traceEvents\":[")?;
 
-    let mut arrivals: BTreeMap<Instance, Vec<Slice>> = BTreeMap::new();
+    let mut joins = Joins::default();
     for (dump, pid) in dumps.iter().zip(&timeline.pids) {
-        timeline.write_rank(dump, *pid, &mut arrivals, &mut events)?;
+        timeline.write_rank(dump, *pid, &mut joins, &mut events)?;
     }
-    write_flows(&arrivals, &mut events)?;
+    joins.write_arrows(&mut events)?;
     timeline.write_findings(report, &mut events)?;
     writeln!(events.out, "\n]}}")
 }
 
 /// One collective over its members: group, `collective_seq_id`, place in a coalesced block.
 type Instance = (u32, u64, u32);
+
+/// Messages of one direction between two members: group, source, destination (ranks of the group).
+type Channel = (u32, u32, u32);
+
+/// What belongs together over the ranks.
+#[derive(Default)]
+struct Joins {
+    collectives: BTreeMap<Instance, Vec<Slice>>,
+    /// Receives and sends, each in order of issue: the n-th of one belongs to the n-th of the other.
+    messages: BTreeMap<Channel, [Vec<Slice>; 2]>,
+    /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from anybody.
+    uncounted: BTreeSet<(u32, u32)>,
+}
 
 /// One operation on one rank, placed on the page. Times in ns from the origin.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +141,7 @@ impl Timeline {
         &self,
         dump: &Dump,
         pid: u32,
-        arrivals: &mut BTreeMap<Instance, Vec<Slice>>,
+        joins: &mut Joins,
         events: &mut Events<'_>,
     ) -> io::Result<()> {
         let name = match (dump.identity.rank, dump.identity.host.as_str()) {
@@ -161,6 +174,11 @@ impl Timeline {
                 desc: group.info.desc.clone(),
                 ranks: group.info.ranks.clone(),
             });
+            let rank = dump.identity.rank;
+            let member = rank.and_then(|rank| group.info.group_rank_of(rank));
+            if let Some(member) = member.filter(|_| has_wrapped(dump)) {
+                joins.uncounted.insert((shared, member));
+            }
             let mut lanes = Lanes::from(tid + 1);
             let mut block: BTreeMap<u64, u32> = BTreeMap::new();
             for entry in entries {
@@ -177,7 +195,9 @@ impl Timeline {
                     let place = block.entry(entry.collective_seq_id).or_default();
                     let instance = (shared, entry.collective_seq_id, *place);
                     *place += 1;
-                    arrivals.entry(instance).or_default().push(slice);
+                    joins.collectives.entry(instance).or_default().push(slice);
+                } else if let Some(member) = member {
+                    joins.add_message(shared, member, entry, slice);
                 }
             }
             for (lane, number) in (1..).zip(lanes.numbers()) {
@@ -247,41 +267,80 @@ impl Lanes {
     }
 }
 
-/// Arrows from the last to arrive to everybody who was there before it.
-///
-/// Each arrow has an id of its own: viewers close an id at its first end.
-fn write_flows(
-    arrivals: &BTreeMap<Instance, Vec<Slice>>,
-    events: &mut Events<'_>,
-) -> io::Result<()> {
-    let mut id = 0u64;
-    for members in arrivals.values() {
-        let Some(last) = members
-            .iter()
-            .max_by_key(|slice| (slice.start, std::cmp::Reverse(slice.pid)))
-        else {
-            continue;
-        };
-        for waiter in members.iter().filter(|slice| slice.start < last.start) {
-            id += 1;
-            let end = |slice: &Slice, ts: i64, ph, bp| Event {
-                name: "last to arrive",
-                ph,
-                bp,
-                cat: Some("arrival"),
-                id: Some(id),
-                pid: slice.pid,
-                tid: Some(slice.tid),
-                ts: Some(Micros(ts)),
-                ..Event::default()
-            };
-            events.emit(&end(last, last.start, "s", None))?;
-            // Inside the waiter's slice, or the arrow binds to nothing.
-            let lands = last.start.clamp(waiter.start, waiter.end);
-            events.emit(&end(waiter, lands, "f", Some("e")))?;
+/// Whether the record's ring had dropped operations before the first that is here.
+fn has_wrapped(dump: &Dump) -> bool {
+    // Ours number from 1, PyTorch's recorders from 0.
+    let first = u64::from(dump.recorder == Recorder::Rcomm);
+    dump.entries
+        .first()
+        .is_some_and(|entry| entry.record_id > first)
+}
+
+impl Joins {
+    fn add_message(&mut self, group: u32, member: u32, entry: &Entry, slice: Slice) {
+        if entry.peer == Peer::Any {
+            self.uncounted.insert((group, member));
+        }
+        if let Some((source, destination)) = entry.p2p_ends(member) {
+            let ends = self.messages.entry((group, source, destination));
+            ends.or_default()[usize::from(entry.op == OpType::Send)].push(slice);
         }
     }
-    Ok(())
+
+    /// Arrows from the last to arrive to everybody who was there before it, and from sends to receives.
+    fn write_arrows(&self, events: &mut Events<'_>) -> io::Result<()> {
+        let mut arrows = Arrows { events, id: 0 };
+        for members in self.collectives.values() {
+            let Some(last) = members
+                .iter()
+                .max_by_key(|slice| (slice.start, std::cmp::Reverse(slice.pid)))
+            else {
+                continue;
+            };
+            for waiter in members.iter().filter(|slice| slice.start < last.start) {
+                arrows.write(("last to arrive", "arrival"), last, waiter)?;
+            }
+        }
+        for (&(group, source, destination), [receives, sends]) in &self.messages {
+            let counted = |member| !self.uncounted.contains(&(group, member));
+            if !counted(source) || !counted(destination) {
+                continue;
+            }
+            for (send, receive) in sends.iter().zip(receives) {
+                arrows.write(("message", "message"), send, receive)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Each arrow has an id of its own: viewers close an id at its first end.
+struct Arrows<'a, 'b> {
+    events: &'a mut Events<'b>,
+    id: u64,
+}
+
+impl Arrows<'_, '_> {
+    /// From the beginning of one slice into another.
+    fn write(&mut self, (name, cat): (&str, &str), from: &Slice, to: &Slice) -> io::Result<()> {
+        self.id += 1;
+        let id = self.id;
+        let end = |slice: &Slice, ts: i64, ph, bp| Event {
+            name,
+            ph,
+            bp,
+            cat: Some(cat),
+            id: Some(id),
+            pid: slice.pid,
+            tid: Some(slice.tid),
+            ts: Some(Micros(ts)),
+            ..Event::default()
+        };
+        self.events.emit(&end(from, from.start, "s", None))?;
+        // Inside the slice, or the arrow binds to nothing.
+        let lands = from.start.clamp(to.start, to.end);
+        self.events.emit(&end(to, lands, "f", Some("e")))
+    }
 }
 
 /// ns, written as µs: the format's unit.

@@ -2,7 +2,9 @@
 
 use crate::sample;
 use rcomm_analyzer::export::perfetto;
+use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::{Policy, analyze};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -129,4 +131,31 @@ fn nothing_recorded_is_still_a_trace() {
     perfetto::write(&[], &sample::inconclusive(), &mut out).unwrap();
     let trace: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!(trace["traceEvents"], Value::Array(vec![]));
+}
+
+#[test]
+fn every_message_is_an_arrow_from_its_send_to_its_receive() {
+    let dumps = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/dumps/cascade-2x2x2/pickle"
+    );
+    let (loaded, _) = load_all(&[dumps.into()], &LoadOptions::default()).unwrap();
+    let dumps: Vec<_> = loaded.into_iter().map(|loaded| loaded.dump).collect();
+    let report = analyze(&dumps, &Policy::default());
+    let mut out = Vec::new();
+    perfetto::write(&dumps, &report, &mut out).unwrap();
+    let trace: Value = serde_json::from_slice(&out).unwrap();
+    let messages = |ph| {
+        let arrows = events(&trace, ph).filter(|event| event["cat"] == "message");
+        arrows.map(track).collect::<Vec<_>>()
+    };
+    let slice_of = |event: (u64, u64), name: &str| {
+        events(&trace, "X")
+            .any(|slice| track(slice) == event && slice["name"].as_str().unwrap().starts_with(name))
+    };
+    let (starts, ends) = (messages("s"), messages("f"));
+    assert!(!starts.is_empty() && starts.len() == ends.len());
+    assert!(starts.iter().all(|&from| slice_of(from, "send")));
+    assert!(ends.iter().all(|&to| slice_of(to, "recv")));
+    assert!(starts.iter().zip(&ends).all(|(from, to)| from.0 != to.0));
 }

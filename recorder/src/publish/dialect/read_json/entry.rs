@@ -1,0 +1,227 @@
+//! One entry, field by field.
+
+use super::super::build::Builder;
+use super::super::intern::Text;
+use super::super::keys::Field;
+use super::super::value::{self, Scalar};
+use super::FrameSeed;
+use super::visit::{Each, Met, any_value, scalar_visits, skip_map, skip_seq};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+
+/// What stands where an entry should.
+pub(super) enum Kind {
+    Dict,
+    Else,
+}
+
+/// One entry, into the draft.
+pub(super) struct EntrySeed<'a>(pub(super) &'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
+    type Value = Kind;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Kind, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for EntrySeed<'_> {
+    type Value = Kind;
+    scalar_visits!(|_, _| Kind::Else);
+    skip_seq!('de, |_| Kind::Else);
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Kind, A::Error> {
+        let builder = self.0;
+        while let Some(field) = map.next_key::<FieldKey>()? {
+            map.next_value_seed(FieldSeed(builder, field.0))?;
+        }
+        Ok(Kind::Dict)
+    }
+}
+
+struct FieldKey(Field);
+
+impl<'de> serde::Deserialize<'de> for FieldKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeyVisitor;
+        impl Visitor<'_> for KeyVisitor {
+            type Value = FieldKey;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key of an entry")
+            }
+            fn visit_str<E: Error>(self, key: &str) -> Result<FieldKey, E> {
+                Ok(FieldKey(Field::of(key.as_bytes())))
+            }
+        }
+        deserializer.deserialize_str(KeyVisitor)
+    }
+}
+
+/// One field of the draft.
+struct FieldSeed<'a>(&'a mut Builder, Field);
+
+impl FieldSeed<'_> {
+    fn scalar(self, value: Scalar<'_>) {
+        let Self(builder, field) = self;
+        let texts = &mut builder.texts;
+        let draft = &mut builder.draft;
+        let mut text = |value: Scalar<'_>| -> Option<Text> {
+            match value {
+                Scalar::Text(text) => Some(texts.intern(text)),
+                Scalar::Int(number) => Some(texts.intern(&number.to_string())),
+                _ => None,
+            }
+        };
+        let taken = match field {
+            Field::ProfilingName => {
+                draft.profiling_name = text(value);
+                draft.profiling_name.map(|_| ())
+            }
+            Field::State => match value {
+                Scalar::Text(name) => value::state(name.as_bytes()).map(|it| draft.state = it),
+                _ => None,
+            },
+            Field::ThreadId => {
+                draft.thread_id = text(value);
+                Some(())
+            }
+            Field::ThreadName => {
+                draft.thread_name = text(value);
+                Some(())
+            }
+            Field::OpName => {
+                draft.op_name = text(value);
+                Some(())
+            }
+            Field::Unknown => Some(()),
+            // Lists that are none are lists that were not recorded.
+            Field::InputSplits | Field::OutputSplits | Field::Frames => {
+                (value == Scalar::None).then_some(())
+            }
+            Field::ProcessGroup
+            | Field::InputSizes
+            | Field::OutputSizes
+            | Field::InputDtypes
+            | Field::OutputDtypes => None,
+            _ => value::set_scalar(draft, field, value),
+        };
+        if taken.is_none() {
+            draft.reject(field);
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for FieldSeed<'_> {
+    type Value = ();
+    scalar_visits!(FieldSeed::scalar);
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        if self.1 != Field::Unknown {
+            self.0.draft.reject(self.1);
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let Self(builder, field) = self;
+        let Builder { draft, texts, .. } = &mut *builder;
+        let mut bad = false;
+        match field {
+            Field::InputSizes | Field::OutputSizes => {
+                let sizes = match field {
+                    Field::InputSizes => &mut draft.input_sizes,
+                    _ => &mut draft.output_sizes,
+                };
+                while seq.next_element_seed(Shape(sizes, &mut bad))?.is_some() {}
+            }
+            Field::InputSplits | Field::OutputSplits => {
+                let splits = match field {
+                    Field::InputSplits => &mut draft.input_splits,
+                    _ => &mut draft.output_splits,
+                };
+                Each(|met: Met<'_>| match met {
+                    Met::Scalar(value) => match value.int() {
+                        Some(elements) => splits.push(elements),
+                        None => bad = true,
+                    },
+                    Met::Container => bad = true,
+                })
+                .visit_seq(seq)?;
+            }
+            Field::InputDtypes | Field::OutputDtypes => {
+                let dtypes = match field {
+                    Field::InputDtypes => &mut draft.input_dtypes,
+                    _ => &mut draft.output_dtypes,
+                };
+                Each(|met: Met<'_>| match met {
+                    Met::Scalar(Scalar::Text(name)) => dtypes.push(texts.intern(name).0.into()),
+                    _ => bad = true,
+                })
+                .visit_seq(seq)?;
+            }
+            Field::ProcessGroup => {
+                let mut parts = [None; 2];
+                let mut at = 0;
+                Each(|met: Met<'_>| {
+                    if let (Met::Scalar(Scalar::Text(name)), Some(part)) = (met, parts.get_mut(at))
+                    {
+                        *part = Some(texts.intern(name));
+                    }
+                    at += 1;
+                })
+                .visit_seq(seq)?;
+                let empty = texts.intern("");
+                draft.group = parts[0].map(|name| (name, parts[1].unwrap_or(empty)));
+                bad = draft.group.is_none();
+            }
+            Field::Frames => {
+                builder.frames_of_stack.clear();
+                while let Some(frame) = seq.next_element_seed(FrameSeed(builder))? {
+                    builder.frames_of_stack.push(frame);
+                }
+                if !builder.frames_of_stack.is_empty() {
+                    builder.draft.stack = Some(builder.stack());
+                }
+            }
+            _ => {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                bad = field != Field::Unknown;
+            }
+        }
+        if bad {
+            builder.draft.reject(field);
+        }
+        Ok(())
+    }
+}
+
+/// One shape, appended as (dimensions, extents...).
+struct Shape<'a>(&'a mut Vec<u64>, &'a mut bool);
+
+impl<'de> DeserializeSeed<'de> for Shape<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Shape<'_> {
+    type Value = ();
+    scalar_visits!(|shape: Self, _| *shape.1 = true);
+    skip_map!('de, |shape: Self| *shape.1 = true);
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        let Self(sizes, bad) = self;
+        let at = sizes.len();
+        sizes.push(0);
+        Each(|met: Met<'_>| match met {
+            Met::Scalar(Scalar::Int(extent)) if extent >= 0 => sizes.push(extent as u64),
+            _ => *bad = true,
+        })
+        .visit_seq(seq)?;
+        sizes[at] = (sizes.len() - at - 1) as u64;
+        Ok(())
+    }
+}

@@ -1,0 +1,344 @@
+//! The dialect as JSON.
+//!
+//! Entries are taken over one by one as the parser meets them, so what came before a cut is kept and
+//! nothing is held twice. A value of a kind that makes no sense costs its entry, not the file.
+
+mod entry;
+mod visit;
+
+use super::build::{Builder, ConfigGroup};
+use super::keys::{config, frame, status, top};
+use super::value::{self, Scalar};
+use super::{Cause, ReadProblem};
+use crate::model::{ProcessGroupStatus, RankStatus};
+use entry::{EntrySeed, Kind};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+use visit::{Each, EachPair, Key, Met, One, any_value, scalar_visits, skip_map, skip_seq};
+
+/// Reads `bytes` into `builder`.
+pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
+    let mut parser = serde_json::Deserializer::from_slice(bytes);
+    let result = Whole(builder)
+        .deserialize(&mut parser)
+        .and_then(|()| parser.end());
+    let error = result.err()?;
+    let (at, cause) = if error.is_eof() {
+        (bytes.len(), Cause::Cut)
+    } else {
+        let at = offset(bytes, error.line(), error.column());
+        // The parser's own words, without its position: we give the byte.
+        let what = error.to_string();
+        let what = what.split(" at line ").next().unwrap_or_default();
+        (at, Cause::Damaged(what.to_owned()))
+    };
+    Some(ReadProblem::Stopped {
+        at,
+        of: bytes.len(),
+        cause,
+        entries: builder.dump.entries.len(),
+    })
+}
+
+/// The byte at a line and column, both from 1.
+fn offset(bytes: &[u8], line: usize, column: usize) -> usize {
+    let mut start = 0;
+    for _ in 1..line {
+        match bytes[start..].iter().position(|&byte| byte == b'\n') {
+            Some(end) => start += end + 1,
+            None => break,
+        }
+    }
+    (start + column.saturating_sub(1)).min(bytes.len())
+}
+
+/// The whole file: a dict, or before version 2.0 a bare list of entries.
+struct Whole<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for Whole<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Whole<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        Entries(self.0).visit_seq(seq)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let builder = self.0;
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            match &*key {
+                top::ENTRIES => map.next_value_seed(Entries(builder))?,
+                top::PG_CONFIG => map.next_value_seed(PgConfig(builder))?,
+                top::PG_STATUS => map.next_value_seed(PgStatus(builder))?,
+                top::NCCL_COMM_STATE => map.next_value_seed(CommState(builder))?,
+                top::FRAMES => map.next_value_seed(FrameTable(builder))?,
+                top::STACKS => map.next_value_seed(StackTable(builder))?,
+                top::STATUS => {
+                    let mut known = RankStatus::default();
+                    let mut any = false;
+                    map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
+                        if let Met::Scalar(value) = met {
+                            value::set_rank_status(&mut known, key, value);
+                            any = true;
+                        }
+                    }))?;
+                    builder.dump.status = any.then_some(known);
+                }
+                key => map.next_value_seed(One(|met: Met<'_>| {
+                    if let Met::Scalar(value) = met {
+                        value::set_top(builder, key, value);
+                    }
+                }))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct PgConfig<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for PgConfig<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for PgConfig<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_seq!('de, |_| ());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let builder = self.0;
+        builder.looks_like_dump = true;
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            let name = builder.texts.intern(&key);
+            let mut group = ConfigGroup {
+                name,
+                ..ConfigGroup::default()
+            };
+            map.next_value_seed(Config(builder, &mut group))?;
+            builder.config.push(group);
+        }
+        Ok(())
+    }
+}
+
+/// One group: a dict, or in version 1 the list of its ranks.
+struct Config<'a>(&'a mut Builder, &'a mut ConfigGroup);
+
+impl<'de> DeserializeSeed<'de> for Config<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Config<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        Ranks(&mut self.1.ranks).visit_seq(seq)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self(builder, group) = self;
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            if key == config::RANKS {
+                map.next_value_seed(Ranks(&mut group.ranks))?;
+                continue;
+            }
+            map.next_value_seed(One(|met: Met<'_>| match (&*key, met) {
+                (config::NAME, Met::Scalar(Scalar::Text(text))) => {
+                    group.name = builder.texts.intern(text);
+                }
+                (config::DESC, Met::Scalar(Scalar::Text(text))) => {
+                    group.desc = builder.texts.intern(text);
+                }
+                (config::PG_ID, Met::Scalar(value)) => group.id = value.int(),
+                _ => {}
+            }))?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks, as a string or as a list.
+struct Ranks<'a>(&'a mut Vec<u32>);
+
+impl<'de> DeserializeSeed<'de> for Ranks<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Ranks<'_> {
+    type Value = ();
+    scalar_visits!(|ranks: Self, value: Scalar<'_>| {
+        if let Scalar::Text(text) = value {
+            *ranks.0 = value::ranks(text);
+        }
+    });
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
+        Each(|met: Met<'_>| {
+            if let Met::Scalar(value) = met {
+                self.0.extend(value.int::<u32>());
+            }
+        })
+        .visit_seq(seq)
+    }
+}
+
+struct PgStatus<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for PgStatus<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for PgStatus<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_seq!('de, |_| ());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            let mut known = ProcessGroupStatus::default();
+            map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
+                let Met::Scalar(value) = met else { return };
+                let Some(value) = value.int() else { return };
+                match key {
+                    status::ENQUEUED => known.last_enqueued = value,
+                    status::STARTED => known.last_started = value,
+                    status::COMPLETED => known.last_completed = value,
+                    _ => {}
+                }
+            }))?;
+            if let Ok(id) = key.trim().parse() {
+                self.0.group_status.push((id, known));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct CommState<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for CommState<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for CommState<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_seq!('de, |_| ());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            let mut facts = Vec::new();
+            map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
+                if let Met::Scalar(value) = met {
+                    facts.push((key.to_owned(), value.to_string()));
+                }
+            }))?;
+            self.0.dump.nccl_comm_state.push((key.into_owned(), facts));
+        }
+        Ok(())
+    }
+}
+
+/// Our table of frames.
+struct FrameTable<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for FrameTable<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for FrameTable<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let builder = self.0;
+        while let Some(frame) = seq.next_element_seed(FrameSeed(builder))? {
+            builder.frame_table.push(frame);
+        }
+        Ok(())
+    }
+}
+
+/// One frame; its value is our number for it.
+struct FrameSeed<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for FrameSeed<'_> {
+    type Value = u32;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u32, D::Error> {
+        let texts = &mut self.0.texts;
+        let empty = texts.intern("");
+        let (mut name, mut filename, mut line) = (empty, empty, 0);
+        EachPair(|key: &str, met: Met<'_>| match (key, met) {
+            (frame::NAME, Met::Scalar(Scalar::Text(text))) => name = texts.intern(text),
+            (frame::FILENAME, Met::Scalar(Scalar::Text(text))) => filename = texts.intern(text),
+            (frame::LINE, Met::Scalar(value)) => line = value.int().unwrap_or(0),
+            _ => {}
+        })
+        .deserialize(deserializer)?;
+        Ok(self.0.frame(name, filename, line))
+    }
+}
+
+/// Our table of stacks: lists of indices into the table of frames.
+struct StackTable<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for StackTable<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for StackTable<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let builder = self.0;
+        loop {
+            let mut indices: Vec<u32> = Vec::new();
+            let each = Each(|met: Met<'_>| {
+                if let Met::Scalar(value) = met {
+                    indices.extend(value.int::<u32>());
+                }
+            });
+            if seq.next_element_seed(each)?.is_none() {
+                return Ok(());
+            }
+            builder.stack_rows.push(indices);
+        }
+    }
+}
+
+struct Entries<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for Entries<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Entries<'_> {
+    type Value = ();
+    scalar_visits!(|entries: Self, value: Scalar<'_>| {
+        entries.0.no_list = Some(value.kind());
+    });
+    skip_map!('de, |entries: Self| entries.0.no_list = Some("a dict"));
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let builder = self.0;
+        // An empty list of entries is a dump's as soon as anything else is.
+        while let Some(kind) = seq.next_element_seed(EntrySeed(builder))? {
+            match kind {
+                Kind::Dict => builder.push(),
+                Kind::Else => builder.reject_entry("(not a dict)"),
+            }
+            builder.looks_like_dump |= !builder.dump.entries.is_empty();
+        }
+        Ok(())
+    }
+}

@@ -29,6 +29,7 @@ mod policy;
 pub mod print;
 mod program_order;
 mod provenance;
+pub mod ras;
 mod record;
 pub mod recording;
 mod report;

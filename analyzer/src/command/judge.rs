@@ -4,6 +4,7 @@ use crate::cli::JudgeArgs;
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rcomm_analyzer::load::{self, LoadOptions, LoadedDump, Progress};
+use rcomm_analyzer::ras;
 use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread};
 use rcomm_recorder::publish::Dump;
 use std::collections::HashSet;
@@ -71,6 +72,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     }
     let mut report = analysis.finish();
     report.input.files = loaded.files;
+    ras::join(&mut report, loaded.ras.iter().map(|(_, report)| report));
     let aside: HashSet<&str> = report
         .problems
         .iter()

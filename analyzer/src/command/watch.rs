@@ -10,7 +10,9 @@ use crate::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::load::{Change, Follower, LoadOptions};
 use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Analysis, Extent, Report, Unread};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -28,11 +30,12 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut stderr = AutoStream::new(io::stderr(), color);
     let mut follower = Follower::new(vec![args.dir.clone()]);
     let mut analysis = Analysis::new(policy(&args.judge));
+    let mut ras = BTreeMap::new();
     let mut changed = began;
     let mut latest: Option<Report> = None;
     let mut said = String::new();
     loop {
-        if let Some(report) = look(&mut follower, &mut analysis, &args.judge)? {
+        if let Some(report) = look(&mut follower, &mut analysis, &mut ras, &args.judge)? {
             changed = Instant::now();
             let line = say(&report);
             if line != said {
@@ -72,6 +75,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
 fn look(
     follower: &mut Follower,
     analysis: &mut Analysis,
+    ras: &mut BTreeMap<String, RasReport>,
     args: &JudgeArgs,
 ) -> Result<Option<Report>, Failure> {
     let options = LoadOptions {
@@ -81,7 +85,13 @@ fn look(
     let mut read = 0;
     let mut large = false;
     let look = follower.look(&options, |change| match change {
-        Change::Outdated(path) => analysis.forget(&path),
+        Change::Outdated(path) => {
+            analysis.forget(&path);
+            ras.remove(&path);
+        }
+        Change::Ras(path, report) => {
+            ras.insert(path, report);
+        }
         // What is over the limit is given up, but all the same read to the end.
         Change::Dump(_) if large => {}
         Change::Dump(loaded) => {
@@ -107,6 +117,7 @@ fn look(
     }
     let mut report = analysis.report();
     report.input.files = look.files;
+    ras::join(&mut report, ras.values());
     Ok(Some(report))
 }
 

@@ -2,6 +2,7 @@
 
 use super::find::{self, FindError, Input};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};
+use crate::ras::RasReport;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ pub enum Change {
     Outdated(String),
     /// A record. Several of one rank are all handed over.
     Dump(Box<LoadedDump>),
+    /// A report of NCCL's RAS, and the file's name.
+    Ras(String, RasReport),
 }
 
 /// What one look found, apart from the changes.
@@ -111,6 +114,7 @@ impl Follower {
             Output::Files(_) => {}
             Output::Problem(problem) => problems.push(problem),
             Output::Dump(dump) => take(Change::Dump(dump)),
+            Output::Ras(path, report) => take(Change::Ras(path, report)),
         });
         Ok(Some(Look {
             problems,

@@ -1,7 +1,8 @@
 //! Files in, dumps *and* problems out.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
-//! files, or `-` for standard input; what a file is, its content tells, never its name. Files are read
+//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; what a file is, its
+//! content tells, never its name. Files are read
 //! in parallel and handed over one by one, so memory is bounded by what is in flight, not by how much
 //! there is. A file that cannot be used costs one [`Problem`], never the rest.
 //!
@@ -20,6 +21,7 @@ pub use follow::{Change, Follower, Look};
 pub use walk::walk;
 
 use crate::finding::Code;
+use crate::ras::RasReport;
 use crate::report::Problem;
 use find::Input;
 use rcomm_recorder::model::Rank;
@@ -80,6 +82,8 @@ pub struct Loaded {
     pub files: usize,
     /// Records that were handed over; several can be of one rank.
     pub dumps: usize,
+    /// What NCCL's RAS reports say, by path, in the order of their paths.
+    pub ras: Vec<(String, RasReport)>,
 }
 
 /// Reads all records below `paths` and hands each to `take`, on the caller's thread.
@@ -104,6 +108,7 @@ pub fn load(
     read(&inputs, options, |output| match output {
         Output::Files(files) => loaded.files += files,
         Output::Problem(problem) => loaded.problems.push(problem),
+        Output::Ras(path, report) => loaded.ras.push((path, report)),
         Output::Dump(dump) => {
             loaded.dumps += 1;
             take(*dump);
@@ -112,6 +117,7 @@ pub fn load(
     loaded
         .problems
         .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
+    loaded.ras.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(loaded)
 }
 
@@ -200,6 +206,7 @@ enum Output {
     /// So many more files, or members of archives, were looked at.
     Files(usize),
     Problem(Problem),
+    Ras(String, RasReport),
     Dump(Box<LoadedDump>),
 }
 
@@ -232,6 +239,10 @@ impl Worker<'_> {
 
     /// Reads what lies in the buffer as a dump.
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
+        if let Some(report) = RasReport::parse(&self.buffer) {
+            self.buffer.clear();
+            return self.send(Output::Ras(path.to_owned(), report));
+        }
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {
                 let cut = problems.iter().any(ReadProblem::cuts);

@@ -282,6 +282,7 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
         Piece::Problem(problem) => {
             worker.problem(problem.code, &inner(&problem.path), problem.sentence);
         }
+        Piece::Ras(path, report) => worker.send(Output::Ras(inner(&path), report)),
         Piece::Files(files) => {
             worker.send(Output::Files(usize::try_from(files).unwrap_or(usize::MAX)));
         }

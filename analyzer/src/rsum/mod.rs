@@ -19,8 +19,7 @@ mod read;
 mod wire;
 mod write;
 
-pub(crate) use read::begins;
-pub use read::{Piece, RsumError, read};
+pub use read::{Piece, RsumError, begins, read};
 pub use write::{SummarizeError, Writer};
 
 /// The first bytes of every summary.

@@ -3,6 +3,7 @@
 use super::wire::{Part, Tables};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::finding::Code;
+use crate::ras::RasReport;
 use crate::report::Problem;
 use flate2::read::GzDecoder;
 use rcomm_recorder::publish::Dump;
@@ -49,12 +50,14 @@ pub enum Piece {
     },
     /// Something that was wrong with an input.
     Problem(Problem),
+    /// What NCCL's RAS said, and in which file.
+    Ras(String, RasReport),
     /// So many files were looked at when it was made.
     Files(u64),
 }
 
 /// Whether a file with these first bytes is a summary.
-pub(crate) fn begins(head: &[u8]) -> bool {
+pub fn begins(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
@@ -189,6 +192,7 @@ impl<R: Read> Reader<R> {
                     sentence,
                 })
             }
+            Part::Ras(path, report) => Piece::Ras(path, report),
             Part::End(end) if end.records == records => Piece::Files(end.files),
             Part::End(end) => {
                 return Err(damaged(format!("it should hold {} records", end.records)));

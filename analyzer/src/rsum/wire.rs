@@ -1,5 +1,6 @@
 //! What is in a summary. The order of the fields is the format: see [`VERSION`](super::VERSION).
 
+use crate::ras::RasReport;
 use rcomm_recorder::model::{
     Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
     ReduceOp, Signature,
@@ -17,6 +18,8 @@ pub(super) enum Part {
     /// What was wrong with an input: code, path, sentence.
     Problem(String, String, String),
     End(End),
+    /// What NCCL's RAS said, and in which file.
+    Ras(String, RasReport),
 }
 
 /// Rows that follow those of all tables before.

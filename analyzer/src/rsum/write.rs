@@ -82,6 +82,9 @@ impl<W: Write> Writer<W> {
             let sentence = problem.sentence.clone();
             self.part(&Part::Problem(code, path, sentence), &problem.path)?;
         }
+        for (path, report) in &loaded.ras {
+            self.part(&Part::Ras(path.clone(), report.clone()), path)?;
+        }
         let end = End {
             records: self.records,
             files: loaded.files as u64,

@@ -7,6 +7,7 @@ mod diff;
 mod explain;
 mod help;
 mod program;
+mod ras;
 mod rings;
 mod summarize;
 mod transcripts;

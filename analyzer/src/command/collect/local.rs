@@ -6,6 +6,8 @@ use super::this_host;
 use crate::cli::CollectArgs;
 use crate::failure::Failure;
 use rcomm_analyzer::load::walk;
+use rcomm_analyzer::ras::RasReport;
+use rcomm_analyzer::rsum;
 use rcomm_recorder::publish::{DumpReader, RingReader};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -55,7 +57,10 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
         match read(&path) {
             Err(error) => archive.absent(absent(&path, error.to_string())),
             Ok((content, modified)) => {
-                if origin == Origin::Found && reader.read(&content).is_err() {
+                let is_record = rsum::begins(&content)
+                    || RasReport::parse(&content).is_some()
+                    || reader.read(&content).is_ok();
+                if origin == Origin::Found && !is_record {
                     archive.left_out(1);
                     continue;
                 }

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The rank that something happens to.
@@ -176,13 +177,19 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// A port that nobody listens on, and most likely nobody will until the test does.
+/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
+/// takes ports by itself, and from sixteen that belong to this process alone.
 ///
 /// # Panics
 /// If there is none.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("a bound socket").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut own = (0..16).map(|_| {
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
+        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+    });
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    own.find(free).expect("one of sixteen ports to be free")
 }
 
 /// Waits for `look` to find something.

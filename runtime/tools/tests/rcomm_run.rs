@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -423,9 +424,16 @@ fn wrong_command_lines_are_explained() {
     }
 }
 
+/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
+/// takes ports by itself, and from sixteen that belong to this process alone.
 fn free_port() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port().to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut own = (0..16).map(|_| {
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
+        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+    });
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    own.find(free).unwrap().to_string()
 }
 
 fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {

@@ -41,7 +41,7 @@ impl Anchor {
 /// How a [`Watch`] paces itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks at a source, unless looking takes longer than a twentieth of that.
+    /// Between two looks at a source, unless looking takes longer than a fortieth of that.
     pub refresh: Duration,
     /// How long one look may take.
     pub timeout: Duration,
@@ -161,8 +161,8 @@ fn look_on(
         if read && source.is_still() {
             return;
         }
-        // Looking may cost at most a twentieth of a core, however many ranks there are.
-        let pause = pace.refresh.max(began.elapsed() * 20);
+        // Looking may cost at most a fortieth of a core, however many ranks there are.
+        let pause = pace.refresh.max(began.elapsed() * 40);
         if stop.wait(pause.saturating_sub(began.elapsed())) {
             return;
         }
@@ -201,8 +201,8 @@ fn judge_on(
         if let Some(snapshot) = live.refresh(anchor.moment()) {
             let cost = snapshot.cost;
             sink(snapshot);
-            // Judging, too, takes at most a twentieth of a core.
-            if stop.wait(cost * 19) {
+            // Judging, too, takes at most a fortieth of a core.
+            if stop.wait(cost * 39) {
                 return;
             }
         }

@@ -14,6 +14,7 @@ use ratatui::crossterm::event as terminal;
 use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
 use ratatui::crossterm::execute;
 use rcomm_analyzer::Anchor;
+use rcomm_analyzer::source::WorkerServerDumps;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::{Handle, Signals};
@@ -47,12 +48,18 @@ impl Inbox {
     }
 }
 
-/// Shows `state` until the user has seen enough.
+/// Shows `state` until the user has seen enough; `asked` are the ranks that may be asked for dumps.
 ///
 /// # Errors
 ///
 /// If the terminal cannot be taken, or a thread cannot be started.
-pub fn run(mut state: State, inbox: &Inbox, anchor: Anchor, mouse: Mouse) -> anyhow::Result<()> {
+pub fn run(
+    mut state: State,
+    inbox: &Inbox,
+    anchor: Anchor,
+    mouse: Mouse,
+    asked: &Arc<[WorkerServerDumps]>,
+) -> anyhow::Result<()> {
     restore_on_panic(inbox.sender());
     let mut guard = Guard::enter(mouse).context("failed to take over the terminal")?;
     let size = guard.terminal().size()?;
@@ -84,7 +91,7 @@ pub fn run(mut state: State, inbox: &Inbox, anchor: Anchor, mouse: Mouse) -> any
                     let done = copy(&text);
                     update(&mut state, Event::Done(done));
                 }
-                command => match writer::start(&state, command, inbox.sender()) {
+                command => match writer::start(&state, command, asked, inbox.sender()) {
                     Ok(writer) => threads.handles.push(writer),
                     Err(error) => {
                         update(&mut state, Event::Done(Err(error.to_string())));

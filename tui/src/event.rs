@@ -44,4 +44,6 @@ pub enum Command {
     Export(crate::state::command::Format, std::path::PathBuf),
     /// Write every rank's record to a folder.
     WriteRecords(std::path::PathBuf),
+    /// Ask the ranks to write their dumps themselves.
+    AskForDumps,
 }

@@ -5,11 +5,12 @@ use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
     CollectorSource, EndpointSource, FileSource, RasSource, RingSource, SimulatedSource,
-    WorkerServerSource,
+    WorkerServerDumps, WorkerServerSource,
 };
 use rcomm_analyzer::{Anchor, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
+use std::sync::Arc;
 
 /// The sources that the command line names; the newest rings of this node where it names none.
 pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
@@ -31,6 +32,16 @@ pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source
         Some(What::Replay { paths, .. }) => Ok(vec![Box::new(FileSource::new(paths.clone()))]),
         _ => live(&cli.from),
     }
+}
+
+/// Ranks that can be asked to write their dumps themselves.
+pub(crate) fn asked(cli: &Cli) -> Arc<[WorkerServerDumps]> {
+    let from = &cli.from;
+    let stores = from.torch_store.iter();
+    let found = stores.map(|store| WorkerServerSource::in_store(store.clone(), from.world_size));
+    let given = (!from.worker_server.is_empty() && cli.command.is_none())
+        .then(|| WorkerServerSource::at(from.worker_server.clone()));
+    found.chain(given).map(WorkerServerDumps::new).collect()
 }
 
 fn live(from: &From) -> anyhow::Result<Vec<Box<dyn Source>>> {

@@ -107,7 +107,14 @@ fn replay(
     if cli.view.once || cli.view.json {
         return say(cli, state, &last);
     }
-    app::run(state, &Inbox::default(), anchor, mouse(cli, config)).map(|()| 0)
+    app::run(
+        state,
+        &Inbox::default(),
+        anchor,
+        mouse(cli, config),
+        &[].into(),
+    )
+    .map(|()| 0)
 }
 
 /// Looks at sources, once or until the user has seen enough.
@@ -127,7 +134,9 @@ fn look(
     };
     let names = sources.iter().map(|source| source.name()).collect();
     let live = live(cli, config, names, judged)?;
-    let state = state(cli, config, env, still, anchor)?;
+    let mut state = state(cli, config, env, still, anchor)?;
+    let asked = sources::asked(cli);
+    state.options.askable = !asked.is_empty();
     let mut recorder = match &cli.view.record {
         Some(path) => Some(
             RecordingWriter::create(path)
@@ -158,7 +167,7 @@ fn look(
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     })
     .context("failed to start a thread")?;
-    let shown = app::run(state, &inbox, anchor, mouse(cli, config));
+    let shown = app::run(state, &inbox, anchor, mouse(cli, config), &asked);
     watch.stop();
     shown.map(|()| 0)
 }
@@ -276,6 +285,7 @@ fn state(
         theme: Theme::new(theme, depth),
         ascii: cli.view.ascii || config.ascii == Some(true),
         allow_actions: cli.view.allow_actions || config.actions.allow,
+        askable: false,
         still,
         history: config.history_mib.unwrap_or(256) << 20,
         keymap,

@@ -1,10 +1,11 @@
-//! Writing files, on a thread of its own: a slow disk holds up no key.
+//! Writing files and asking ranks to, on a thread of its own: a slow disk or rank holds up no key.
 
 use crate::event::{Command, Event};
 use crate::state::State;
 use crate::state::command::Format;
 use crate::text;
 use crate::units::count;
+use rcomm_analyzer::source::{DumpAnswers, WorkerServerDumps};
 use rcomm_analyzer::{Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use std::fs::File;
@@ -13,6 +14,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long ranks may take to answer when they are asked for their dumps.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts to do `command` with what `state` shows; how it ended comes as [`Event::Done`].
 ///
@@ -21,15 +26,22 @@ use std::thread::JoinHandle;
 /// # Errors
 ///
 /// If there is nothing to write, or the thread cannot be started.
-pub fn start(state: &State, command: Command, sender: Sender<Event>) -> io::Result<JoinHandle<()>> {
+pub fn start(
+    state: &State,
+    command: Command,
+    asked: &Arc<[WorkerServerDumps]>,
+    sender: Sender<Event>,
+) -> io::Result<JoinHandle<()>> {
     let Some(snapshot) = state.snapshot().cloned() else {
         return Err(io::Error::other("there is nothing to write yet"));
     };
     let screen = text::of(state);
+    let asked = asked.clone();
     let work = move || {
         let done = match command {
             Command::Export(format, path) => export(format, &path, &snapshot, &screen),
             Command::WriteRecords(folder) => write_records(&folder, &snapshot),
+            Command::AskForDumps => ask_for_dumps(&asked),
             _ => return,
         };
         // Who quit meanwhile does not want to know.
@@ -83,6 +95,23 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
         Some(error) => Err(format!(
             "wrote {written} of {all} records to {place}: {error}"
         )),
+    }
+}
+
+/// How many ranks write their dumps, of how many that were asked.
+fn ask_for_dumps(asked: &[WorkerServerDumps]) -> Result<String, String> {
+    let mut said = DumpAnswers::default();
+    let deadline = Instant::now() + PATIENCE;
+    for ranks in asked {
+        let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
+        said.agreed.extend(answers.agreed);
+        said.refused.extend(answers.refused);
+    }
+    let all = said.agreed.len() + said.refused.len();
+    let text = format!("{} of {all} ranks write their dumps", said.agreed.len());
+    match said.refused.first() {
+        None => Ok(text),
+        Some((rank, reason)) => Err(format!("{text}; rank {rank}: {reason}")),
     }
 }
 

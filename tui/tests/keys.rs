@@ -262,3 +262,16 @@ fn columns_and_panes_are_those_of_the_configuration() {
         state.screen()
     );
 }
+
+#[test]
+fn ranks_are_asked_for_their_own_dumps_only_where_they_can_be() {
+    let mut state = stuck();
+    state.options.allow_actions = true;
+    press(&mut state, "d");
+    assert!(!text::of(&state).contains("[r]"));
+    assert_eq!(press(&mut state, "r"), None);
+    state.options.askable = true;
+    press(&mut state, "d");
+    assert!(text::of(&state).contains("[r] ask the ranks"));
+    assert_eq!(press(&mut state, "r"), Some(Command::AskForDumps));
+}

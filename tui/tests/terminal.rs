@@ -78,13 +78,19 @@ struct Session {
 
 impl Session {
     fn start(arguments: &[&str], directory: &Path) -> Self {
-        Self::start_on(Hangup::IsASignal, arguments, directory)
+        Self::start_on(Hangup::IsASignal, (30, 100), arguments, directory)
     }
 
-    fn start_on(hangup: Hangup, arguments: &[&str], directory: &Path) -> Self {
+    /// On a terminal of so many rows and columns.
+    fn start_on(
+        hangup: Hangup,
+        (rows, cols): (u16, u16),
+        arguments: &[&str],
+        directory: &Path,
+    ) -> Self {
         let size = PtySize {
-            rows: 30,
-            cols: 100,
+            rows,
+            cols,
             pixel_width: 0,
             pixel_height: 0,
         };
@@ -120,7 +126,7 @@ impl Session {
             child,
             keys,
             bytes,
-            screen: vt100::Parser::new(30, 100, 0),
+            screen: vt100::Parser::new(rows, cols, 0),
             reader: Some(reader),
         }
     }
@@ -289,10 +295,40 @@ fn a_terminal_that_vanishes_without_a_signal_ends_it() {
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings];
-    let mut session = Session::start_on(Hangup::IsSilent, &arguments, directory.path());
+    let mut session = Session::start_on(Hangup::IsSilent, (30, 100), &arguments, directory.path());
     session.wait_text("pty-job");
     session.vanish();
     session.wait_gone();
+}
+
+#[test]
+fn a_terminal_of_one_cell_is_drawn_on_and_left() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &rings, "--overdue", "1us"];
+    let mut session = Session::start_on(Hangup::IsASignal, (1, 1), &arguments, directory.path());
+    session.wait("the program's screen", vt100::Screen::alternate_screen);
+    session.press("q");
+    assert_eq!(session.end(), 0);
+}
+
+#[test]
+fn a_ring_of_a_newer_version_is_told_beside_those_that_are_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rings = stuck_job(directory.path());
+    let ring = rings[0].storage().path().expect("a file");
+    let mut bytes = std::fs::read(ring).expect("readable");
+    bytes[8] = 9;
+    std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("writable");
+    let place = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &place, "--overdue", "1us", "--once"];
+    let (status, out, err) = run(&arguments, directory.path());
+    assert_eq!(status, Some(1), "{out}{err}");
+    assert!(out.contains("rank 2") && out.contains("N301"), "{out}");
+    let arguments = [&arguments[..4], &["--json"]].concat();
+    let (_, out, _) = run(&arguments, directory.path());
+    assert!(out.contains("use a newer reader"), "{out}");
 }
 
 #[test]

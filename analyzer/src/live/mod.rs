@@ -141,9 +141,13 @@ impl Live {
                 return;
             }
         };
-        let failed = |o: &Observation| matches!(o.seen, Seen::Failed(_));
-        let answered = poll.observations.iter().filter(|o| !failed(o)).count();
-        let known = poll.observations.len();
+        // A process may have several recorders: ranks are counted, not records.
+        let ranks: BTreeSet<Rank> = poll.observations.iter().map(|o| o.rank).collect();
+        let failed = poll.observations.iter();
+        let failed = failed.filter(|o| matches!(o.seen, Seen::Failed(_)));
+        let failed: BTreeSet<Rank> = failed.map(|o| o.rank).collect();
+        let known = ranks.len();
+        let answered = known - failed.len();
         self.changed |= feed.status.error.take().is_some()
             || feed.problems != poll.problems
             || (feed.status.answered, feed.status.known) != (answered, known);

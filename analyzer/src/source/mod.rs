@@ -22,7 +22,7 @@ pub use net::{AddressError, HostPort, HttpAddress};
 pub use ras::{RAS_ADDRESS, RasSource};
 pub use rings::RingSource;
 pub use simulated::SimulatedSource;
-pub use worker_servers::{WorkerAddress, WorkerServerSource};
+pub use worker_servers::{DumpAnswers, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::report::{Problem, Report};
 use rcomm_recorder::model::Rank;

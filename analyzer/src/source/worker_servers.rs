@@ -161,6 +161,55 @@ impl WorkerServerSource {
     }
 }
 
+/// Asks every rank to write a dump file itself, where PyTorch was told to write them
+/// (`TORCH_FR_DUMP_TEMP_FILE`).
+///
+/// The files are written after the answers; a rank of which no group told its recorder refuses.
+pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
+
+impl WorkerServerDumps {
+    /// Asks the ranks of this source, on connections of its own.
+    pub fn new(source: WorkerServerSource) -> Self {
+        Self(Mutex::new(source))
+    }
+
+    /// Asks all of them at once.
+    ///
+    /// # Blocking
+    ///
+    /// At most until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// If no rank is known.
+    pub fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        source.list(deadline, &mut Vec::new())?;
+        let workers: Vec<(&Rank, &Mutex<Worker>)> = source.workers.iter().collect();
+        let answers = ask_all(&workers, |(rank, worker)| {
+            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            (**rank, worker.request_dump(deadline))
+        });
+        let mut said = DumpAnswers::default();
+        for (rank, answer) in answers {
+            match answer {
+                Ok(()) => said.agreed.push(rank),
+                Err(reason) => said.refused.push((rank, reason)),
+            }
+        }
+        Ok(said)
+    }
+}
+
+/// What ranks said when they were asked to write their dumps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DumpAnswers {
+    /// Ranks that do it, ascending.
+    pub agreed: Vec<Rank>,
+    /// Ranks that do not, or did not answer, with the reason, ascending.
+    pub refused: Vec<(Rank, String)>,
+}
+
 fn unusable(place: &str, sentence: impl ToString) -> Problem {
     Problem {
         code: Code::N301,
@@ -287,6 +336,15 @@ impl Worker {
         }
     }
 
+    fn request_dump(&mut self, deadline: Instant) -> Result<(), String> {
+        let request = HttpRequest::post("/handler/fr_dump_file");
+        let answer = self.address.ask(&request, &mut self.reached, deadline)?;
+        match answer.status {
+            200 => Ok(()),
+            status => Err(format!("HTTP status {status}: {}", said(&answer.body))),
+        }
+    }
+
     fn handler(&self, recorder: Recorder) -> Option<&'static str> {
         let known = self.handlers.as_deref().unwrap_or_default();
         let has = |handler: &&&str| known.iter().any(|known| known == plain(handler));
@@ -300,17 +358,20 @@ impl Worker {
         if answer.status != 200 {
             // It may be another build by now.
             self.handlers = None;
-            let said: String = String::from_utf8_lossy(&answer.body)
-                .chars()
-                .filter(|c| !c.is_control())
-                .take(120)
-                .collect();
+            let said = said(&answer.body);
             return Err(format!("HTTP status {}: {said}", answer.status));
         }
         let (dump, lost) = Dump::read(&answer.body)
             .map_err(|error| format!("its answer is no record: {error}"))?;
         Ok((dump, lost.iter().map(ToString::to_string).collect()))
     }
+}
+
+/// What a server said of a failure, as far as it fits on a line.
+fn said(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let printable = text.chars().filter(|c| !c.is_control());
+    printable.take(120).collect()
 }
 
 /// A handler without its parameters.

@@ -1,7 +1,7 @@
 //! PyTorch's worker servers, as a real job's answered and as a real job answers.
 
 use crate::server::{Answers, serve};
-use rcomm_analyzer::source::{Poll, Seen, Source, WorkerServerSource};
+use rcomm_analyzer::source::{Poll, Seen, Source, WorkerServerDumps, WorkerServerSource};
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Verdict, analyze};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
@@ -144,6 +144,22 @@ fn a_rank_that_fails_fails_alone() {
             failures[&rank]
         );
     }
+}
+
+#[test]
+fn ranks_are_asked_to_write_their_dumps_and_who_refuses_is_told() {
+    let mut writes = recorded(0);
+    writes.insert("/handler/fr_dump_file", (200, b"dumping".to_vec()));
+    let mut refuses = recorded(1);
+    refuses.insert("/handler/fr_dump_file", (503, b"no rank".to_vec()));
+    let addresses = [serve(writes), serve(refuses), serve(recorded(2))];
+    let answers = WorkerServerDumps::new(source(&addresses))
+        .ask(soon())
+        .expect("ranks are known");
+    assert_eq!(answers.agreed, [0]);
+    let refused: Vec<u32> = answers.refused.iter().map(|(rank, _)| *rank).collect();
+    assert_eq!(refused, [1, 2]);
+    assert!(answers.refused[0].1.contains("503: no rank"), "{answers:?}");
 }
 
 #[test]

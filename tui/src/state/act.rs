@@ -19,11 +19,14 @@ use std::sync::Arc;
 impl State {
     pub(super) fn press(&mut self, key: &KeyEvent) -> Option<Command> {
         if let Some(folder) = self.confirm.take() {
-            let yes = matches!(key.code, KeyCode::Char('y' | 'Y'));
-            if !yes {
-                self.say("nothing was written", Tone::Dim);
-            }
-            return yes.then_some(Command::WriteRecords(folder));
+            return match key.code {
+                KeyCode::Char('y' | 'Y') => Some(Command::WriteRecords(folder)),
+                KeyCode::Char('r' | 'R') if self.options.askable => Some(Command::AskForDumps),
+                _ => {
+                    self.say("nothing was written", Tone::Dim);
+                    None
+                }
+            };
         }
         if self.input.is_some() {
             return self.edit(key);

@@ -41,6 +41,8 @@ pub struct Options {
     pub ascii: bool,
     /// Actions that write are allowed.
     pub allow_actions: bool,
+    /// Ranks can be asked to write their dumps themselves.
+    pub askable: bool,
     /// What is shown is a record of the past: nothing new will come.
     pub still: bool,
     /// Memory for recorded frames, bytes.

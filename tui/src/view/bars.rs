@@ -117,9 +117,14 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
     if let Some(folder) = &state.confirm {
         let ranks = state.snapshot().map_or(0, |s| s.dumps().count());
         let text = format!(
-            " write {} to {}?  [y] yes  [any other key] no",
+            " write {} to {}?  [y] yes{}  [any other key] no",
             count(ranks, "record"),
-            folder.display()
+            folder.display(),
+            if state.options.askable {
+                "  [r] ask the ranks to write their own"
+            } else {
+                ""
+            }
         );
         put_line(&vec![words(text, Tone::Late)], area, theme, buffer);
         return None;

@@ -87,6 +87,7 @@ pub(crate) fn options() -> Options {
         theme: Theme::new(ThemeName::Dark, Depth::True),
         ascii: false,
         allow_actions: false,
+        askable: false,
         still: false,
         history: 64 << 20,
         keymap: Keymap::default(),

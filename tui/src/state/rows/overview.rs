@@ -102,7 +102,9 @@ fn headline(lens: &Lens<'_>) -> Line {
     let mut line = vec![words(format!(" {word} "), tone)];
     match head {
         Some(finding) => {
-            if let Some(since) = lens.age(since_ms(lens.snapshot, finding))
+            // Records that do not say when they were taken make everything young.
+            let since = since_ms(lens.snapshot, finding).filter(|ms| *ms >= 1e3);
+            if let Some(since) = lens.age(since)
                 && matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch)
             {
                 line.push(words(format!("{}  ", clock_age(since)), tone));

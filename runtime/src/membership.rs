@@ -348,4 +348,43 @@ impl ProcessGroup {
         let world = self.group.world()?;
         world.new_group(ranks, options, Origin::Split(&self.group))
     }
+
+    /// Splits this group as listed: each list holds ranks of the world, in the order of the new group.
+    /// All members call it with the same lists; who is in none gets no group.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a rank is in two lists or no member, or a list is empty, on all callers.
+    pub fn new_subgroups_by_enumeration(
+        &self,
+        lists: &[Vec<Rank>],
+        options: &GroupOptions,
+    ) -> Result<Option<ProcessGroup>> {
+        let refuse = |message: String| {
+            Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()))
+        };
+        let mut seen = Vec::new();
+        for (at, list) in lists.iter().enumerate() {
+            if list.is_empty() {
+                return refuse(format!("list {at} of sub-groups is empty"));
+            }
+            for &rank in list {
+                if self.group_rank(rank).is_none() {
+                    return refuse(format!(
+                        "rank {rank} in list {at} of sub-groups is no member"
+                    ));
+                }
+                if seen.contains(&rank) {
+                    return refuse(format!("rank {rank} is in the lists of sub-groups twice"));
+                }
+                seen.push(rank);
+            }
+        }
+        let own = self.ranks()[self.rank() as usize];
+        let Some(list) = lists.iter().find(|list| list.contains(&own)) else {
+            return Ok(None);
+        };
+        let world = self.group.world()?;
+        let origin = Origin::Split(&self.group);
+        world.new_group(list, options, origin).map(Some)
+    }
 }

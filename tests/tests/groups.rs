@@ -201,3 +201,82 @@ fn more_time_is_for_the_next_operations_until_the_first_has_ended() {
         world.shutdown().unwrap();
     });
 }
+
+#[test]
+fn sub_groups_are_made_as_listed_and_bad_lists_refused() {
+    run(5, |world| {
+        let group = world.group();
+        let options = GroupOptions::named("listed");
+        let refusal = |lists: &[Vec<u32>]| {
+            let error = group.new_subgroups_by_enumeration(lists, &options);
+            error.unwrap_err().to_string()
+        };
+        assert!(refusal(&[vec![0, 1], vec![1]]).contains("rank 1 is in the lists"));
+        assert!(refusal(&[vec![0, 9]]).contains("rank 9 in list 0 of sub-groups is no member"));
+        assert!(refusal(&[vec![0], vec![]]).contains("list 1 of sub-groups is empty"));
+        let lists = [vec![3, 0], vec![1, 4]];
+        let part = group
+            .new_subgroups_by_enumeration(&lists, &options)
+            .unwrap();
+        assert_eq!(part.is_none(), world.rank() == 2);
+        if let Some(part) = part {
+            assert_eq!(part.ranks(), lists[usize::from(part.ranks()[0] == 1)]);
+            part.barrier().unwrap();
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn groups_may_be_made_in_another_order_on_each_rank() {
+    run(3, |world| {
+        let make = |ranks: &[u32], name: &str| {
+            let group = world.new_group(ranks, &GroupOptions::named(name));
+            group.unwrap()
+        };
+        // Many alive at once, made forwards on one rank and backwards on the others.
+        let mut names: Vec<String> = (0..40).map(|at| format!("group {at}")).collect();
+        if world.rank() > 0 {
+            names.reverse();
+        }
+        let groups: Vec<_> = names.iter().map(|name| make(&[0, 1, 2], name)).collect();
+        let mut ordered: Vec<_> = groups.iter().collect();
+        ordered.sort_by_key(|group| group.name().to_owned());
+        for group in ordered {
+            let mut sum = [world.rank() + group.name().len() as u32];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [3 + 3 * group.name().len() as u32]);
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
+    let change = |config: &mut Config| {
+        failing(config);
+        config.init_timeout = Duration::from_secs(6);
+    };
+    on_threads(3, &Carrier::Cpu, change, |world| {
+        let options = GroupOptions {
+            timeout: Some(Duration::from_millis(300)),
+            ..GroupOptions::named("pair")
+        };
+        if world.rank() < 2 {
+            let pair = world.new_group(&[0, 1], &options).unwrap();
+            let patient = pair.within(Duration::from_secs(20));
+            patient.barrier().unwrap();
+            let told = world.store().wait(&["test/told"], Duration::from_secs(60));
+            return told.unwrap();
+        }
+        let made = world.new_group(&[0, 1, 2], &options);
+        let error = made.and_then(|group| group.barrier()).unwrap_err();
+        world.store().set("test/told", b"1").unwrap();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("group pair") && text.contains("rank 0"),
+            "{text}"
+        );
+    });
+}

@@ -11,7 +11,7 @@ use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::mesh::{Failure, fill_random};
 use super::transport::handover;
 use super::transport::shm::{Board, BoardError, Segment};
-use super::wait::Patience;
+use super::wait::{Interrupted, Patience};
 use crate::backend::WorldContext;
 use crate::config::TransportChoice;
 use crate::deadline::Deadline;
@@ -176,6 +176,10 @@ impl Host {
             Ok(None) => {
                 tracing::warn!("too many groups share memory already: this one uses sockets");
                 Ok(None)
+            }
+            // Its first member makes the board.
+            Err(BoardError::Interrupted(Interrupted::TimedOut)) => {
+                Err(Failure::Late(vec![ranks[0]]))
             }
             Err(BoardError::Interrupted(why)) => Err(why.into()),
             Err(BoardError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),

@@ -280,3 +280,22 @@ fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
         );
     });
 }
+
+#[test]
+fn neighbours_form_sub_groups_of_one_size() {
+    run(4, |world| {
+        let options = GroupOptions::named("pair");
+        let pair = world.group().new_subgroups(2, &options).unwrap();
+        let first = world.rank() / 2 * 2;
+        assert_eq!(pair.ranks(), [first, first + 1]);
+        pair.barrier().unwrap();
+        let error = world.group().new_subgroups(3, &options).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("4 ranks do not divide into groups of 3"),
+            "{error}"
+        );
+        world.shutdown().unwrap();
+    });
+}

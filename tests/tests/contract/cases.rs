@@ -360,6 +360,10 @@ impl<'a> Cases<'a> {
         assert_eq!(sent.wait().unwrap(), message);
         self.same("send and recv", got, expected.clone());
 
+        group.send_object(&vec![own; 2], next as u32, 9).unwrap();
+        let object: Vec<usize> = group.recv_object(before as u32, 9).unwrap();
+        self.same("send_object and recv_object", object, vec![before; 2]);
+
         // Tags are met, not the order of issue.
         let first = group.send_async(vec![1u8], next as u32, 11).unwrap();
         let second = group.send_async(vec![2u8], next as u32, 12).unwrap();

@@ -5,12 +5,14 @@
 
 mod fault;
 mod mesh;
+mod past;
 mod program;
 mod random;
 mod record;
 mod simulate;
 
 pub use fault::{Fault, Kind};
+pub use past::Past;
 pub use random::Random;
 pub use record::{Recording, Window};
 

@@ -1,0 +1,122 @@
+//! Partial summaries of labelled jobs: the report is that of the records themselves.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_analyzer::load::{LoadOptions, Loaded, LoadedDump, load_all};
+use rcomm_analyzer::rsum::Writer;
+use rcomm_analyzer::{Analysis, Extent, Policy, Report};
+use rcomm_recorder::model::Frame;
+use rcomm_recorder::publish::Dump;
+use rcomm_tests::generator::{Job, Kind, Random, Spec};
+use std::path::{Path, PathBuf};
+
+/// A job of this seed; every third one has no fault.
+fn job(seed: u64) -> Job {
+    let mut spec = Spec::random(seed.wrapping_add(9 << 32), 32);
+    if !seed.is_multiple_of(3) {
+        let kinds = Kind::HANGS;
+        spec.faults = vec![kinds[seed as usize % kinds.len()]];
+    }
+    spec.make()
+}
+
+fn judge(dumps: &[LoadedDump]) -> Report {
+    let mut analysis = Analysis::new(Policy::default());
+    for loaded in dumps {
+        let extent = if loaded.cut {
+            Extent::Cut
+        } else {
+            Extent::Whole
+        };
+        analysis.add_from("", &loaded.dump, extent);
+    }
+    analysis.finish()
+}
+
+/// Puts every rank on one of several nodes, and writes what each node packs.
+fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
+    let nodes = random.between(1, 4);
+    let all: Vec<LoadedDump> = job
+        .dumps
+        .iter()
+        .map(|dump| LoadedDump {
+            dump: dump.clone(),
+            path: format!("rank_{}", dump.identity.rank.unwrap()),
+            // Now and then a file was not read to its end.
+            cut: random.chance(0.05),
+        })
+        .collect();
+    let of_node: Vec<u64> = all.iter().map(|_| random.between(1, nodes)).collect();
+    for node in 1..=nodes {
+        let mut writer = Writer::new(Vec::new()).unwrap();
+        for (loaded, _) in all.iter().zip(&of_node).filter(|(_, on)| **on == node) {
+            writer.add(loaded).unwrap();
+        }
+        let bytes = writer.finish(&Loaded::default()).unwrap();
+        std::fs::write(folder.join(format!("{node}.rsum")), bytes).unwrap();
+    }
+    all
+}
+
+/// The stacks, frame by frame: of two equal rows in a table of frames either may be referred to.
+fn stacks(dump: &Dump) -> Vec<Vec<&Frame>> {
+    let frames = |stack: &Vec<u32>| stack.iter().map(|&at| &dump.frames[at as usize]).collect();
+    dump.stacks.iter().map(frames).collect()
+}
+
+/// Everything else.
+fn rest(dump: &Dump) -> Dump {
+    Dump {
+        stacks: Vec::new(),
+        ..dump.clone()
+    }
+}
+
+#[test]
+fn summaries_give_the_report_of_the_records() {
+    let mut stuck = 0;
+    for seed in 0..60 {
+        let job = job(seed);
+        let folder = tempfile::tempdir().unwrap();
+        let whole = pack(&job, &mut Random::new(seed), folder.path());
+        let paths: [PathBuf; 1] = [folder.path().to_owned()];
+        let (packed, loaded) = load_all(&paths, &LoadOptions::default()).unwrap();
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+        for (before, after) in whole.iter().zip(&packed) {
+            assert_eq!(stacks(&before.dump), stacks(&after.dump), "seed {seed}");
+            assert_eq!(rest(&before.dump), rest(&after.dump), "seed {seed}");
+            assert_eq!(before.cut, after.cut, "seed {seed}");
+        }
+        let (before, after) = (judge(&whole), judge(&packed));
+        assert_eq!(
+            serde_json::to_value(&before).unwrap(),
+            serde_json::to_value(&after).unwrap(),
+            "seed {seed}"
+        );
+        stuck += usize::from(!before.findings.is_empty());
+    }
+    assert!(stuck > 20, "only {stuck} jobs show their fault");
+}
+
+#[test]
+fn a_summary_is_a_fraction_of_its_dumps() {
+    let mut spec = Spec::random(7, 16);
+    spec.steps = 6;
+    let job = spec.make();
+    let past = rcomm_tests::generator::Past::of(&job.dumps, 2000, 10);
+    let (mut pickles, mut writer) = (0, Writer::new(Vec::new()).unwrap());
+    for dump in job.dumps {
+        let dump = past.lengthen(dump);
+        pickles += dump.to_pickle().len();
+        let path = String::new();
+        writer
+            .add(&LoadedDump {
+                dump,
+                path,
+                cut: false,
+            })
+            .unwrap();
+    }
+    let summary = writer.finish(&Loaded::default()).unwrap().len();
+    assert!(summary * 10 < pickles, "{summary} of {pickles} bytes");
+}

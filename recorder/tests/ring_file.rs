@@ -8,7 +8,7 @@ use rcomm_recorder::model::{DType, EntryState, OpType, Peer, ProcessGroupInfo, R
 use rcomm_recorder::publish::{Dump, RingReader, list_rings, remove_stale_rings};
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
-    Storage, Tensor, Timestamp,
+    Start, Storage, Tensor, Timestamp,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -69,6 +69,42 @@ fn timeless(mut dump: Dump) -> Dump {
     dump.identity.dump_time_ns = 0;
     dump.identity.reason.clear();
     dump
+}
+
+#[test]
+fn what_starts_at_once_and_is_retired_as_it_completes_reads_as_if_told_in_steps() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let at_once = Operation {
+        start: Start::AtOnce,
+        ..all_reduce(world, 1)
+    };
+    let (created, seen) = (Timestamp::from_ns(5), Timestamp::from_ns(9));
+    let short = recorder.begin_at(&at_once, created);
+    let under_way = recorder.snapshot().entries[0].clone();
+    assert_eq!(under_way.state, EntryState::Started);
+    assert_eq!(
+        under_way.time_discovered_started_ns,
+        under_way.time_created_ns
+    );
+    assert_eq!(recorder.status(world).last_started, 1);
+    recorder.completed_and_retired_at(short, seen, None);
+
+    let long = recorder.begin_at(&all_reduce(world, 2), created);
+    recorder.started_at(long, created);
+    recorder.completed_at(long, seen, None);
+    recorder.retired(long);
+
+    let mut entries = recorder.snapshot().entries;
+    assert!(entries[0].retired);
+    entries[1].record_id = entries[0].record_id;
+    entries[1].collective_seq_id = entries[0].collective_seq_id;
+    entries[1].op_id = entries[0].op_id;
+    entries[1].stack = entries[0].stack;
+    assert_eq!(entries[0], entries[1]);
+    let status = recorder.status(world);
+    assert_eq!((status.last_started, status.last_completed), (2, 2));
 }
 
 #[test]

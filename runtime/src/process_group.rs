@@ -16,8 +16,8 @@ use crate::work::{Flight, Tickets, Voyage, Work};
 use crate::world::WorldShared;
 use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{
-    FlightRecorder, GroupHandle, Operation, SignatureCache, SignatureKey, SignatureRef, Tensor,
-    Ticket,
+    FlightRecorder, GroupHandle, Operation, SignatureCache, SignatureKey, SignatureRef, Start,
+    Tensor, Ticket,
 };
 use std::fmt;
 use std::panic::Location;
@@ -52,6 +52,15 @@ pub struct ProcessGroup {
 pub(crate) struct Lane {
     pub(crate) device: DeviceKind,
     pub(crate) backend: Arc<dyn Backend>,
+}
+
+/// How an operation is issued.
+#[derive(Clone, Copy)]
+struct Manner {
+    lane: usize,
+    timeout: Duration,
+    site: &'static Location<'static>,
+    start: Start,
 }
 
 /// What is counted under the issue lock.
@@ -303,31 +312,40 @@ impl Group {
         let (call, voyage, tickets, slot) = {
             let mut issue = self.lock();
             self.check_open(op.op_type())?;
-            let (call, voyage, tickets) = self.number(&mut issue, op, lane, timeout, site);
+            // With nothing before it its turn has come already.
+            let before = self.ended.load(Ordering::Acquire);
+            let start = if op.is_p2p() || before == issue.turns[lane] {
+                Start::AtOnce
+            } else {
+                Start::InTurn
+            };
+            let manner = Manner {
+                lane,
+                timeout,
+                site,
+                start,
+            };
+            let (call, voyage, tickets) = self.number(&mut issue, op, manner);
             (call, voyage, tickets, self.running.enter(&voyage))
         };
         let observer = Recorded {
             recorder: &self.recorder,
             tickets: &tickets,
         };
-        // With nothing before it the turn has come already.
-        if voyage.is_p2p || self.ended.load(Ordering::Acquire) + 1 == call.turn {
-            observer.started();
-        }
         let result = self.lanes[lane].backend.run(op, call, &observer);
         let result = match result {
             Ok(done) => {
-                tickets.completed(&self.recorder, done);
+                tickets.settled(&self.recorder, done);
                 Ok(done)
             }
             Err(error) => {
                 let error = self.settle_error(&voyage, error);
                 tickets.failed(&self.recorder);
+                tickets.retired(&self.recorder);
                 Err(error)
             }
         };
         self.note_end(voyage.is_p2p);
-        tickets.retired(&self.recorder);
         self.running.leave(slot);
         result
     }
@@ -342,7 +360,13 @@ impl Group {
         let lane = self.check(&op)?;
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        let (call, voyage, tickets) = self.number(&mut issue, &op, lane, timeout, site);
+        let manner = Manner {
+            lane,
+            timeout,
+            site,
+            start: Start::InTurn,
+        };
+        let (call, voyage, tickets) = self.number(&mut issue, &op, manner);
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
         let deadline = Deadline::In(voyage.timeout.saturating_add(self.patience())).started();
         let call = Call { deadline, ..call };
@@ -365,34 +389,30 @@ impl Group {
     }
 
     /// Gives an operation its numbers and its record. Under the issue lock.
-    fn number(
-        &self,
-        issue: &mut Issue,
-        op: &Op<'_>,
-        lane: usize,
-        timeout: Duration,
-        site: &'static Location<'static>,
-    ) -> (Call, Voyage, Tickets) {
+    fn number(&self, issue: &mut Issue, op: &Op<'_>, manner: Manner) -> (Call, Voyage, Tickets) {
         let is_p2p = op.is_p2p();
-        let timeout = timeout.saturating_add(self.extension(issue, !is_p2p));
+        let timeout = manner
+            .timeout
+            .saturating_add(self.extension(issue, !is_p2p));
+        let manner = Manner { timeout, ..manner };
         let (seq, turn) = if is_p2p {
             issue.p2p_seq += 1;
             (issue.p2p_seq, 0)
         } else {
             issue.collective_seq += 1;
-            issue.turns[lane] += 1;
-            (issue.collective_seq, issue.turns[lane])
+            issue.turns[manner.lane] += 1;
+            (issue.collective_seq, issue.turns[manner.lane])
         };
         let mut members = Vec::new();
         if let Op::Coalesced(ops) = op {
             members.reserve(ops.len());
             for member in ops {
                 issue.op_id += 1;
-                members.push(self.record(issue, member, is_p2p, lane, timeout, site));
+                members.push(self.record(issue, member, is_p2p, manner));
             }
         }
         issue.op_id += 1;
-        let own = self.record(issue, op, is_p2p, lane, timeout, site);
+        let own = self.record(issue, op, is_p2p, manner);
         let voyage = Voyage {
             record_id: own.record_id(),
             op: op.op_type(),
@@ -421,15 +441,13 @@ impl Group {
         issue.extension.extra
     }
 
-    fn record(
-        &self,
-        issue: &mut Issue,
-        op: &Op<'_>,
-        is_p2p: bool,
-        lane: usize,
-        timeout: Duration,
-        site: &'static Location<'static>,
-    ) -> Ticket {
+    fn record(&self, issue: &mut Issue, op: &Op<'_>, is_p2p: bool, manner: Manner) -> Ticket {
+        let Manner {
+            lane,
+            timeout,
+            site,
+            start,
+        } = manner;
         let Issue {
             signatures, splits, ..
         } = issue;
@@ -453,6 +471,7 @@ impl Group {
                 output_splits: &splits[1],
                 timeout,
                 call_site: Some(site),
+                start,
                 ..Operation::new(self.handle, op.op_type(), signature)
             })
         };

@@ -64,6 +64,13 @@ impl Tickets {
             .for_each(|ticket| recorder.completed_at(ticket, now, done.duration));
     }
 
+    /// Completed, and watched by nobody any more.
+    pub(crate) fn settled(&self, recorder: &FlightRecorder, done: Done) {
+        let now = recorder.now();
+        self.all()
+            .for_each(|ticket| recorder.completed_and_retired_at(ticket, now, done.duration));
+    }
+
     pub(crate) fn failed(&self, recorder: &FlightRecorder) {
         self.all().for_each(|ticket| recorder.failed(ticket));
     }

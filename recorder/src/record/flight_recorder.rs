@@ -38,6 +38,16 @@ pub enum SignatureRef<'a> {
     Key(&'a SignatureKey<'a>),
 }
 
+/// When an operation that is issued starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// It waits for its turn: [`FlightRecorder::started`] will say when that has come.
+    #[default]
+    InTurn,
+    /// At once: there is nothing before it.
+    AtOnce,
+}
+
 /// An operation as it is issued.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
@@ -69,6 +79,8 @@ pub struct Operation<'a> {
     pub timeout: Duration,
     /// Where the program called (`#[track_caller]`).
     pub call_site: Option<&'static Location<'static>>,
+    /// Whether it starts as it is issued.
+    pub start: Start,
 }
 
 impl<'a> Operation<'a> {
@@ -89,6 +101,7 @@ impl<'a> Operation<'a> {
             output_splits: &[],
             timeout: Duration::ZERO,
             call_site: None,
+            start: Start::InTurn,
         }
     }
 }
@@ -303,17 +316,21 @@ impl FlightRecorder {
             | flags << 16
             | u64::from(thread) << 32;
         let timeout_ms = u32::try_from(operation.timeout.as_millis()).unwrap_or(u32::MAX);
+        let (started, state) = match operation.start {
+            Start::InTurn => (0, EntryState::Scheduled),
+            Start::AtOnce => (at.0, EntryState::Started),
+        };
         let written = self.slots.write(&self.map, id & MAX_ID, |words| {
             let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
             store(slot::CREATED, at.0);
-            store(slot::STARTED, 0);
+            store(slot::STARTED, started);
             store(slot::ENDED, 0);
             store(slot::COLLECTIVE_SEQ_ID, operation.collective_seq_id);
             store(slot::P2P_SEQ_ID, operation.p2p_seq_id);
             store(slot::OP_ID, operation.op_id);
             store(slot::TABLES, join(operation.group.0, signature.row));
             store(slot::WHAT, what);
-            store(slot::STATE, EntryState::Scheduled as u64);
+            store(slot::STATE, state as u64);
             store(slot::ENDS, join(peer, root));
             store(slot::CALL, join(timeout_ms, call_site));
             store(slot::LAP_POSITION, own.position);
@@ -325,6 +342,9 @@ impl FlightRecorder {
             self.count(header::RECORDS_LOST);
         }
         self.raise(ticket, group::LAST_ENQUEUED);
+        if operation.start == Start::AtOnce {
+            self.raise(ticket, group::LAST_STARTED);
+        }
         ticket
     }
 
@@ -389,6 +409,20 @@ impl FlightRecorder {
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
+    /// As [`completed_at`](Self::completed_at), and that nobody watches the operation any more.
+    pub fn completed_and_retired_at(
+        &self,
+        ticket: Ticket,
+        at: Timestamp,
+        duration: Option<Duration>,
+    ) {
+        self.update(ticket, |words| {
+            end(words, EntryState::Completed, at, duration);
+            retire(words);
+        });
+        self.raise(ticket, group::LAST_COMPLETED);
+    }
+
     /// Records that an operation ended, now, with an error or a time-out.
     pub fn failed(&self, ticket: Ticket) {
         self.failed_at(ticket, self.clock.now());
@@ -406,10 +440,7 @@ impl FlightRecorder {
 
     /// Records that nobody watches the operation any more.
     pub fn retired(&self, ticket: Ticket) {
-        self.update(ticket, |words| {
-            let state = words[slot::STATE].load(Ordering::Relaxed);
-            words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
-        });
+        self.update(ticket, retire);
     }
 
     /// Where a group stands.
@@ -547,6 +578,13 @@ fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool 
         words[slot::STATE].store(state, Ordering::Relaxed);
     }
     moves
+}
+
+/// Marks that nobody watches the operation any more.
+#[inline]
+fn retire(words: &[AtomicU64; slot::WORDS]) {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
 }
 
 /// Ends an operation that has not ended yet.

@@ -29,6 +29,8 @@ mod tables;
 pub use clock::Timestamp;
 pub use config::{Placement, RecorderConfig, Storage};
 pub use directory::default_directory;
-pub use flight_recorder::{Counters, FlightRecorder, GroupHandle, Operation, SignatureRef, Ticket};
+pub use flight_recorder::{
+    Counters, FlightRecorder, GroupHandle, Operation, SignatureRef, Start, Ticket,
+};
 pub use signature::{SignatureId, SignatureKey, Tensor};
 pub use signature_cache::SignatureCache;

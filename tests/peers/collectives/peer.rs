@@ -1,0 +1,286 @@
+//! Somebody who is measured: a job of ranks that wait for orders.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a job may take to start, and one measurement to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The slowest rank's percentiles, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+/// A job that runs.
+pub(crate) struct Peer {
+    name: String,
+    processes: Vec<Child>,
+    /// One for each rank.
+    ranks: Vec<BufReader<TcpStream>>,
+}
+
+/// Where the sources of the peers are.
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("peers")
+}
+
+/// Runs a program for its output; `None` if it is not there or fails.
+fn output_of(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then_some(text)
+}
+
+/// A compiler and a starter of this MPI, whichever names they have here.
+fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
+    let candidates: [(&str, &str); 3] = match name {
+        "openmpi" => [
+            ("mpicc.openmpi", "mpirun.openmpi"),
+            ("mpicc", "mpirun"),
+            ("mpicc", "mpiexec"),
+        ],
+        _ => [
+            ("mpicc.mpich", "mpirun.mpich"),
+            ("mpicc.mpich", "mpiexec.hydra"),
+            ("mpicc", "mpirun"),
+        ],
+    };
+    let is_it = |starter: &str| {
+        let version = output_of(Command::new(starter).arg("--version")).unwrap_or_default();
+        match name {
+            "openmpi" => version.contains("Open MPI"),
+            _ => version.contains("HYDRA"),
+        }
+    };
+    candidates.into_iter().find(|(compiler, starter)| {
+        is_it(starter) && output_of(Command::new(compiler).arg("--version")).is_some()
+    })
+}
+
+impl Peer {
+    /// Starts a job of `ranks` ranks; the inner error says what is missing for it here.
+    pub(crate) fn start(name: &str, ranks: u32) -> Result<Result<Self, String>> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let core_of = |rank: u32| (cores >= ranks as usize).then(|| rank.to_string());
+        let mut commands = Vec::new();
+        match name {
+            ours if ours.starts_with("rcomm") => {
+                let program = match ours.split_once('=') {
+                    Some((_, program)) => program.into(),
+                    None => std::env::current_exe()?,
+                };
+                for rank in 0..ranks {
+                    let mut command = Command::new(&program);
+                    command.args(["--control", &port.to_string(), "--name", name]);
+                    if ours.starts_with("rcomm-tcp") {
+                        command.env("RCOMM_TRANSPORT", "tcp");
+                    }
+                    commands.push((rank, command));
+                }
+            }
+            "openmpi" | "mpich" => {
+                let Some((compiler, starter)) = mpi_of(name) else {
+                    return Ok(Err("no compiler and starter of it are installed".into()));
+                };
+                let program =
+                    std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
+                let built = Command::new(compiler)
+                    .args(["-O3", "-march=native", "-o"])
+                    .args([&program, &sources().join("mpi.c")])
+                    .status()?;
+                ensure!(built.success(), "{compiler} failed on mpi.c");
+                let mut command = Command::new(starter);
+                command.args(["-n", &ranks.to_string()]);
+                let crowded = cores < ranks as usize;
+                if name == "openmpi" {
+                    // It refuses the superuser unless told twice.
+                    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
+                    command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+                    if crowded {
+                        command.args(["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]);
+                    } else {
+                        command.args(["--bind-to", "core"]);
+                    }
+                } else if !crowded {
+                    command.args(["-bind-to", "core"]);
+                }
+                command
+                    .arg(&program)
+                    .args(["127.0.0.1", &port.to_string(), name]);
+                let mut peer = Self::spawn(name, vec![command])?;
+                let heard = peer.hear(&listener, ranks);
+                // The processes have it open; nobody else needs it.
+                let _ = std::fs::remove_file(&program);
+                heard?;
+                return Ok(Ok(peer));
+            }
+            "gloo" => {
+                let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
+                    return Ok(Err("RCOMM_TEST_PYTHON names no Python with torch".into()));
+                };
+                for rank in 0..ranks {
+                    let mut command = Command::new(&python);
+                    command.arg(sources().join("gloo.py"));
+                    command.args(["127.0.0.1", &port.to_string(), name]);
+                    command
+                        .env("GLOO_SOCKET_IFNAME", "lo")
+                        .env("OMP_NUM_THREADS", "1");
+                    commands.push((rank, command));
+                }
+            }
+            other => bail!("{other:?} is none of rcomm, rcomm-tcp, openmpi, mpich, gloo"),
+        }
+        let master = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+            .local_addr()?
+            .port();
+        let commands = commands.into_iter().map(|(rank, mut command)| {
+            for (key, value) in [
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", ranks),
+                ("LOCAL_WORLD_SIZE", ranks),
+                ("MASTER_PORT", master.into()),
+            ] {
+                command.env(key, value.to_string());
+            }
+            command.env("MASTER_ADDR", "127.0.0.1");
+            command.env(
+                "TORCHELASTIC_RUN_ID",
+                format!("peers-{}-{name}", std::process::id()),
+            );
+            command.env("PEER_CORE", core_of(rank).unwrap_or_default());
+            command
+        });
+        let mut peer = Self::spawn(name, commands.collect())?;
+        peer.hear(&listener, ranks)?;
+        Ok(Ok(peer))
+    }
+
+    fn spawn(name: &str, commands: Vec<Command>) -> Result<Self> {
+        let mut peer = Self {
+            name: name.to_owned(),
+            processes: Vec::new(),
+            ranks: Vec::new(),
+        };
+        for mut command in commands {
+            let process = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+            peer.processes
+                .push(process.with_context(|| format!("cannot start {command:?}"))?);
+        }
+        Ok(peer)
+    }
+
+    /// Waits until every rank has called.
+    fn hear(&mut self, listener: &TcpListener, ranks: u32) -> Result<()> {
+        let mut called: Vec<Option<BufReader<TcpStream>>> = (0..ranks).map(|_| None).collect();
+        let end = Instant::now() + PATIENCE;
+        listener.set_nonblocking(true)?;
+        while called.iter().any(Option::is_none) {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    for process in &mut self.processes {
+                        if let Some(status) = process.try_wait()? {
+                            bail!("a rank of {} ended before it called: {status}", self.name);
+                        }
+                    }
+                    ensure!(
+                        Instant::now() < end,
+                        "{} has not started within {PATIENCE:?}",
+                        self.name
+                    );
+                    std::thread::sleep(Duration::from_millis(5));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            stream.set_nonblocking(false)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let mut stream = BufReader::new(stream);
+            let mut line = String::new();
+            stream.read_line(&mut line)?;
+            let rank = line
+                .split_whitespace()
+                .nth(1)
+                .and_then(|rank| rank.parse::<usize>().ok());
+            let place = rank.and_then(|rank| called.get_mut(rank));
+            *place.with_context(|| format!("{line:?} is no greeting"))? = Some(stream);
+        }
+        self.ranks = called.into_iter().flatten().collect();
+        Ok(())
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs an operation so many times; `None` if this peer does not have it.
+    pub(crate) fn run(
+        &mut self,
+        operation: &str,
+        bytes: usize,
+        count: usize,
+    ) -> Result<Option<Times>> {
+        let order = format!("{operation} {bytes} {count}\n");
+        for rank in &mut self.ranks {
+            rank.get_mut().write_all(order.as_bytes())?;
+        }
+        let mut slowest: Option<Times> = None;
+        let active = if operation == "send_recv" {
+            2
+        } else {
+            self.ranks.len()
+        };
+        for (at, rank) in self.ranks.iter_mut().enumerate() {
+            let mut line = String::new();
+            rank.read_line(&mut line)
+                .with_context(|| format!("rank {at} of {} did not answer {order:?}", self.name))?;
+            let mut numbers = line.split_whitespace().map(str::parse::<f64>);
+            let (Some(Ok(p50)), Some(Ok(p99))) = (numbers.next(), numbers.next()) else {
+                ensure!(
+                    line == "unsupported\n",
+                    "rank {at} of {} answered {line:?}",
+                    self.name
+                );
+                continue;
+            };
+            // There and back is two messages.
+            let halves = if operation == "send_recv" { 2.0 } else { 1.0 };
+            if at < active {
+                let so_far = slowest.unwrap_or(Times { p50: 0.0, p99: 0.0 });
+                slowest = Some(Times {
+                    p50: so_far.p50.max(p50 / halves),
+                    p99: so_far.p99.max(p99 / halves),
+                });
+            }
+        }
+        Ok(slowest)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Ranks end when their orders do.
+        self.ranks.clear();
+        let end = Instant::now() + Duration::from_secs(5);
+        for process in &mut self.processes {
+            while matches!(process.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // One that has ended needs no killing.
+            let _ = process.kill();
+            if let Err(error) = process.wait() {
+                eprintln!("a rank of {} could not be waited for: {error}", self.name);
+            }
+        }
+    }
+}

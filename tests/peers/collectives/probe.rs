@@ -1,0 +1,51 @@
+//! How far apart two cores are at this moment: the round trip of a cache line between them.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+const TRIPS: u32 = 4000;
+
+/// A word on lines of its own.
+#[repr(align(128))]
+struct Line(AtomicU32);
+
+/// Nanoseconds, between the first two cores; over a few thousand trips.
+pub(crate) fn round_trip() -> f64 {
+    let (to, fro) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
+    let wait = |line: &Line, trip| {
+        while line.0.load(Ordering::Acquire) != trip {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            settle(1);
+            for trip in 1..=TRIPS {
+                wait(&to, trip);
+                fro.0.store(trip, Ordering::Release);
+            }
+        });
+        let start = scope.spawn(|| {
+            settle(0);
+            let mut then = Instant::now();
+            for trip in 1..=TRIPS {
+                if trip == TRIPS / 4 {
+                    then = Instant::now();
+                }
+                to.0.store(trip, Ordering::Release);
+                wait(&fro, trip);
+            }
+            then.elapsed()
+        });
+        let time = start.join().unwrap_or_default();
+        time.as_secs_f64() * 1e9 / f64::from(TRIPS - TRIPS / 4)
+    })
+}
+
+/// Keeps this thread on a core, if there is such a core.
+pub(crate) fn settle(core: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    // Without it the answer is that of whichever cores the system chooses.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}

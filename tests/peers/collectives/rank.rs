@@ -1,0 +1,115 @@
+//! One of our ranks, as `mpi.c` and `gloo.py` are of theirs.
+
+use crate::probe;
+use anyhow::{Context, Result};
+use rcomm::{Config, ProcessGroup, ReduceOp, World};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Instant;
+
+const MOST_BYTES: usize = 64 << 20;
+const MOST_TIMES: usize = 20_000;
+
+/// Runs what the program asks for until it hangs up.
+pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
+    if let Some(core) = std::env::var("PEER_CORE")
+        .ok()
+        .and_then(|core| core.parse().ok())
+    {
+        probe::settle(core);
+    }
+    let world = World::init(Config::from_environment()?).context("failed to start")?;
+    let mut control = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    control.set_nodelay(true)?;
+    control.write_all(format!("{name} {}\n", world.rank()).as_bytes())?;
+    let input = vec![0.0_f32; MOST_BYTES / 4];
+    let mut output = vec![0.0_f32; MOST_BYTES / 4];
+    // Zeroed memory is not there before it is written.
+    output.fill(0.0);
+    let mut input = input;
+    input.fill(0.0);
+    let mut times = Vec::with_capacity(MOST_TIMES);
+    for line in BufReader::new(control.try_clone()?).lines() {
+        let line = line?;
+        let answer = match parse(&line) {
+            Some((operation, bytes, count)) => {
+                let mut once = || call(world.group(), operation, bytes, &input, &mut output);
+                for _ in 0..count / 8 {
+                    once()?;
+                }
+                world.group().barrier()?;
+                times.clear();
+                let mut then = Instant::now();
+                for _ in 0..count {
+                    once()?;
+                    let now = Instant::now();
+                    times.push((now - then).as_secs_f64() * 1e6);
+                    then = now;
+                }
+                times.sort_by(f64::total_cmp);
+                let (p50, p99) = (times[count / 2], times[count * 99 / 100]);
+                format!("{p50:.4} {p99:.4} {:.4}\n", times[0])
+            }
+            None => "unsupported\n".to_owned(),
+        };
+        control.write_all(answer.as_bytes())?;
+    }
+    world.shutdown()?;
+    Ok(())
+}
+
+fn parse(line: &str) -> Option<(&str, usize, usize)> {
+    const KNOWN: [&str; 7] = [
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+    ];
+    let mut words = line.split(' ');
+    let operation = words.next().filter(|name| KNOWN.contains(name))?;
+    let bytes = words
+        .next()?
+        .parse()
+        .ok()
+        .filter(|&bytes| bytes <= MOST_BYTES)?;
+    let count = words.next()?.parse().ok()?;
+    (1..=MOST_TIMES)
+        .contains(&count)
+        .then_some((operation, bytes, count))
+}
+
+fn call(
+    group: &ProcessGroup,
+    operation: &str,
+    bytes: usize,
+    input: &[f32],
+    output: &mut [f32],
+) -> rcomm::Result<()> {
+    let ranks = group.size() as usize;
+    let count = (bytes / 4).max(1);
+    let part = (count / ranks).max(1);
+    match operation {
+        "all_reduce" => group.all_reduce(&mut output[..count], ReduceOp::Sum),
+        "barrier" => group.barrier(),
+        "broadcast" => group.broadcast(&mut output[..count], 0),
+        "all_gather" => group.all_gather_single(&input[..part], &mut output[..part * ranks]),
+        "reduce_scatter" => {
+            group.reduce_scatter_single(&input[..part * ranks], &mut output[..part], ReduceOp::Sum)
+        }
+        "all_to_all" => {
+            group.all_to_all_single(&input[..part * ranks], &mut output[..part * ranks])
+        }
+        "send_recv" if group.rank() == 0 => {
+            group.send(&input[..count], 1, 0)?;
+            group.recv(&mut output[..count], 1, 0)
+        }
+        "send_recv" if group.rank() == 1 => {
+            group.recv(&mut output[..count], 0, 0)?;
+            group.send(&input[..count], 0, 0)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,97 @@
+/* One rank of an MPI library, measured by the program in collectives.rs.
+ *
+ * mpi HOST PORT NAME. Each rank connects, says "NAME RANK\n" and then reads lines "OPERATION BYTES TIMES".
+ * It runs the operation so many times on f32 and answers "P50 P99 MIN", in microseconds. Between two
+ * lines it sleeps on its socket: whoever is measured next has the machine for itself. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <mpi.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define MOST_BYTES ((size_t)64 << 20)
+#define MOST_TIMES 20000
+
+static int rank, ranks;
+static float *in, *out;
+static double times[MOST_TIMES];
+
+static int compare(const void *left, const void *right) {
+  double a = *(const double *)left, b = *(const double *)right;
+  return (a > b) - (a < b);
+}
+
+/* 0 if there is no such operation. */
+static int call(const char *name, size_t bytes) {
+  int count = bytes / sizeof(float), part = count / ranks > 0 ? count / ranks : 1;
+  MPI_Comm world = MPI_COMM_WORLD;
+  if (!strcmp(name, "all_reduce")) {
+    MPI_Allreduce(MPI_IN_PLACE, out, count, MPI_FLOAT, MPI_SUM, world);
+  } else if (!strcmp(name, "barrier")) {
+    MPI_Barrier(world);
+  } else if (!strcmp(name, "broadcast")) {
+    MPI_Bcast(out, count, MPI_FLOAT, 0, world);
+  } else if (!strcmp(name, "all_gather")) {
+    MPI_Allgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, world);
+  } else if (!strcmp(name, "reduce_scatter")) {
+    MPI_Reduce_scatter_block(in, out, part, MPI_FLOAT, MPI_SUM, world);
+  } else if (!strcmp(name, "all_to_all")) {
+    MPI_Alltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, world);
+  } else if (!strcmp(name, "send_recv")) {
+    if (rank == 0) {
+      MPI_Send(in, count, MPI_FLOAT, 1, 0, world);
+      MPI_Recv(out, count, MPI_FLOAT, 1, 0, world, MPI_STATUS_IGNORE);
+    } else if (rank == 1) {
+      MPI_Recv(out, count, MPI_FLOAT, 0, 0, world, MPI_STATUS_IGNORE);
+      MPI_Send(in, count, MPI_FLOAT, 0, 0, world);
+    }
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+int main(int argc, char **argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (argc != 4) return 2;
+  in = aligned_alloc(4096, MOST_BYTES);
+  out = aligned_alloc(4096, MOST_BYTES);
+  if (!in || !out) return 2;
+  memset(in, 0, MOST_BYTES);
+  memset(out, 0, MOST_BYTES);
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[2]))};
+  inet_pton(AF_INET, argv[1], &address.sin_addr);
+  int socket_ = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+  if (connect(socket_, (struct sockaddr *)&address, sizeof address)) return 2;
+  setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  FILE *lines = fdopen(socket_, "r");
+  dprintf(socket_, "%s %d\n", argv[3], rank);
+  char line[128], name[32];
+  size_t bytes;
+  int count;
+  while (fgets(line, sizeof line, lines)) {
+    if (sscanf(line, "%31s %zu %d", name, &bytes, &count) != 3 || bytes > MOST_BYTES || count < 1 ||
+        count > MOST_TIMES || !call(name, bytes)) {
+      dprintf(socket_, "unsupported\n");
+      continue;
+    }
+    for (int i = 0; i < count / 8; i++) call(name, bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double then = MPI_Wtime();
+    for (int i = 0; i < count; i++) {
+      call(name, bytes);
+      double now = MPI_Wtime();
+      times[i] = now - then;
+      then = now;
+    }
+    qsort(times, count, sizeof times[0], compare);
+    dprintf(socket_, "%.4f %.4f %.4f\n", times[count / 2] * 1e6, times[count * 99 / 100] * 1e6, times[0] * 1e6);
+  }
+  MPI_Finalize();
+  return 0;
+}

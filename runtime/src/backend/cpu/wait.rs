@@ -17,6 +17,8 @@ const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 64;
+/// Looks without a hint to the processor that this is a wait.
+const EAGER: u32 = 48;
 /// The longest sleep between two looks at stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
@@ -124,7 +126,10 @@ impl<'a> Patience<'a> {
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.looks += 1;
         if self.crowding == Crowding::Roomy && !self.looks.is_multiple_of(LOOKS) {
-            std::hint::spin_loop();
+            // The hint costs about as long as half a look at another core's memory.
+            if self.looks > EAGER {
+                std::hint::spin_loop();
+            }
             return Ok(Pause::Look);
         }
         self.reconsider()

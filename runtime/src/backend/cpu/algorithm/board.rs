@@ -14,7 +14,7 @@ use super::super::collective::{
 };
 use super::super::mesh::Failure;
 use super::super::notice::{self, NOTICE_LEN, Notice};
-use super::super::reduce;
+use super::super::reduce::{self, HANDED_OVER, copy, copy_past_caches, hand_over};
 use super::super::transport::shm::{Board, BoardError, INLINE, SLOT, Slots};
 use super::super::wait::Patience;
 use super::part_of;
@@ -26,6 +26,8 @@ use std::sync::Arc;
 const CHUNK: usize = 128 << 10;
 /// Up to this size every rank combines all inputs by itself, in one phase.
 const FLAT: usize = 16 << 10;
+/// From this size on results are written past the caches.
+const STREAMED: usize = 4 << 20;
 
 /// One group's collectives over shared memory.
 pub(crate) struct BoardRoad {
@@ -196,29 +198,25 @@ impl Walk<'_, '_> {
     fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let len = data.len();
-        if len <= INLINE {
-            self.turn(data)?;
-            let board = &*self.board;
-            with_inputs(
-                size,
-                |at| board.inline(at, len),
-                |inputs| {
-                    reduce::combine(by.op, by.dtype, inputs, data, None);
-                },
-            );
-            return Ok(());
-        }
         if len <= FLAT {
-            self.board.next_slot()[..len].copy_from_slice(data);
-            self.turn(&[])?;
+            let is_inline = len <= INLINE;
+            if is_inline {
+                self.turn(data)?;
+            } else {
+                hand_over(&mut self.board.next_slot()[..len], data);
+                self.turn(&[])?;
+            }
             let board = &*self.board;
-            with_inputs(
-                size,
-                |at| &board.slot(at)[..len],
-                |inputs| {
-                    reduce::combine(by.op, by.dtype, inputs, data, None);
-                },
-            );
+            let other = |at: usize| {
+                let peer = at + usize::from(at >= rank);
+                match is_inline {
+                    true => board.inline(peer, len),
+                    false => &board.slot(peer)[..len],
+                }
+            };
+            with_inputs(size - 1, other, |others| {
+                reduce::combine_in_place(by.op, by.dtype, data, rank, others, None);
+            });
             return Ok(());
         }
         let chunks = len.div_ceil(CHUNK);
@@ -234,7 +232,7 @@ impl Walk<'_, '_> {
                     if peer != rank {
                         let range = part(peer, chunk);
                         let at = range.start - chunk * CHUNK;
-                        slot[at..at + range.len()].copy_from_slice(&data[range]);
+                        hand_over(&mut slot[at..at + range.len()], &data[range]);
                     }
                 }
             }
@@ -245,7 +243,7 @@ impl Walk<'_, '_> {
                 for peer in peers {
                     let range = part(peer, chunk - 1);
                     let len = range.len();
-                    data[range].copy_from_slice(&slots.of(peer)[CHUNK..CHUNK + len]);
+                    copy(&mut data[range], &slots.of(peer)[CHUNK..CHUNK + len]);
                 }
             }
             if chunk < chunks {
@@ -259,7 +257,12 @@ impl Walk<'_, '_> {
                 };
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
-                    reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
+                    if width < HANDED_OVER {
+                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
+                    } else {
+                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, None);
+                        hand_over(share, out);
+                    }
                 });
             }
         }
@@ -284,7 +287,7 @@ impl Walk<'_, '_> {
                     if peer != rank {
                         let range = part(peer, chunk);
                         let at = range.start - chunk * CHUNK;
-                        slot[at..at + range.len()].copy_from_slice(&data.bytes()[range]);
+                        hand_over(&mut slot[at..at + range.len()], &data.bytes()[range]);
                     }
                 }
             }
@@ -297,7 +300,7 @@ impl Walk<'_, '_> {
                     let range = part(peer, chunk - 1);
                     if peer != root {
                         let len = range.len();
-                        data[range].copy_from_slice(&slots.of(peer)[CHUNK..CHUNK + len]);
+                        copy(&mut data[range], &slots.of(peer)[CHUNK..CHUNK + len]);
                     }
                 }
             }
@@ -315,7 +318,7 @@ impl Walk<'_, '_> {
                     |inputs| reduce::combine(by.op, by.dtype, inputs, share, None),
                 );
                 if let Data::Write(data) = &mut data {
-                    data[mine].copy_from_slice(share);
+                    copy(&mut data[mine], share);
                 }
             }
         }
@@ -337,12 +340,13 @@ impl Walk<'_, '_> {
         }
         for range in chunks(len, CHUNK) {
             if let Data::Read(bytes) = &data {
-                self.board.next_slot()[..range.len()].copy_from_slice(&bytes[range.clone()]);
+                let slot = &mut self.board.next_slot()[..range.len()];
+                hand_over(slot, &bytes[range.clone()]);
             }
             self.turn(&[])?;
             if let Data::Write(bytes) = &mut data {
                 let chunk = &self.board.slot(root)[..range.len()];
-                bytes[range].copy_from_slice(chunk);
+                deliver(&mut bytes[range], chunk, len);
             }
         }
         Ok(())
@@ -362,15 +366,19 @@ impl Walk<'_, '_> {
         }
         for range in chunks(longest, CHUNK) {
             let own = clip(&range, input.len());
-            self.board.next_slot()[..own.len()].copy_from_slice(&input[own.clone()]);
+            hand_over(
+                &mut self.board.next_slot()[..own.len()],
+                &input[own.clone()],
+            );
             // Its way into this rank's own output leads through the cache while it is there.
-            outputs.part_mut(rank)[own.clone()].copy_from_slice(&input[own]);
+            let kept = &mut outputs.part_mut(rank)[own.clone()];
+            deliver(kept, &input[own], longest * size);
             self.turn(&[])?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
                 let chunk = &self.board.slot(peer)[..range.len()];
-                part[range].copy_from_slice(chunk);
+                deliver(&mut part[range], chunk, longest * size);
             }
         }
         Ok(())
@@ -411,7 +419,7 @@ impl Walk<'_, '_> {
         let Place { rank, size, .. } = self.place;
         let lane = lane_len(size);
         if let (Some(inputs), Some(outputs)) = (inputs, &mut outputs) {
-            outputs.part_mut(rank).copy_from_slice(inputs.part(rank));
+            deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
         }
         for range in chunks(longest, lane) {
             if let Some(inputs) = inputs {
@@ -423,7 +431,7 @@ impl Walk<'_, '_> {
                     let part = outputs.part_mut(peer);
                     let range = clip(&range, part.len());
                     let chunk = &self.board.slot(peer)[rank * lane..rank * lane + range.len()];
-                    part[range].copy_from_slice(chunk);
+                    deliver(&mut part[range], chunk, longest * size);
                 }
             }
         }
@@ -439,12 +447,12 @@ impl Walk<'_, '_> {
     ) -> Result<(), Failure> {
         let rank = self.place.rank;
         if let Some(outputs) = &mut outputs {
-            outputs.part_mut(rank).copy_from_slice(input);
+            deliver(outputs.part_mut(rank), input, longest * self.place.size);
         }
         for range in chunks(longest, CHUNK) {
             if rank != root {
                 let own = clip(&range, input.len());
-                self.board.next_slot()[..own.len()].copy_from_slice(&input[own]);
+                hand_over(&mut self.board.next_slot()[..own.len()], &input[own]);
             }
             self.turn(&[])?;
             if let Some(outputs) = &mut outputs {
@@ -452,7 +460,7 @@ impl Walk<'_, '_> {
                     let part = outputs.part_mut(peer);
                     let range = clip(&range, part.len());
                     let chunk = &self.board.slot(peer)[..range.len()];
-                    part[range].copy_from_slice(chunk);
+                    deliver(&mut part[range], chunk, longest * self.place.size);
                 }
             }
         }
@@ -469,7 +477,7 @@ impl Walk<'_, '_> {
         let Place { rank, size, .. } = self.place;
         let lane = lane_len(size);
         if let Some(inputs) = inputs {
-            output.copy_from_slice(inputs.part(rank));
+            deliver(output, inputs.part(rank), longest);
         }
         for range in chunks(longest, lane) {
             if let Some(inputs) = inputs {
@@ -479,7 +487,7 @@ impl Walk<'_, '_> {
             if rank != root {
                 let range = clip(&range, output.len());
                 let chunk = &self.board.slot(root)[rank * lane..rank * lane + range.len()];
-                output[range].copy_from_slice(chunk);
+                deliver(&mut output[range], chunk, longest);
             }
         }
         Ok(())
@@ -493,12 +501,21 @@ impl Walk<'_, '_> {
             let part = inputs.part(peer);
             let range = clip(range, part.len());
             let at = peer * lane;
-            slot[at..at + range.len()].copy_from_slice(&part[range]);
+            hand_over(&mut slot[at..at + range.len()], &part[range]);
         }
     }
 
     fn slots(&mut self) -> Slots<'_> {
         self.board.slots_and_next().0
+    }
+}
+
+/// Takes over a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
+fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
+    if whole < STREAMED {
+        copy(to, from);
+    } else {
+        copy_past_caches(to, from);
     }
 }
 

@@ -5,8 +5,10 @@
 //! give the same bits on every rank, on every processor, over every transport.
 //!
 //! Loops are written once ([`fold`]) and compiled for AVX-512, for AVX2 with F16C, and for any
-//! processor; which one runs is asked of the processor. This room moves no data between ranks.
+//! processor; which one runs is asked of the processor. Plain copies are next door ([`copy`]). This room moves
+//! no data between ranks.
 
+mod copy;
 mod fold;
 mod format;
 mod narrow;
@@ -15,6 +17,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use copy::{HANDED_OVER, copy, copy_past_caches, hand_over};
 use fold::Job;
 use rcomm_recorder::model::{DType, ReduceOp};
 

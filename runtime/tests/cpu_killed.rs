@@ -1,4 +1,4 @@
-//! A rank is killed in the middle of collectives: the others get an error that names it, at once.
+//! A rank is killed in the middle of collectives or messages: the others get an error that names it, at once.
 //!
 //! Ranks are processes: this test starts itself once for each.
 #![allow(clippy::unwrap_used)]
@@ -69,15 +69,33 @@ fn rank_process() {
     };
     let backend: Arc<dyn Backend> = factory.connect(group, DEADLINE.into()).unwrap();
     let mut data = vec![1f32; count];
+    let message = data.clone();
+    let is_collective = variable("CPU_KILLED_OPERATION") == "all_reduce";
     for turn in 1.. {
         let began = Instant::now();
-        let mut op = Op::AllReduce {
-            buffer: Buffer::from_mut(&mut data),
-            op: ReduceOp::Max.into(),
+        let mut op = if is_collective {
+            Op::AllReduce {
+                buffer: Buffer::from_mut(&mut data),
+                op: ReduceOp::Max.into(),
+            }
+        } else {
+            // Round the ranks.
+            Op::Coalesced(vec![
+                Op::Send {
+                    buffer: Buffer::from_slice(&message),
+                    peer: (rank + 1) % RANKS,
+                    tag: 0,
+                },
+                Op::Recv {
+                    buffer: Buffer::from_mut(&mut data),
+                    peer: Some((rank + RANKS - 1) % RANKS),
+                    tag: 0,
+                },
+            ])
         };
         let call = Call {
             seq: turn,
-            turn,
+            turn: if is_collective { turn } else { 0 },
             deadline: Deadline::In(DEADLINE),
         };
         match backend.run(&mut op, call, &Deaf) {
@@ -106,13 +124,14 @@ impl Drop for Ranks {
     }
 }
 
-fn kill_one(transport: &str, count: usize) {
+fn kill_one(operation: &str, transport: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "rank_process", "--nocapture"])
             .env("CPU_KILLED_FOLDER", folder.path())
             .env("CPU_KILLED_RANK", rank.to_string())
+            .env("CPU_KILLED_OPERATION", operation)
             .env("CPU_KILLED_TRANSPORT", transport)
             .env("CPU_KILLED_COUNT", count.to_string())
             .stdout(Stdio::null())
@@ -136,15 +155,21 @@ fn kill_one(transport: &str, count: usize) {
 
 #[test]
 fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
-    kill_one("shm", 2 << 20);
+    kill_one("all_reduce", "shm", 2 << 20);
 }
 
 #[test]
 fn a_rank_killed_among_small_operations_in_shared_memory_is_named() {
-    kill_one("shm", 2);
+    kill_one("all_reduce", "shm", 2);
 }
 
 #[test]
 fn a_rank_killed_while_it_sends_is_named() {
-    kill_one("tcp", 1 << 20);
+    kill_one("all_reduce", "tcp", 1 << 20);
+}
+
+#[test]
+fn a_rank_killed_among_messages_in_shared_memory_is_named() {
+    kill_one("messages", "shm", 2);
+    kill_one("messages", "shm", 1 << 20);
 }

@@ -204,6 +204,7 @@ impl CpuBackend {
         if let Some(board) = board.map_err(|failure| group.explain(failure))? {
             group.crowding = board.crowding();
             let farewell = board.farewell();
+            group.p2p = group.p2p.over_memory(board.streams());
             group.farewell =
                 Some(farewell.map_err(|e| Error::io("cannot use the ranks' shared memory", e))?);
             group.road = Mutex::new(Road::Board(BoardRoad::new(board, ranks)));

@@ -1,4 +1,5 @@
-//! Messages between two ranks of a group: tags, order, and large ones only when they are expected.
+//! Messages between two ranks of a group: tags, order, and large ones only when they are expected. They go
+//! through shared memory where all ranks of the group share it, over a socket elsewhere.
 //!
 //! A message of up to [`EAGER`] bytes is sent at once; if nobody receives it yet it is kept. A larger
 //! one is *offered* first, and sent when the receiver has *cleared* it, so a rank never has to keep what
@@ -12,6 +13,7 @@
 use super::hello::LaneKind;
 use super::lanes::Sockets;
 use super::mesh::{Failure, Mesh};
+use super::transport::shm::{Streams, Waits};
 use super::transport::tcp::TcpLane;
 use super::transport::{self, Interest, Lane};
 use super::wait::{Interrupted, Patience, Pause};
@@ -168,6 +170,8 @@ pub(super) struct P2p {
     ranks: Arc<[Rank]>,
     peers: Vec<Mutex<PeerLane>>,
     sockets: Sockets,
+    /// Where all ranks share memory.
+    streams: Option<Streams>,
     next: AtomicU64,
 }
 
@@ -232,7 +236,16 @@ impl P2p {
             peers: peers.collect(),
             ranks,
             sockets,
+            streams: None,
             next: AtomicU64::new(1),
+        }
+    }
+
+    /// As [`new`](Self::new), of ranks that share memory.
+    pub(super) fn over_memory(self, streams: Streams) -> Self {
+        Self {
+            streams: Some(streams),
+            ..self
         }
     }
 
@@ -374,10 +387,14 @@ impl P2p {
         let Some(stream) = stream else {
             return Ok(false);
         };
-        let lane = TcpLane::new(stream).map_err(Failure::Io)?;
+        let lane = match &self.streams {
+            Some(streams) => streams.open(at, stream).map(Lane::Shm),
+            None => TcpLane::new(stream).map(Lane::Tcp),
+        };
+        let lane = lane.map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.push(lane.stream().clone());
-        peer.lane = Some(Lane::Tcp(lane));
+        sockets.push(lane.socket().clone());
+        peer.lane = Some(lane);
         Ok(true)
     }
 
@@ -459,17 +476,9 @@ impl P2p {
             return Ok(moved);
         };
         let lane = peer.lane.as_mut().ok_or(Failure::Closed)?;
-        if *done == 0 && !*offer && bytes.len() <= SMALL {
-            // One write for both where that is cheap.
-            let mut both = [0; FRAME + SMALL];
-            both[..FRAME].copy_from_slice(frame);
-            both[FRAME..FRAME + bytes.len()].copy_from_slice(bytes);
-            let some = lane.write(&both[..FRAME + bytes.len()]).map_err(gone)?;
-            *done += some;
-            moved |= some > 0;
-        }
+        let follows: &[u8] = if *offer { &[] } else { bytes };
         while *done < FRAME {
-            let some = lane.write(&frame[*done..]).map_err(gone)?;
+            let some = lane.write_both(&frame[*done..], follows).map_err(gone)?;
             *done += some;
             if some == 0 {
                 return Ok(moved);
@@ -670,8 +679,9 @@ impl P2p {
                 if self.ranks[at] == self.mesh.rank() {
                     continue;
                 }
-                let peer = lock(&self.peers[at]);
-                let Some(Lane::Tcp(lane)) = &peer.lane else {
+                let mut peer = lock(&self.peers[at]);
+                let peer = &mut *peer;
+                let Some(lane) = &mut peer.lane else {
                     shortest = shortest.min(Duration::from_millis(1));
                     continue;
                 };
@@ -684,12 +694,24 @@ impl P2p {
                     // It is another thread's move: the socket says nothing about it.
                     shortest = shortest.min(Duration::from_micros(500));
                 }
-                if !is_of_another {
-                    sockets.push((lane.stream().clone(), Interest::Read));
-                }
                 let writes = matches!(request.stage, Stage::SendWriting { .. });
-                if writes || !peer.replies.is_empty() {
-                    sockets.push((lane.stream().clone(), Interest::Write));
+                let waits = Waits {
+                    to_read: !is_of_another,
+                    to_write: writes || !peer.replies.is_empty(),
+                };
+                if let Lane::Shm(stream) = lane {
+                    // Bytes and room alike are told by the doorbell.
+                    if stream.prepare_sleep(waits).map_err(Failure::Io)? {
+                        return Ok(());
+                    }
+                    sockets.push((stream.socket().clone(), Interest::Read));
+                    continue;
+                }
+                if waits.to_read {
+                    sockets.push((lane.socket().clone(), Interest::Read));
+                }
+                if waits.to_write {
+                    sockets.push((lane.socket().clone(), Interest::Write));
                 }
             }
         }
@@ -699,9 +721,6 @@ impl P2p {
         transport::tcp::poll(sockets, bell, shortest).map_err(Failure::Io)
     }
 }
-
-/// Messages up to this size are written together with their frame.
-const SMALL: usize = 4 << 10;
 
 /// How a batch ended, once all of it has.
 pub(super) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {

@@ -9,15 +9,22 @@
 mod board_model;
 pub(crate) mod handover;
 pub(crate) mod shm;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod stream_model;
 pub(crate) mod tcp;
 
 use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A stream of bytes to and from one peer.
 pub(crate) enum Lane {
     /// A socket.
     Tcp(tcp::TcpLane),
+    /// Shared memory.
+    Shm(shm::ShmStream),
 }
 
 impl Lane {
@@ -29,6 +36,7 @@ impl Lane {
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(lane) => lane.read(into),
+            Self::Shm(lane) => lane.read(into),
         }
     }
 
@@ -37,6 +45,24 @@ impl Lane {
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(lane) => lane.write(from),
+            Self::Shm(lane) => lane.write(from, &[]),
+        }
+    }
+
+    /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.
+    #[inline]
+    pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(lane) => lane.write_both(head, rest),
+            Self::Shm(lane) => lane.write(head, rest),
+        }
+    }
+
+    /// The socket that a sleeper sleeps on.
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        match self {
+            Self::Tcp(lane) => lane.stream(),
+            Self::Shm(lane) => lane.socket(),
         }
     }
 }
@@ -52,8 +78,8 @@ pub(crate) enum Interest {
 
 /// Sleeps until one of the lanes may be ready, or `time` has passed.
 pub(crate) fn sleep_on(lanes: &[(&Lane, Interest)], time: Duration) -> io::Result<()> {
-    let sockets = lanes.iter().map(|(lane, interest)| match lane {
-        Lane::Tcp(lane) => (&**lane.stream(), *interest),
-    });
+    let sockets = lanes
+        .iter()
+        .map(|(lane, interest)| (&**lane.socket(), *interest));
     tcp::poll(sockets, None, time)
 }

@@ -2,7 +2,7 @@
 
 use super::Interest;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -59,6 +59,11 @@ impl TcpLane {
             return Ok(0);
         }
         none_if_not_ready((&*self.stream).write(from), false)
+    }
+
+    pub(super) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
+        let both = [IoSlice::new(head), IoSlice::new(rest)];
+        none_if_not_ready((&*self.stream).write_vectored(&both), false)
     }
 }
 

@@ -4,11 +4,13 @@
 use super::super::super::wait::{Crowding, Interrupted, Patience, Pause};
 use super::mapping::Mapping;
 use super::segment::{PAGE, Segment, align};
+use super::stream::ShmStream;
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::mm::Advice;
 use rustix::thread::futex;
 use std::io;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -23,9 +25,26 @@ pub(crate) const INLINE: usize = 48;
 /// Bytes of one slot. Two slots of each of two ranks stay in a second-level cache of 1 MiB.
 pub(crate) const SLOT: usize = 192 << 10;
 
-/// Bytes of the area of a group of so many ranks.
-pub(super) fn area_len(ranks: usize) -> usize {
+/// Bytes that a stream holds in each direction, and those before them for its counts.
+pub(super) const RING: usize = 256 << 10;
+pub(super) const RING_HEAD: usize = PAGE;
+/// Bytes of the two rings of a pair.
+const RINGS: usize = 2 * (RING_HEAD + RING);
+
+/// Bytes of a group's board: lines and slots.
+fn board_len(ranks: usize) -> usize {
     align(ranks * CONTROL, PAGE) + ranks * 2 * SLOT
+}
+
+/// Bytes of the area of a group of so many ranks: its board, and the rings of each pair.
+pub(super) fn area_len(ranks: usize) -> usize {
+    board_len(ranks) + ranks * ranks.saturating_sub(1) / 2 * RINGS
+}
+
+/// Which pair two ranks are, counted from 0.
+fn pair_of(one: usize, other: usize) -> usize {
+    let (low, high) = (one.min(other), one.max(other));
+    high * high.saturating_sub(1) / 2 + low
 }
 
 /// Why a rank on the board did not answer.
@@ -75,7 +94,7 @@ impl Board {
         rank: usize,
         ranks: Arc<[Rank]>,
     ) -> io::Result<Self> {
-        let area = segment.map_area(place, area_len(ranks.len()))?;
+        let area = segment.map_area(place, 0, board_len(ranks.len()))?;
         // Without huge pages it works as well, only slower; most systems do not give them here.
         let _ = area.advise(Advice::LinuxHugepage);
         Ok(Self {
@@ -243,13 +262,40 @@ impl Board {
         self.segment.crowding()
     }
 
+    /// By which the ranks of this group send messages to each other.
+    pub(crate) fn streams(&self) -> Streams {
+        Streams {
+            segment: self.segment.clone(),
+            place: self.place,
+            rank: self.rank,
+            size: self.ranks.len(),
+        }
+    }
+
     /// A handle by which another thread can tell the group that this rank leaves it.
     pub(crate) fn farewell(&self) -> io::Result<Farewell> {
         let len = align(self.ranks.len() * CONTROL, PAGE);
         Ok(Farewell {
-            control: self.segment.map_area(self.place, len)?,
+            control: self.segment.map_area(self.place, 0, len)?,
             rank: self.rank,
         })
+    }
+}
+
+/// The streams between each two ranks of a group. Its board outlives them.
+pub(crate) struct Streams {
+    segment: Arc<Segment>,
+    place: usize,
+    rank: usize,
+    size: usize,
+}
+
+impl Streams {
+    /// This rank's end of the stream to `peer`, once. Both ends have this socket between them.
+    pub(crate) fn open(&self, peer: usize, socket: TcpStream) -> io::Result<ShmStream> {
+        let start = board_len(self.size) + pair_of(self.rank, peer) * RINGS;
+        let rings = self.segment.map_area(self.place, start, RINGS)?;
+        ShmStream::new(rings, self.rank < peer, socket)
     }
 }
 
@@ -275,8 +321,9 @@ impl Drop for Board {
         }
         // The last to leave empties the area for the next group. Where a rank died it stays claimed.
         let leavers = self.segment.leave_area(self.place);
-        if leavers == self.ranks.len() && self.area.advise(Advice::LinuxRemove).is_ok() {
-            self.segment.free_area(self.place);
+        if leavers == self.ranks.len() {
+            self.segment
+                .free_area(self.place, area_len(self.ranks.len()));
         }
     }
 }
@@ -302,4 +349,23 @@ impl Farewell {
 fn wake(flag: &AtomicU32) {
     // There may be no sleeper any more; that is no error.
     let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_has_rings_of_its_own() {
+        for size in [2, 3, 8] {
+            let mut pairs: Vec<usize> = (0..size)
+                .flat_map(|high| (0..high).map(move |low| pair_of(low, high)))
+                .collect();
+            pairs.sort_unstable();
+            let count = size * (size - 1) / 2;
+            assert_eq!(pairs, (0..count).collect::<Vec<_>>());
+            assert_eq!(area_len(size), board_len(size) + count * RINGS);
+        }
+        assert_eq!(pair_of(2, 5), pair_of(5, 2));
+    }
 }

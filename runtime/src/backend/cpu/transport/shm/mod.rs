@@ -2,7 +2,8 @@
 //!
 //! One *segment* for all ranks of a job on a host: a sealed memfd without a name, so nothing is left
 //! behind whatever happens to the ranks. It starts with a table of ranks and a directory of groups; then
-//! come the areas of the groups, all of one length and empty until used. An area is a [`Board`].
+//! come the areas of the groups, all of one length and empty until used. An area is a [`Board`], and behind it
+//! the rings of a [stream](ShmStream) for each pair of ranks.
 //!
 //! A *board* has, for each rank of the group, two *lines* and two *slots*, used in turn, and all ranks
 //! go through the same *phases* 1, 2, 3, ... In phase p a rank writes line and slot p % 2 of its own,
@@ -21,6 +22,9 @@ mod board;
 #[allow(unsafe_code)]
 mod mapping;
 mod segment;
+#[allow(unsafe_code)]
+mod stream;
 
-pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots};
+pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams};
 pub(crate) use segment::Segment;
+pub(crate) use stream::{ShmStream, Waits};

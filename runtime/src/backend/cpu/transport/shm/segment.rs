@@ -5,7 +5,7 @@ use super::board::{Board, BoardError, area_len};
 use super::mapping::Mapping;
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::process::{Pid, PidfdFlags};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -251,10 +251,13 @@ impl Segment {
         Ok(Some(Board::new(self.clone(), at, rank, ranks)?))
     }
 
-    /// The first `len` bytes of an area.
-    pub(super) fn map_area(&self, at: usize, len: usize) -> io::Result<Mapping> {
-        let offset = Self::table_len(self.world_size) + at * Self::stride(self.world_size);
-        Mapping::new(&self.file, offset, len)
+    fn area(&self, at: usize) -> usize {
+        Self::table_len(self.world_size) + at * Self::stride(self.world_size)
+    }
+
+    /// Some bytes of an area.
+    pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
+        Mapping::new(&self.file, self.area(at) + start, len)
     }
 
     /// Counts a rank that has left the group of an area; says how many have.
@@ -263,10 +266,15 @@ impl Segment {
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
     }
 
-    /// Gives an area, which is empty, to the groups to come.
-    pub(super) fn free_area(&self, at: usize) {
-        let state = self.table.word(self.group_entry(at));
-        state.store(0, Ordering::Release);
+    /// Empties an area of `len` bytes for the groups to come.
+    pub(super) fn free_area(&self, at: usize, len: usize) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, len) = (self.area(at) as u64, len as u64);
+        // One that cannot be emptied stays taken.
+        if rustix::fs::fallocate(&self.file, flags, start, len).is_ok() {
+            let state = self.table.word(self.group_entry(at));
+            state.store(0, Ordering::Release);
+        }
     }
 
     fn claim(&self, key: u64) -> Option<usize> {

@@ -1,0 +1,228 @@
+//! A stream of bytes between two ranks of a group, through their shared memory.
+//!
+//! Each direction is a ring of bytes with one writer and one reader. The writer copies bytes in, then
+//! stores how many it has written in all; the reader copies them out, then stores how many it has read in
+//! all. Who finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
+//! more; who makes room (or writes) looks for the mark afterwards. Between the store and the look there is
+//! a full fence on both sides, so one of the two sees the other.
+//!
+//! The pair has a socket too. It is the doorbell that wakes a sleeper, so that one can sleep on several
+//! streams at once; and its end tells that the other rank has left, or died.
+
+use super::super::super::reduce::{copy, hand_over};
+use super::board::{RING, RING_HEAD};
+use super::mapping::Mapping;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes after which a writer lets the reader begin.
+const PIECE: usize = 32 << 10;
+
+// In the head of a ring, each on lines of its own.
+const WRITTEN: usize = 0;
+const READ: usize = 128;
+const READER_SLEEPS: usize = 256;
+const WRITER_SLEEPS: usize = 384;
+
+/// What a sleeper waits for on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waits {
+    /// For bytes.
+    pub(crate) to_read: bool,
+    /// For room.
+    pub(crate) to_write: bool,
+}
+
+/// One rank's end of a stream.
+pub(crate) struct ShmStream {
+    socket: Arc<TcpStream>,
+    rings: Mapping,
+    /// Where the rings start in the mapping: what this rank writes, and what it reads.
+    out: usize,
+    into: usize,
+    /// Written by this rank, and how much of it is known to be read.
+    written: u64,
+    seen_read: u64,
+    /// Read by this rank, and how much is known to be there.
+    read: u64,
+    seen_written: u64,
+    /// The other end is gone.
+    closed: bool,
+}
+
+impl ShmStream {
+    /// An end of the stream whose two rings, as yet unused, are `rings`; the lower rank of the pair writes
+    /// the first.
+    pub(super) fn new(rings: Mapping, is_lower: bool, socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        let (first, second) = (0, RING_HEAD + RING);
+        let (out, into) = if is_lower {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        Ok(Self {
+            socket: Arc::new(socket),
+            rings,
+            out,
+            into,
+            written: 0,
+            seen_read: 0,
+            read: 0,
+            seen_written: 0,
+            closed: false,
+        })
+    }
+
+    /// The socket, so that another thread can shut it down, and that a sleeper sleeps on.
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
+    }
+
+    fn count(&self, ring: usize, word: usize) -> &AtomicU64 {
+        self.rings.long(ring + word)
+    }
+
+    fn mark(&self, ring: usize, word: usize) -> &AtomicU32 {
+        self.rings.word(ring + word)
+    }
+
+    /// Bytes that can be read now.
+    fn readable(&mut self) -> io::Result<usize> {
+        if self.seen_written == self.read {
+            self.seen_written = self.count(self.into, WRITTEN).load(Ordering::Acquire);
+        }
+        within_ring(self.seen_written.wrapping_sub(self.read))
+    }
+
+    /// Room to write now.
+    fn writable(&mut self) -> io::Result<usize> {
+        let mut taken = self.written.wrapping_sub(self.seen_read);
+        if taken >= RING as u64 {
+            self.seen_read = self.count(self.out, READ).load(Ordering::Acquire);
+            taken = self.written.wrapping_sub(self.seen_read);
+        }
+        Ok(RING - within_ring(taken)?)
+    }
+
+    /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
+    #[inline]
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let some = self.readable()?.min(into.len());
+        if some == 0 {
+            let is_end = self.closed && !into.is_empty();
+            return if is_end {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            } else {
+                Ok(0)
+            };
+        }
+        let start = (self.read % RING as u64) as usize;
+        let first = some.min(RING - start);
+        let data = self.into + RING_HEAD;
+        for (piece, at) in [(0..first, start), (first..some, 0)] {
+            let from = self.rings.at(data + at, piece.len());
+            // SAFETY: the writer stored its count after writing these bytes, which `readable` has seen,
+            // and writes here again only when the count of bytes read, stored below, has passed them.
+            let from = unsafe { std::slice::from_raw_parts(from, piece.len()) };
+            copy(&mut into[piece], from);
+        }
+        self.read += some as u64;
+        self.count(self.into, READ)
+            .store(self.read, Ordering::Release);
+        self.ring(self.into, WRITER_SLEEPS);
+        Ok(some)
+    }
+
+    /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.
+    #[inline]
+    pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
+        if self.closed {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let room = self.writable()?.min(PIECE);
+        let head = &head[..room.min(head.len())];
+        let rest = &rest[..rest.len().min(room - head.len())];
+        let some = head.len() + rest.len();
+        if some == 0 {
+            return Ok(0);
+        }
+        self.put(self.written, head);
+        self.put(self.written + head.len() as u64, rest);
+        self.written += some as u64;
+        let written = self.count(self.out, WRITTEN);
+        written.store(self.written, Ordering::Release);
+        self.ring(self.out, READER_SLEEPS);
+        Ok(some)
+    }
+
+    /// Copies bytes to a place of the ring that is free.
+    fn put(&mut self, position: u64, bytes: &[u8]) {
+        let start = (position % RING as u64) as usize;
+        let (first, second) = bytes.split_at(bytes.len().min(RING - start));
+        let data = self.out + RING_HEAD;
+        for (piece, at) in [(first, start), (second, 0)] {
+            let to = self.rings.at(data + at, piece.len());
+            // SAFETY: this rank alone writes this ring, through `&mut self`; the reader has read what was
+            // here (`writable` has seen its count) and reads here again only when it has seen the count
+            // of bytes written pass it.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, piece.len()) };
+            hand_over(to, piece);
+        }
+    }
+
+    /// Wakes the other rank if it has left its mark.
+    #[inline]
+    fn ring(&self, ring: usize, sleeper: usize) {
+        fence(Ordering::SeqCst);
+        let mark = self.mark(ring, sleeper);
+        if mark.load(Ordering::Relaxed) != 0 && mark.swap(0, Ordering::Relaxed) != 0 {
+            // A full socket wakes the sleeper as well, and one that is gone has nobody to wake.
+            let _ = (&*self.socket).write(&[1]);
+        }
+    }
+
+    /// Leaves a mark before its thread sleeps on the socket; says whether it need not sleep.
+    pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
+        let mut drained = [0; 64];
+        loop {
+            match (&*self.socket).read(&mut drained) {
+                Ok(0) => {
+                    self.closed = true;
+                    return Ok(true);
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.closed = true;
+                    return Ok(true);
+                }
+            }
+        }
+        if waits.to_read {
+            self.mark(self.into, READER_SLEEPS)
+                .store(1, Ordering::Relaxed);
+        }
+        if waits.to_write {
+            self.mark(self.out, WRITER_SLEEPS)
+                .store(1, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        Ok(waits.to_read && self.readable()? > 0 || waits.to_write && self.writable()? > 0)
+    }
+}
+
+/// A distance between two counts of one ring.
+fn within_ring(distance: u64) -> io::Result<usize> {
+    usize::try_from(distance)
+        .ok()
+        .filter(|&distance| distance <= RING)
+        .ok_or_else(|| io::Error::other("the counts in shared memory make no sense"))
+}

@@ -1,0 +1,143 @@
+//! The counts and marks of a stream, model-checked: every order of steps of a writer and a reader.
+//!
+//! The model is one direction of a [stream](super::shm) with room for one value. A cell that is written
+//! while it is read, a value that is not the next one, and a sleeper whom nobody would wake fail it.
+//! Variants that leave out what the protocol relies on must fail, or the model would show nothing.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::thread;
+use std::sync::atomic::AtomicUsize;
+
+const VALUES: u32 = 2;
+
+/// What a variant does otherwise.
+#[derive(Clone, Copy)]
+struct Protocol {
+    /// How counts are stored.
+    store: Ordering,
+    /// Whether there is a fence between a count and the look for a mark, and between a mark and the look
+    /// for a count.
+    fenced: bool,
+    /// Whether a sleeper looks once more after it has left its mark.
+    looks_again: bool,
+}
+
+const REAL: Protocol = Protocol {
+    store: Ordering::Release,
+    fenced: true,
+    looks_again: true,
+};
+
+/// Runs every order of steps; gives their number.
+fn explore(run: impl Fn() + Send + Sync + 'static) -> usize {
+    let orders = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = orders.clone();
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        run();
+    });
+    orders.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+fn fails(run: impl Fn() + Send + Sync + 'static + std::panic::UnwindSafe) -> bool {
+    std::panic::catch_unwind(|| explore(run)).is_err()
+}
+
+struct Ring {
+    written: AtomicU32,
+    read: AtomicU32,
+    cell: UnsafeCell<u32>,
+}
+
+fn wait_for(count: &AtomicU32, wanted: u32) {
+    while count.load(Ordering::Acquire) != wanted {
+        thread::yield_now();
+    }
+}
+
+/// A writer and a reader that hand over values.
+fn hand_over(protocol: Protocol) {
+    let ring = Arc::new(Ring {
+        written: AtomicU32::new(0),
+        read: AtomicU32::new(0),
+        cell: UnsafeCell::new(0),
+    });
+    let theirs = ring.clone();
+    let reader = thread::spawn(move || {
+        for value in 1..=VALUES {
+            wait_for(&theirs.written, value);
+            // SAFETY: loom checks that nobody else uses the cell now; that is what is tested.
+            theirs.cell.with(|cell| assert_eq!(unsafe { *cell }, value));
+            theirs.read.store(value, protocol.store);
+        }
+    });
+    for value in 1..=VALUES {
+        wait_for(&ring.read, value - 1);
+        // SAFETY: as above.
+        ring.cell.with_mut(|cell| unsafe { *cell = value });
+        ring.written.store(value, protocol.store);
+    }
+    reader.join().unwrap();
+}
+
+/// One end goes to sleep while the other moves its count: the one looks again, or the other wakes it.
+fn sleep_and_wake(protocol: Protocol) {
+    let count = Arc::new(AtomicU32::new(0));
+    let mark = Arc::new(AtomicU32::new(0));
+    let (their_count, their_mark) = (count.clone(), mark.clone());
+    let fence = move || {
+        if protocol.fenced {
+            fence(Ordering::SeqCst);
+        }
+    };
+    let mover = thread::spawn(move || {
+        their_count.store(1, protocol.store);
+        fence();
+        their_mark.load(Ordering::Relaxed) != 0 && their_mark.swap(0, Ordering::Relaxed) != 0
+    });
+    mark.store(1, Ordering::Relaxed);
+    fence();
+    let stays_awake = protocol.looks_again && count.load(Ordering::Acquire) == 1;
+    let is_woken = mover.join().unwrap();
+    assert!(stays_awake || is_woken, "it sleeps, and nobody wakes it");
+}
+
+#[test]
+fn every_order_of_a_writer_and_a_reader_hands_over_what_was_written() {
+    let orders = explore(|| hand_over(REAL));
+    assert!(orders > 10, "only {orders} orders were explored");
+}
+
+#[test]
+fn no_order_leaves_a_sleeper_asleep() {
+    let orders = explore(|| sleep_and_wake(REAL));
+    assert!(orders > 3, "only {orders} orders were explored");
+}
+
+#[test]
+fn counts_without_release_are_found_out() {
+    assert!(fails(|| hand_over(Protocol {
+        store: Ordering::Relaxed,
+        ..REAL
+    })));
+}
+
+#[test]
+fn a_missing_fence_is_found_out() {
+    assert!(fails(|| sleep_and_wake(Protocol {
+        fenced: false,
+        ..REAL
+    })));
+}
+
+#[test]
+fn a_sleeper_that_does_not_look_again_is_found_out() {
+    assert!(fails(|| sleep_and_wake(Protocol {
+        looks_again: false,
+        ..REAL
+    })));
+}

@@ -52,17 +52,23 @@ pub(crate) fn meet(
     let count = notes.add("here", 1)?;
     if count >= i64::from(place.world_size) {
         let refusal = compare_secrets(notes, place.world_size, deadline)?;
-        notes.set(ALL_HERE, refusal.as_bytes())?;
+        let verdict = refusal.as_deref().unwrap_or(YES);
+        notes.compare_set(ALL_HERE, b"", verdict.as_bytes())?;
     }
-    let refusal = notes
-        .get(ALL_HERE, deadline.remaining())
-        .map_err(|error| name_absent(notes, place, error))?;
-    if refusal.is_empty() {
+    let verdict = match notes.get(ALL_HERE, deadline.remaining()) {
+        // Whose time is over first says so to all, in the same words.
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let absent = name_absent(notes, place);
+            notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
+        }
+        verdict => verdict?,
+    };
+    if verdict == YES.as_bytes() {
         return Ok(());
     }
-    // The store goes with the rank that serves it: not before all know why.
+    // The store goes with the rank that serves it: not before all who came know why.
     let heard = notes.add("refusal heard", 1)?;
-    if heard == i64::from(place.world_size) {
+    if heard >= notes.add("here", 0)? {
         notes.set("refusal heard by all", b"1")?;
     }
     if place.serves_store() {
@@ -70,14 +76,15 @@ pub(crate) fn meet(
     }
     Err(Error::new(
         ErrorKind::Rendezvous,
-        String::from_utf8_lossy(&refusal),
+        String::from_utf8_lossy(&verdict),
     ))
 }
 
 /// What a rank leaves that was given no secret.
 const NO_SECRET: &str = "none";
-/// Holds why the job cannot start; empty if it can.
-const ALL_HERE: &str = "all here";
+/// Below `rcomm/<attempt>` holds [`YES`], or why the job cannot start. Set once.
+pub(crate) const ALL_HERE: &str = "all here";
+const YES: &str = "yes";
 /// Ranks that a message lists.
 const MOST_RANKS: usize = 16;
 
@@ -85,18 +92,22 @@ fn here(rank: Rank) -> String {
     format!("here/{rank}")
 }
 
-/// What is wrong with the secrets that the ranks were given; empty if nothing is.
-fn compare_secrets(notes: &dyn Store, world_size: u32, deadline: Deadline) -> Result<String> {
+/// What is wrong with the secrets that the ranks were given, if anything is.
+fn compare_secrets(
+    notes: &dyn Store,
+    world_size: u32,
+    deadline: Deadline,
+) -> Result<Option<String>> {
     let keys: Vec<String> = (0..world_size).map(here).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let given = notes.multi_get(&keys, deadline.remaining())?;
     let Some(first) = given.first() else {
-        return Ok(String::new());
+        return Ok(None);
     };
     let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
     let others: Vec<Rank> = (0..).zip(&given).filter_map(other).collect();
     if others.is_empty() {
-        return Ok(String::new());
+        return Ok(None);
     }
     let none = NO_SECRET.as_bytes();
     let others_have_none = others.iter().all(|&rank| given[rank as usize] == none);
@@ -105,11 +116,11 @@ fn compare_secrets(notes: &dyn Store, world_size: u32, deadline: Deadline) -> Re
         (false, true) => ("a job secret", "none"),
         (false, false) => ("a job secret", "another"),
     };
-    Ok(format!(
+    Ok(Some(format!(
         "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
          none",
         list(&others)
-    ))
+    )))
 }
 
 /// `rank 3`, or `ranks 1, 2 and 5 more`.
@@ -123,23 +134,17 @@ fn list(ranks: &[Rank]) -> String {
     format!("{noun} {}{more}", shown.join(", "))
 }
 
-/// The error of a wait for all ranks, with those that did not come.
-fn name_absent(notes: &dyn Store, place: &Rendezvous, error: Error) -> Error {
-    if error.kind() != ErrorKind::Timeout {
-        return error;
-    }
+/// Why a wait for all ranks ended without those that did not come.
+fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
     let keys: Vec<String> = (0..place.world_size).map(here).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
     let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);
     let ranks: Vec<Rank> = (0..).zip(came).filter_map(absent).collect();
-    Error::new(
-        ErrorKind::Rendezvous,
-        format!(
-            "not all {} ranks came in time: missing {}",
-            place.world_size,
-            list(&ranks)
-        ),
+    format!(
+        "not all {} ranks came in time: missing {}",
+        place.world_size,
+        list(&ranks)
     )
 }
 

@@ -24,6 +24,7 @@
 mod environment;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::joining::ALL_HERE;
 use crate::store::{Store, TcpStore, TcpStoreServer, addresses_of};
 use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
@@ -216,17 +217,22 @@ impl Rendezvous {
             let held = String::from_utf8_lossy(&held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
             let at = format!("{}:{}", self.master_addr, self.master_port);
-            return Err(refused(if job == self.job {
-                format!(
-                    "rank {} was told a world size of {}, another rank of job {job:?} one of {size}",
-                    self.rank, self.world_size
-                )
-            } else {
-                format!(
+            if job != self.job {
+                return Err(refused(format!(
                     "the store at {at} serves job {job:?}, not {:?}: two jobs share MASTER_PORT",
                     self.job
-                )
-            }));
+                )));
+            }
+            let told = format!(
+                "rank {} was told a world size of {}, another rank of job {job:?} one of {size}",
+                self.rank, self.world_size
+            );
+            // The others would wait for this rank: they are told instead, unless they wait no more.
+            if size.parse().is_ok_and(|size: u32| self.rank < size) {
+                let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
+                store.compare_set(&waited_for, b"", told.as_bytes())?;
+            }
+            return Err(refused(told));
         }
         let times = store.add(&format!("{prefix}/rank/{}", self.rank), 1)?;
         if times > 1 {

@@ -96,6 +96,36 @@ fn world_sizes_that_disagree_are_both_named() {
 }
 
 #[test]
+fn a_rank_with_another_world_size_ends_the_wait_for_it() {
+    let (first, port) = half_a_job_with(|config| config.init_timeout = Duration::from_secs(3_600));
+    let sentence = "rank 1 was told a world size of 4, another rank of job";
+    let error = refusal(at(place(1, 4, port))).to_string();
+    assert!(error.starts_with(sentence), "{error}");
+    // Long before its own deadline.
+    let error = first.join().unwrap().expect_err("rank 1 cannot come");
+    assert!(error.to_string().starts_with(sentence), "{error}");
+}
+
+#[test]
+fn ranks_that_came_are_told_alike_who_did_not() {
+    // Rank 1 has more patience than rank 0, with which the store goes.
+    let (first, port) = half_a_job_with(|config| {
+        config.init_timeout = Duration::from_secs(2);
+        if let Some(place) = &mut config.rendezvous {
+            place.world_size = 3;
+        }
+    });
+    let told = [
+        refusal(at(place(1, 3, port))),
+        first.join().unwrap().expect_err("rank 2 is missing"),
+    ];
+    for error in told {
+        let expected = "not all 3 ranks came in time: missing rank 2";
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
 fn a_port_where_nobody_listens_is_named() {
     // Port 1 has been out of use for decades.
     let error = refusal(Config {

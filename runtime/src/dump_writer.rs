@@ -90,7 +90,7 @@ impl Dumps {
 
     /// Makes a dump now; says where it is, if it could be written.
     pub(crate) fn make(&self, reason: &str) -> Option<String> {
-        self.write(self.recorder.snapshot(), reason)
+        self.write(reason).ok()
     }
 
     /// Makes a dump now.
@@ -111,26 +111,21 @@ impl Dumps {
         {
             return place.clone();
         }
-        let place = match self.make(reason) {
-            Some(place) => format!("dump: {place}"),
-            None => "its dump could not be written".to_owned(),
+        let place = match self.write(reason) {
+            Ok(place) => format!("dump: {place}"),
+            Err(error) => format!("no dump: {error}"),
         };
         *last = Some((Instant::now(), place.clone()));
         place
     }
 
-    fn write(&self, mut dump: Dump, reason: &str) -> Option<String> {
-        reason.clone_into(&mut dump.identity.reason);
-        match self.writer.write(&dump) {
-            Ok(place) => {
-                tracing::info!(reason, place, entries = dump.entries.len(), "dump written");
-                Some(place)
-            }
-            Err(error) => {
-                tracing::error!(reason, %error, "the dump could not be written");
-                None
-            }
+    fn write(&self, reason: &str) -> Result<String> {
+        let written = self.try_make(reason);
+        match &written {
+            Ok(place) => tracing::info!(reason, place, "dump written"),
+            Err(error) => tracing::error!(reason, %error, "the dump could not be written"),
         }
+        written
     }
 }
 

@@ -1,0 +1,171 @@
+//! The keys, as data: the footer, the help and the dispatcher read the same list, [`BINDINGS`].
+
+mod bindings;
+
+pub use bindings::{Action, BINDINGS, Binding, Section};
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use std::collections::{BTreeMap, HashMap};
+
+/// How a key is spelt: `q`, `G`, `ctrl-d`, `space`, `enter`, `shift-tab`, `f5`.
+pub fn key_name(key: &KeyEvent) -> Option<String> {
+    let base = match key.code {
+        KeyCode::Char(' ') => "space".to_owned(),
+        KeyCode::Char(c) => c.to_string(),
+        KeyCode::Enter => "enter".into(),
+        KeyCode::Esc => "esc".into(),
+        KeyCode::Backspace => "backspace".into(),
+        KeyCode::Tab => "tab".into(),
+        KeyCode::BackTab => return Some("shift-tab".into()),
+        KeyCode::Up => "up".into(),
+        KeyCode::Down => "down".into(),
+        KeyCode::Left => "left".into(),
+        KeyCode::Right => "right".into(),
+        KeyCode::Home => "home".into(),
+        KeyCode::End => "end".into(),
+        KeyCode::PageUp => "pageup".into(),
+        KeyCode::PageDown => "pagedown".into(),
+        KeyCode::Delete => "delete".into(),
+        KeyCode::Insert => "insert".into(),
+        KeyCode::F(n) => format!("f{n}"),
+        _ => return None,
+    };
+    // Terminals send shifted characters as themselves: `G`, `<`.
+    Some(if key.modifiers.contains(KeyModifiers::CONTROL) {
+        format!("ctrl-{base}")
+    } else if key.modifiers.contains(KeyModifiers::ALT) {
+        format!("alt-{base}")
+    } else {
+        base
+    })
+}
+
+/// Which keys do what, after the configuration had its say.
+#[derive(Clone, Debug)]
+pub struct Keymap {
+    actions: HashMap<String, Action>,
+    shown: HashMap<Action, Vec<String>>,
+}
+
+/// What became of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pressed {
+    /// It does this.
+    Action(Action),
+    /// It is the first of a pair.
+    Pending(String),
+    /// It does nothing.
+    Nothing,
+}
+
+impl Default for Keymap {
+    fn default() -> Self {
+        let mut map = Self {
+            actions: HashMap::new(),
+            shown: HashMap::new(),
+        };
+        for binding in BINDINGS {
+            let keys = binding.keys.iter().map(|key| (*key).to_owned()).collect();
+            map.bind(binding.action, keys);
+        }
+        map
+    }
+}
+
+impl Keymap {
+    /// The default keys, with those of some actions replaced: action name → keys.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names an unknown action, or two actions that want the same key.
+    pub fn with(changes: &BTreeMap<String, Vec<String>>) -> Result<Self, String> {
+        let mut map = Self::default();
+        for (name, keys) in changes {
+            let binding = BINDINGS
+                .iter()
+                .find(|binding| binding.name == name)
+                .ok_or_else(|| format!("unknown action `{name}` under [keys]"))?;
+            map.actions.retain(|_, action| *action != binding.action);
+            for key in keys {
+                if let Some(other) = map.actions.get(key) {
+                    let other = BINDINGS.iter().find(|b| b.action == *other);
+                    let other = other.map_or("another action", |b| b.name);
+                    return Err(format!(
+                        "key `{key}` is wanted by both `{name}` and `{other}`"
+                    ));
+                }
+            }
+            map.bind(binding.action, keys.clone());
+        }
+        Ok(map)
+    }
+
+    fn bind(&mut self, action: Action, keys: Vec<String>) {
+        for key in &keys {
+            self.actions.insert(key.clone(), action);
+        }
+        self.shown.insert(action, keys);
+    }
+
+    /// What `key` does after `pending` (the first key of a pair, or nothing).
+    pub fn press(&self, pending: Option<&str>, key: &str) -> Pressed {
+        if let Some(first) = pending
+            && let Some(&action) = self.actions.get(&format!("{first} {key}"))
+        {
+            return Pressed::Action(action);
+        }
+        if let Some(&action) = self.actions.get(key) {
+            return Pressed::Action(action);
+        }
+        let begins = |known: &String| known.split_once(' ').is_some_and(|(first, _)| first == key);
+        if self.actions.keys().any(begins) {
+            Pressed::Pending(key.to_owned())
+        } else {
+            Pressed::Nothing
+        }
+    }
+
+    /// The keys of an action.
+    pub fn keys(&self, action: Action) -> &[String] {
+        self.shown.get(&action).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_key_and_no_name_is_given_twice() {
+        let keys: Vec<_> = BINDINGS.iter().flat_map(|b| b.keys).collect();
+        assert_eq!(keys.len(), keys.iter().collect::<HashSet<_>>().len());
+        let names: HashSet<_> = BINDINGS.iter().map(|b| b.name).collect();
+        assert_eq!(names.len(), BINDINGS.len());
+    }
+
+    #[test]
+    fn a_pair_of_keys_acts_on_the_second() {
+        let map = Keymap::default();
+        assert_eq!(map.press(None, "g"), Pressed::Pending("g".into()));
+        assert_eq!(map.press(Some("g"), "g"), Pressed::Action(Action::Top));
+        assert_eq!(map.press(Some("g"), "j"), Pressed::Action(Action::Down));
+        assert_eq!(map.press(None, "@"), Pressed::Nothing);
+    }
+
+    #[test]
+    fn a_changed_key_replaces_the_default_and_conflicts_are_named() {
+        let change = |name: &str, key: &str| {
+            Keymap::with(&BTreeMap::from([(name.to_owned(), vec![key.to_owned()])]))
+        };
+        let map = change("why", "W").expect("free key");
+        assert_eq!(map.press(None, "W"), Pressed::Action(Action::Why));
+        assert_eq!(map.press(None, "w"), Pressed::Nothing);
+        let conflict = change("why", "q").expect_err("q quits");
+        assert!(
+            conflict.contains("`why`") && conflict.contains("`quit`"),
+            "{conflict}"
+        );
+        assert!(change("fly", "x").expect_err("no such").contains("`fly`"));
+    }
+}

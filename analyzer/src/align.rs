@@ -6,6 +6,7 @@
 //! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that says
 //! "never issued", "issued" or "cannot be told".
 
+use crate::membership::{name_families, position, resolve_groups};
 use crate::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
@@ -27,7 +28,7 @@ pub(crate) struct Lane {
     /// Sends and receives, as positions in the record's operations.
     pub(crate) messages: Vec<u32>,
     /// Every collective has a sequence number of its own and none is left out.
-    dense: bool,
+    pub(crate) dense: bool,
     /// Position in `collectives` of the first that has not completed.
     pub(crate) pending_from: usize,
 }
@@ -87,6 +88,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) expected: Vec<Rank>,
     /// Of each record: what to take from its clock to get common time, ns.
     pub(crate) offsets_ns: Vec<i64>,
+    /// Of each record: whether common collectives connect its clock to the others'.
+    pub(crate) clock_known: Vec<bool>,
     pub(crate) families: usize,
     /// Collectives that some member saw complete although they need everybody: by group, the newest.
     completed_to: Vec<Option<u32>>,
@@ -95,6 +98,18 @@ pub(crate) struct Aligned<'a> {
 impl<'a> Aligned<'a> {
     /// Aligns `records`, which are sorted by rank, one for each.
     pub(crate) fn new(shared: &'a Shared, records: &'a [Record], world_size: Option<u32>) -> Self {
+        let mut aligned = Self::as_told(shared, records, world_size);
+        aligned.reopen();
+        aligned
+    }
+
+    /// As [`Aligned::new`], but calls that do not fit prove nothing yet: for the question which records
+    /// belong together at all.
+    pub(crate) fn as_told(
+        shared: &'a Shared,
+        records: &'a [Record],
+        world_size: Option<u32>,
+    ) -> Self {
         let by_rank = records
             .iter()
             .enumerate()
@@ -109,6 +124,7 @@ impl<'a> Aligned<'a> {
             lanes: Vec::with_capacity(records.len()),
             expected: Vec::new(),
             offsets_ns: vec![0; records.len()],
+            clock_known: vec![false; records.len()],
             families: 0,
             completed_to: Vec::new(),
         };
@@ -116,7 +132,7 @@ impl<'a> Aligned<'a> {
             let lanes = aligned.lanes_of(at, record, &group_of);
             aligned.lanes.push(lanes);
         }
-        aligned.families = name_families(&mut aligned.groups);
+        aligned.families = name_families(&mut aligned.groups, records);
         for at in 0..aligned.groups.len() {
             aligned.groups[at].shows_starts = aligned.starts_are_shown(at);
         }
@@ -200,6 +216,9 @@ impl<'a> Aligned<'a> {
         let presence = match self.groups[group].lanes[member] {
             Some((record, lane)) => self.presence_in(record, lane, seq),
             None if self.records[record].cut => Presence::Unknown(Why::Cut),
+            None if self.records[record].only_active && self.completes_together(group, seq) => {
+                Presence::Absent
+            }
             None if self.records[record].wrapped() || self.records[record].only_active => {
                 Presence::Unknown(Why::HistoryLost)
             }
@@ -237,13 +256,31 @@ impl<'a> Aligned<'a> {
                 };
             }
         }
-        if lane.collectives.is_empty() && (whole.wrapped() || whole.only_active) {
-            return Presence::Unknown(Why::HistoryLost);
+        if whole.only_active {
+            // What nobody can complete alone would still be active: it was never issued.
+            return if self.completes_together(lane.group, seq) {
+                Presence::Absent
+            } else {
+                Presence::Unknown(Why::HistoryLost)
+            };
         }
-        if whole.only_active && lane.pending_from >= lane.collectives.len() {
+        if lane.collectives.is_empty() && whole.wrapped() {
             return Presence::Unknown(Why::HistoryLost);
         }
         Presence::Absent
+    }
+
+    /// Whether the members that recorded this collective issued what needs everybody, and none of them
+    /// saw it complete.
+    fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
+        let lanes = self.groups[group].lanes.iter().flatten();
+        let mut entries = lanes.filter_map(|&(record, lane)| {
+            let lane = &self.lanes[record][lane];
+            let at = self.find(record, lane, seq).ok()?;
+            Some(self.op(record, lane.collectives[at]))
+        });
+        let waits = |op: &Op| needs_everybody(op.kind) && !op.completed();
+        entries.next().is_some_and(waits) && entries.all(waits)
     }
 
     /// Newest and oldest sequence number that any member recorded.
@@ -338,10 +375,11 @@ impl<'a> Aligned<'a> {
                 lane.pending_from = from;
             }
         }
-        self.completed_to = vec![None; self.groups.len()];
+        self.completed_to = (0..self.groups.len())
+            .map(|group| self.proven_completion(group))
+            .collect();
         for group in 0..self.groups.len() {
-            self.completed_to[group] = self.proven_completion(group);
-            self.reopen_retired(group);
+            self.reopen_retired(group, None);
         }
     }
 
@@ -361,50 +399,6 @@ impl<'a> Aligned<'a> {
             newest = newest.max(found.map(|at| self.seq(record, at)));
         }
         newest
-    }
-
-    /// Where `retired` is all that a recorder says, a collective that needs everybody and that a member
-    /// never issued did not complete, whatever its flags say.
-    fn reopen_retired(&mut self, group: GroupIx) {
-        let mut behind: Option<u32> = None;
-        for member in 0..self.groups[group].ranks.len() {
-            let Some((record, lane)) = self.groups[group].lanes[member] else {
-                let rank = self.groups[group].ranks[member];
-                let whole = self.record_of(rank).map(|record| &self.records[record]);
-                if whole
-                    .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
-                {
-                    behind = Some(0);
-                }
-                continue;
-            };
-            if self.records[record].cut {
-                continue;
-            }
-            let newest = self.lanes[record][lane].collectives.last();
-            let newest = newest.map_or(0, |&at| self.seq(record, at));
-            if newest > 0 || !self.records[record].wrapped() {
-                behind = Some(behind.map_or(newest, |b| b.min(newest)));
-            }
-        }
-        let Some(behind) = behind else { return };
-        for member in 0..self.groups[group].ranks.len() {
-            let Some((record, lane)) = self.groups[group].lanes[member] else {
-                continue;
-            };
-            if !retiring_is_all(self.records[record].recorder) {
-                continue;
-            }
-            let list = &self.lanes[record][lane].collectives;
-            let reopened = list.iter().position(|&at| {
-                let op = self.op(record, at);
-                op.seq > behind && needs_everybody(op.kind)
-            });
-            if let Some(at) = reopened {
-                let from = &mut self.lanes[record][lane].pending_from;
-                *from = (*from).min(at);
-            }
-        }
     }
 
     fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
@@ -439,7 +433,7 @@ pub(crate) fn is_message(op: &Op) -> bool {
 }
 
 /// Operations that the members of a group number together.
-fn is_collective(op: OpType) -> bool {
+pub(crate) fn is_collective(op: OpType) -> bool {
     !matches!(
         op,
         OpType::Send
@@ -483,93 +477,4 @@ fn sort_lane(lane: &mut Lane, ops: &[Op]) {
         .collectives
         .windows(2)
         .all(|pair| seq(&pair[0]).checked_add(1) == Some(seq(&pair[1])));
-}
-
-/// The groups that somebody used, with their members, and for each record the group of each lane.
-fn resolve_groups(shared: &Shared, records: &[Record]) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
-    // Groups that entries name and no record describes: their members are the ranks that name them.
-    let mut nameless_world: Option<&[Rank]> = None;
-    let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
-    for record in records {
-        let mut used = vec![false; record.groups.len()];
-        for op in &record.ops {
-            used[usize::from(op.group)] = true;
-        }
-        for (local, used) in record.groups.iter().zip(used) {
-            let group = &shared.groups[local.group as usize];
-            if group.name.is_empty() && !group.ranks.is_empty() {
-                nameless_world = Some(&group.ranks);
-            } else if group.ranks.is_empty() && used {
-                named_by.entry(local.group).or_default().insert(record.rank);
-            }
-        }
-    }
-    let mut groups: Vec<Group> = Vec::new();
-    let mut numbers: HashMap<u32, GroupIx> = HashMap::new();
-    let mut group_of = Vec::with_capacity(records.len());
-    for (at, record) in records.iter().enumerate() {
-        let mut of_record = Vec::with_capacity(record.groups.len());
-        for (lane, local) in record.groups.iter().enumerate() {
-            let ix = *numbers.entry(local.group).or_insert_with(|| {
-                let group = &shared.groups[local.group as usize];
-                let ranks: Vec<Rank> = if !group.ranks.is_empty() {
-                    group.ranks.clone()
-                } else {
-                    let world = nameless_world.filter(|_| group.desc == "default_pg");
-                    let named = named_by.get(&local.group);
-                    world.map_or_else(
-                        || named.into_iter().flatten().copied().collect(),
-                        <[Rank]>::to_vec,
-                    )
-                };
-                groups.push(Group {
-                    name: group.name.clone(),
-                    desc: group.desc.clone(),
-                    lanes: vec![None; ranks.len()],
-                    ranks,
-                    family: 0,
-                    shows_starts: false,
-                });
-                groups.len() - 1
-            });
-            let group = &mut groups[ix];
-            if let Some(member) = position(&group.ranks, record.rank) {
-                group.lanes[member] = Some((at, lane));
-            }
-            of_record.push(ix);
-        }
-        group_of.push(of_record);
-    }
-    (groups, group_of)
-}
-
-fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
-    // Members are nearly always ascending.
-    if let Ok(at) = ranks.binary_search(&rank) {
-        return Some(at);
-    }
-    ranks.iter().position(|&r| r == rank)
-}
-
-/// Numbers the families: same description and size, and, where descriptions say nothing, same pattern
-/// of ranks.
-fn name_families(groups: &mut [Group]) -> usize {
-    let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();
-    for group in groups {
-        let says_nothing = group.desc.is_empty() || group.desc == "undefined";
-        let pattern = if says_nothing {
-            let first = group.ranks.first().copied().unwrap_or(0);
-            group
-                .ranks
-                .iter()
-                .map(|&rank| rank.wrapping_sub(first))
-                .collect()
-        } else {
-            Vec::new()
-        };
-        let next = families.len() as u32;
-        let key = (group.desc.clone(), group.ranks.len(), pattern);
-        group.family = *families.entry(key).or_insert(next);
-    }
-    families.len()
 }

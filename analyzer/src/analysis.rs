@@ -125,6 +125,7 @@ fn judge(
     let clocks = clocks::offsets(&aligned);
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
+    aligned.clock_known = clocks.iter().map(Option::is_some).collect();
     let messages = Messages::new(&aligned);
     let mut graph = WaitGraph::new(&aligned, &messages, policy);
     let sinks = sink::find(&aligned, &mut graph);

@@ -6,11 +6,12 @@ use crate::disagreement::Disagreement;
 use crate::finding::{Code, Evidence, FrameRef, GroupRef, SeqKind};
 use crate::lateness::Lateness;
 use crate::p2p::{Half, Messages};
+use crate::pending::What;
 use crate::policy::Policy;
 use crate::program_order;
 use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
-use crate::wait_graph::{Missing, Node, Place, WaitGraph, What, now_ns};
+use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use rcomm_recorder::model::{OpType, Rank};
 
 /// Everything that is known of the job.

@@ -10,7 +10,7 @@
 //! Waits are the backend's durations, else issue to completion. Where a recorder has neither (gloo's
 //! own), issue times on the common clock stand in.
 
-use crate::align::{Aligned, GroupIx, RecordIx, needs_everybody, retiring_is_all};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody, retiring_is_all};
 use crate::record::Op;
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
@@ -141,42 +141,74 @@ impl Lateness {
         if self.groups[group].len() < SAMPLES {
             self.groups[group].push(most - last.wait_ms);
         }
-        self.take_hosts(aligned, row);
+        self.take_hosts(aligned, row, waited);
     }
 
-    /// The same with hosts for ranks: a host is as late as its latest rank is early.
-    fn take_hosts(&mut self, aligned: &Aligned<'_>, row: &[Arrived]) {
+    /// The same with hosts for ranks: a host is late if all its ranks are, so its earliest counts, and
+    /// one that waited for another rank since, on whatever host, excuses it.
+    fn take_hosts(
+        &mut self,
+        aligned: &Aligned<'_>,
+        row: &[Arrived],
+        waited: impl Fn(&Arrived) -> f32,
+    ) {
         let host = |record: RecordIx| aligned.records[record].identity.host.as_str();
         if row.iter().any(|one| host(one.record).is_empty()) {
             return;
         }
-        // A host is late if all its ranks here are: its earliest counts.
-        let mut hosts: Vec<(&str, f32, usize)> = Vec::new();
+        let mut hosts: Vec<HostPart<'_>> = Vec::new();
         for one in row {
-            let (record, wait) = (one.record, one.wait_ms);
-            match hosts.iter_mut().find(|(name, ..)| *name == host(record)) {
-                Some((_, longest, ranks)) => {
-                    *longest = longest.max(wait);
-                    *ranks += 1;
+            let (name, excuse) = (host(one.record), waited(one));
+            match hosts.iter_mut().find(|part| part.name == name) {
+                Some(part) => {
+                    part.wait_ms = part.wait_ms.max(one.wait_ms);
+                    part.excuse_ms = part.excuse_ms.max(excuse);
+                    part.least_excuse_ms = part.least_excuse_ms.min(excuse);
+                    part.ranks += 1;
                 }
-                None => hosts.push((host(record), wait, 1)),
+                None => hosts.push(HostPart {
+                    name,
+                    wait_ms: one.wait_ms,
+                    excuse_ms: excuse,
+                    least_excuse_ms: excuse,
+                    ranks: 1,
+                }),
             }
             if hosts.len() > 64 {
                 return;
             }
         }
-        if hosts.len() < 2 {
+        // One rank says nothing of its host.
+        if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
             return;
         }
-        hosts.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let lost = hosts[1].1 - hosts[0].1;
-        let last = self.hosts.entry(hosts[0].0.to_owned()).or_default();
-        last.0 += f64::from(lost);
-        last.1 += 1;
-        for (name, wait, _) in &hosts[1..] {
-            self.hosts.entry((*name).to_owned()).or_default().0 -= f64::from(wait - hosts[0].1);
+        hosts.sort_by(|a, b| a.wait_ms.total_cmp(&b.wait_ms));
+        let (last, second) = (&hosts[0], &hosts[1]);
+        let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
+        let lost = (second.wait_ms - last.wait_ms - excused).max(0.0);
+        if lost <= 0.0 {
+            return;
+        }
+        let late = self.hosts.entry(last.name.to_owned()).or_default();
+        late.0 += f64::from(lost);
+        late.1 += 1;
+        for part in &hosts[1..] {
+            let early = self.hosts.entry(part.name.to_owned()).or_default();
+            early.0 -= f64::from(part.wait_ms - last.wait_ms);
         }
     }
+}
+
+/// One host's part in one instance.
+struct HostPart<'a> {
+    name: &'a str,
+    /// Of its earliest rank.
+    wait_ms: f32,
+    /// The most that any of its ranks waited since the group's previous instance.
+    excuse_ms: f32,
+    /// And the least.
+    least_excuse_ms: f32,
+    ranks: usize,
 }
 
 /// One member's part in one instance.
@@ -262,9 +294,9 @@ fn read_row(
             };
             wait_ms = wait;
         }
-        let previous = at
-            .checked_sub(1)
-            .map_or(0, |before| lane.collectives[before] + 1);
+        let before = at.checked_sub(1);
+        let previous = before.map_or(0, |before| lane.collectives[before] + 1);
+        wait_ms = wait_ms.min(alone_ms(aligned, record, lane, op, before));
         row.push(Arrived {
             record,
             position: lane.collectives[at],
@@ -290,12 +322,33 @@ fn read_row(
             let Some(end) = op.completed_ns() else {
                 return false;
             };
+            let before = one.previous.checked_sub(1);
+            let before = before.and_then(|position| lane.collectives.binary_search(&position).ok());
             one.wait_ms = end.saturating_sub(op.created_ns) as f32 / 1e6;
+            one.wait_ms = one
+                .wait_ms
+                .min(alone_ms(aligned, one.record, lane, op, before));
         } else {
             break;
         }
     }
     true
+}
+
+/// How long at most an operation waited by itself: a group's operations end one after the other, and
+/// what is in flight together waits together for who is late, which counts once.
+fn alone_ms(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    lane: &Lane,
+    op: &Op,
+    before: Option<usize>,
+) -> f32 {
+    let before = before.map(|before| aligned.op(record, lane.collectives[before]));
+    match (before.and_then(Op::completed_ns), op.completed_ns()) {
+        (Some(before), Some(end)) => end.saturating_sub(before).max(0) as f32 / 1e6,
+        _ => f32::MAX,
+    }
 }
 
 fn span_ms(aligned: &Aligned<'_>) -> f64 {

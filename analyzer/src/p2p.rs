@@ -273,8 +273,8 @@ fn misfit(
             .ok()
             .map(|index| pair.sends.get(index))
         {
-            // Before the window.
-            None => {}
+            // Before the window: over, so a receive that waits for it is not likely.
+            None => cost += u64::from(!received) * 2,
             // Received what nobody sent.
             Some(None) => cost += u64::from(received) * 100,
             Some(Some(&send)) => {
@@ -295,6 +295,11 @@ fn misfit(
                 cost += u64::from(differ) * if received { 50 } else { 1 };
             }
         }
+    }
+    let from = pair.sends.len().saturating_sub(DEPTH);
+    for (at, &send) in pair.sends.iter().enumerate().skip(from) {
+        let over = (at as i64) < shift;
+        cost += u64::from(over && !done(aligned, sender, send)) * 2;
     }
     cost
 }

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Clocks of one job are nearer than this; a record further off, and not in step, is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
+/// No host's clock is further off; a record that is was left earlier.
+const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
 /// So many operations that contradict the majority's, and so large a share, and a record is foreign.
 const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
@@ -207,23 +209,47 @@ fn leave_contradicting(
     problems: &mut Vec<Problem>,
 ) -> bool {
     let tallies;
-    let offsets;
+    let clocks;
     {
-        let aligned = Aligned::new(shared, records, None);
+        let aligned = Aligned::as_told(shared, records, None);
         tallies = tally(&aligned);
-        offsets = clocks::offsets(&aligned);
+        clocks = clocks::offsets(&aligned);
     }
     let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
     newest.sort_unstable();
     let typical_newest = newest.get(newest.len() / 2).copied().unwrap_or(0);
-    let mut known: Vec<i64> = offsets.iter().flatten().map(|clock| clock.ns).collect();
+    let near =
+        |&&time: &&i64| typical_newest.abs_diff(time) < NO_CLOCK_IS_SO_WRONG_NS.unsigned_abs();
+    let most_agree = newest.iter().filter(near).count() * 2 > newest.len();
+    let mut known: Vec<i64> = clocks.iter().flatten().map(|clock| clock.ns).collect();
     known.sort_unstable();
     let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
+    // Who is of another time is left aside first: what contradicts a record that stays may be that one.
+    let mut another_time: Vec<(RecordIx, String)> = Vec::new();
     for (at, tally) in tallies.iter().enumerate() {
         let older = records[at].newest_ns() < typical_newest;
         let share = tally.against as f64 / tally.compared.max(1) as f64;
-        let apart = offsets[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
+        let apart = clocks[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
+        // Nothing that both completed connects the clocks: then only hours tell.
+        let apart = if clocks[at].is_none() && most_agree && records[at].newest_ns() > 0 {
+            let behind = records[at].newest_ns().saturating_sub(typical_newest);
+            if behind < -NO_CLOCK_IS_SO_WRONG_NS {
+                behind
+            } else {
+                apart
+            }
+        } else {
+            apart
+        };
+        if apart < -CLOCKS_AGREE_NS && !tally.in_step && older {
+            let seconds = -apart / 1_000_000_000;
+            another_time.push((
+                at,
+                format!("it is {seconds} s older than its peers' records; it is of an older run"),
+            ));
+            continue;
+        }
         let why = if tally.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
             format!(
                 "{} of its {} completed operations are not those that its peers completed under the same \
@@ -237,15 +263,15 @@ fn leave_contradicting(
         } else if older && tally.misplaced > 0 {
             "it names other groups than its peers do, and is older; it is of an older run"
                 .to_owned()
-        } else if apart < -CLOCKS_AGREE_NS && !tally.in_step {
-            format!(
-                "it is {} s older than its peers' records; it is of an older run",
-                -apart / 1_000_000_000
-            )
         } else {
             continue;
         };
         foreign.push((at, why));
+    }
+    if !another_time.is_empty() && another_time.len() * 2 < records.len() {
+        foreign = another_time;
+    } else {
+        foreign.extend(another_time);
     }
     if foreign.len() * 2 > records.len() || foreign.len() == records.len() {
         // Where all contradict all, the newest is of the job at hand.

@@ -110,11 +110,7 @@ pub(crate) struct Record {
 impl Record {
     /// Whether the ring had dropped operations before the first that is here.
     pub(crate) fn wrapped(&self) -> bool {
-        let first = match self.recorder {
-            Recorder::Rcomm => 1,
-            _ => 0,
-        };
-        self.first_id > first
+        self.first_id > first_id_of(self.recorder)
     }
 
     /// The newest moment that the record knows of, ns; 0 if none.
@@ -128,6 +124,11 @@ impl Record {
             })
             .max()
             .unwrap_or(self.identity.dump_time_ns)
+    }
+
+    /// The moment at which it was taken, as far as it tells, ns by its own clock.
+    pub(crate) fn latest_ns(&self) -> i64 {
+        self.identity.dump_time_ns.max(self.newest_ns())
     }
 
     pub(crate) fn record_id(&self, op: &Op) -> u64 {
@@ -240,8 +241,11 @@ impl Shared {
                 is_p2p: entry.is_p2p,
             });
         }
-        // Holes in the record ids, and not one operation that completed: written with onlyActive.
-        let only_active = !ids_follow && !ops.iter().any(Op::completed);
+        // Holes in the record ids, or fewer operations than any ring holds, and not one that
+        // completed: written with onlyActive.
+        let is_short = first_id > first_id_of(dump.recorder) && ops.len() < LEAST_RING;
+        let none_done = !ops.iter().any(|op| op.completed() || op.retired);
+        let only_active = none_done && (!ids_follow || is_short);
         Ok(Record {
             rank,
             path,
@@ -339,6 +343,14 @@ struct Arguments {
     root: Option<u32>,
     reduce_op: Option<rcomm_recorder::model::ReduceOp>,
     timeout_ms: u64,
+}
+
+/// No ring has fewer slots, in operations.
+const LEAST_RING: usize = 64;
+
+/// The number that a recorder gives to its first operation.
+fn first_id_of(recorder: Recorder) -> u64 {
+    u64::from(recorder == Recorder::Rcomm)
 }
 
 fn narrow(value: u64) -> u32 {

@@ -4,7 +4,8 @@
 //! place where everybody is, or a cycle. This is what the checks judge.
 
 use crate::align::Aligned;
-use crate::wait_graph::{Arrival, Missing, Node, WaitGraph};
+use crate::pending::Arrival;
+use crate::wait_graph::{Missing, Node, WaitGraph};
 
 /// Where waits end.
 #[derive(Clone, Debug, PartialEq, Eq)]

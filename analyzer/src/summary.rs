@@ -3,8 +3,9 @@
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::case::Case;
 use crate::finding::SeqKind;
+use crate::pending::What;
 use crate::report::{GroupReport, InstanceReport, InstanceState, RankReport, StackNode, Wait};
-use crate::wait_graph::{Missing, Place, What, now_ns};
+use crate::wait_graph::{Missing, Place, now_ns};
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 

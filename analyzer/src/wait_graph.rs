@@ -13,40 +13,12 @@
 //! there the oldest unfinished operation of each group is.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
+use crate::components::components;
 use crate::p2p::{self, Half, Messages, Other};
+use crate::pending::{Arrival, Pending, What, front_is_lost, pending_of};
 use crate::policy::Policy;
-use crate::record::{NONE, Record};
-use rcomm_recorder::model::{EntryState, OpType, Rank};
-use rcomm_recorder::publish::Recorder;
+use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
-
-/// How sure it is that a rank's device has come to an operation that the rank issued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Arrival {
-    /// Behind an older unfinished operation of its group.
-    Queued,
-    /// First of its group, behind an unfinished operation of another group.
-    Head,
-    /// There.
-    Arrived,
-}
-
-/// Something unfinished that a rank has issued.
-#[derive(Clone, Debug)]
-pub(crate) struct Pending {
-    pub(crate) group: GroupIx,
-    /// Position in the record's operations of its first entry.
-    pub(crate) position: u32,
-    pub(crate) what: What,
-    pub(crate) arrival: Arrival,
-}
-
-/// A collective, or a batch of messages.
-#[derive(Clone, Debug)]
-pub(crate) enum What {
-    Collective { seq: u32 },
-    Batch { halves: Vec<Half> },
-}
 
 /// Where ranks wait.
 #[derive(Clone, Debug)]
@@ -116,10 +88,15 @@ impl WaitGraph {
             by_collective: HashMap::new(),
             node_of_rank,
         };
-        let now = now_of_snapshot(aligned, policy);
+        let snapshot = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        let overdue = i64::try_from(policy.overdue.as_nanos()).unwrap_or(i64::MAX);
         for record in 0..aligned.records.len() {
             let mut pending = pending_of(aligned, messages, record);
-            if let Some((now, overdue)) = now {
+            if let Some(now) = snapshot {
+                // A clock that nothing connects to the others' tells ages only by itself.
+                let own = aligned.records[record].latest_ns();
+                let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
+                let now = if foreign { own } else { now };
                 pending.retain(|one| {
                     let op = aligned.op(record, one.position);
                     now.saturating_sub(aligned.created_ns(record, op)) >= overdue
@@ -397,14 +374,6 @@ impl WaitGraph {
     }
 }
 
-/// Whether the ring has dropped the very operation that a rank is in: a program that ran far ahead of
-/// its device, and a small ring.
-pub(crate) fn front_is_lost(record: &Record) -> bool {
-    record.wrapped()
-        && !record.ops.is_empty()
-        && !record.ops.iter().any(|op| op.completed() || op.retired)
-}
-
 /// Whether the receiver of a group also takes from whoever sends first.
 fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
@@ -443,245 +412,16 @@ fn prefer_what_is_known(missing: &mut Vec<(Node, Missing)>) {
     }
 }
 
-/// In a snapshot: the moment of judgement and the age from which on an operation is overdue.
-fn now_of_snapshot(aligned: &Aligned<'_>, policy: &Policy) -> Option<(i64, i64)> {
-    if !policy.snapshot {
-        return None;
-    }
-    let overdue = i64::try_from(policy.overdue.as_nanos()).unwrap_or(i64::MAX);
-    Some((now_ns(aligned, policy)?, overdue))
-}
-
 /// The moment of judgement in common time: the policy's, the dumps' own, else the newest moment that
 /// any record knows of.
 pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
-    let of_records = aligned.records.iter().enumerate().map(|(at, record)| {
-        let time = record.identity.dump_time_ns.max(record.newest_ns());
-        time.saturating_sub(aligned.offsets_ns[at])
-    });
+    let of_records = aligned
+        .records
+        .iter()
+        .enumerate()
+        .map(|(at, record)| record.latest_ns().saturating_sub(aligned.offsets_ns[at]));
     policy
         .now_ns
         .or_else(|| of_records.max())
         .filter(|&now| now > 0)
-}
-
-/// Backends whose operations run on a device, in the order of one queue unless shown otherwise.
-fn on_device(backend: &str) -> bool {
-    [
-        "nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "flagcx",
-    ]
-    .iter()
-    .any(|name| backend.starts_with(name))
-}
-
-fn pending_of(aligned: &Aligned<'_>, messages: &Messages, record: RecordIx) -> Vec<Pending> {
-    let whole = &aligned.records[record];
-    let mut pending: Vec<Pending> = Vec::new();
-    let mut started: Vec<bool> = Vec::new();
-    for (lane_at, lane) in aligned.lanes[record].iter().enumerate() {
-        if lane.member == NONE {
-            continue;
-        }
-        let mut at = lane.pending_from;
-        while at < lane.collectives.len() {
-            let block = aligned.block(record, lane, at);
-            let teller = aligned.op(record, lane.collectives[block.end - 1]);
-            if !teller.completed() {
-                let any_started = block.clone().any(|at| {
-                    let op = aligned.op(record, lane.collectives[at]);
-                    op.state == EntryState::Started || op.started_us != NONE
-                });
-                pending.push(Pending {
-                    group: lane.group,
-                    position: lane.collectives[at],
-                    what: What::Collective { seq: teller.seq },
-                    arrival: Arrival::Queued,
-                });
-                started.push(any_started);
-            }
-            at = block.end;
-        }
-        let tellers = messages.tellers(record, lane_at);
-        let mut at = 0;
-        // Sends and receives that later ones of the same pair have overtaken are over.
-        let over = overtaken(aligned, record, &lane.messages, tellers);
-        while at < lane.messages.len() {
-            let teller = tellers[at];
-            let end = at
-                + tellers[at..]
-                    .iter()
-                    .take_while(|&&other| other == teller)
-                    .count();
-            let op = aligned.op(record, teller);
-            let halves: Vec<Half> = (at..end)
-                .filter(|&at| !over[at] && aligned.op(record, lane.messages[at]).kind.is_p2p())
-                .map(|at| Half {
-                    position: lane.messages[at],
-                    teller,
-                })
-                .collect();
-            if p2p::pending(op) && !halves.is_empty() {
-                pending.push(Pending {
-                    group: lane.group,
-                    position: halves[0].position,
-                    what: What::Batch { halves },
-                    arrival: Arrival::Queued,
-                });
-                started.push(op.state == EntryState::Started || op.started_us != NONE);
-            }
-            at = end;
-        }
-    }
-    let mut order: Vec<usize> = (0..pending.len()).collect();
-    order.sort_by_key(|&at| pending[at].position);
-    let backend = |at: &usize| {
-        let op = aligned.op(record, pending[*at].position);
-        on_device(&aligned.shared.calls.get(op.call).signature.backend)
-    };
-    let device = whole.recorder == Recorder::Nccl || order.iter().any(backend);
-    let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
-    for (nth, &at) in order.iter().enumerate() {
-        let one = &mut pending[at];
-        let is_message = matches!(one.what, What::Batch { .. });
-        // A device runs a group's messages and collectives in one order; a host does not.
-        let lane = (one.group, is_message && !device);
-        let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
-        one.arrival = if aligned.groups[one.group].shows_starts {
-            if started[at] {
-                Arrival::Arrived
-            } else if head {
-                Arrival::Head
-            } else {
-                Arrival::Queued
-            }
-        } else if device {
-            if nth == 0 {
-                Arrival::Arrived
-            } else if head {
-                Arrival::Head
-            } else {
-                Arrival::Queued
-            }
-        } else if head || is_message {
-            Arrival::Arrived
-        } else {
-            Arrival::Queued
-        };
-    }
-    let lost = device && front_is_lost(whole);
-    let mut sorted = Vec::with_capacity(pending.len());
-    for at in order {
-        let mut one = pending[at].clone();
-        if lost {
-            one.arrival = one.arrival.min(Arrival::Head);
-        }
-        sorted.push(one);
-    }
-    sorted
-}
-
-/// Marks the halves that a later completed one of the same peer and direction has overtaken.
-fn overtaken(aligned: &Aligned<'_>, record: RecordIx, list: &[u32], tellers: &[u32]) -> Vec<bool> {
-    let mut over = vec![false; list.len()];
-    let mut done_after: Vec<(OpType, u32)> = Vec::new();
-    for at in (0..list.len()).rev() {
-        let op = aligned.op(record, list[at]);
-        if !op.kind.is_p2p() {
-            continue;
-        }
-        let key = (op.kind, op.peer);
-        if aligned.op(record, tellers[at]).completed() {
-            if !done_after.contains(&key) {
-                done_after.push(key);
-            }
-        } else if done_after.contains(&key) {
-            over[at] = true;
-        }
-    }
-    over
-}
-
-/// Tarjan's strongly connected components (R. Tarjan, "Depth-first search and linear graph
-/// algorithms", SIAM J. Comput. 1972), with its recursion unrolled. A component comes out before those
-/// that point at it.
-fn components(nodes: usize, successors: impl Fn(Node) -> Vec<Node>) -> Vec<Vec<Node>> {
-    const UNSEEN: usize = usize::MAX;
-    let mut index = vec![UNSEEN; nodes];
-    let mut low = vec![0; nodes];
-    let mut on_stack = vec![false; nodes];
-    let mut stack = Vec::new();
-    let mut found = Vec::new();
-    let mut next = 0;
-    for root in 0..nodes {
-        if index[root] != UNSEEN {
-            continue;
-        }
-        let mut calls: Vec<(Node, Vec<Node>, usize)> = vec![(root, successors(root), 0)];
-        index[root] = next;
-        low[root] = next;
-        next += 1;
-        stack.push(root);
-        on_stack[root] = true;
-        while let Some((node, to, at)) = calls.last_mut() {
-            if let Some(&child) = to.get(*at) {
-                *at += 1;
-                let node = *node;
-                if index[child] == UNSEEN {
-                    index[child] = next;
-                    low[child] = next;
-                    next += 1;
-                    stack.push(child);
-                    on_stack[child] = true;
-                    calls.push((child, successors(child), 0));
-                } else if on_stack[child] {
-                    low[node] = low[node].min(index[child]);
-                }
-                continue;
-            }
-            let node = *node;
-            calls.pop();
-            if let Some((parent, ..)) = calls.last() {
-                low[*parent] = low[*parent].min(low[node]);
-            }
-            if low[node] == index[node] {
-                let mut component = Vec::new();
-                while let Some(member) = stack.pop() {
-                    on_stack[member] = false;
-                    component.push(member);
-                    if member == node {
-                        break;
-                    }
-                }
-                component.sort_unstable();
-                found.push(component);
-            }
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn components_come_out_before_those_that_point_at_them() {
-        // 0 -> 1 -> 2 -> 1, 3 alone
-        let edges = [vec![1], vec![2], vec![1], vec![]];
-        let found = components(4, |node| edges[node].clone());
-        assert_eq!(found, vec![vec![1, 2], vec![0], vec![3]]);
-    }
-
-    #[test]
-    fn a_long_chain_does_not_recurse() {
-        let found = components(200_000, |node| {
-            if node + 1 < 200_000 {
-                vec![node + 1]
-            } else {
-                vec![]
-            }
-        });
-        assert_eq!(found.len(), 200_000);
-        assert_eq!(found[0], vec![199_999]);
-    }
 }

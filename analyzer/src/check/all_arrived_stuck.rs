@@ -5,6 +5,7 @@
 //! such a wait better.
 
 use super::Check;
+use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
 use crate::case::{Case, Draft, count_ranks, name_time};
 use crate::finding::Code;
@@ -33,8 +34,17 @@ impl Check for AllArrivedStuck {
 }
 
 fn nobody_finished(case: &Case<'_>, place: usize) -> bool {
-    let Place::Collective { group, seq } = case.graph.places[place] else {
-        return true;
+    let (group, seq) = match case.graph.places[place] {
+        Place::Collective { group, seq } => (group, seq),
+        // A half whose other one the ring has dropped is not known to be met.
+        Place::Batch {
+            group,
+            record,
+            pending,
+        } => {
+            let mut halves = case.halves(record, pending).iter();
+            return halves.all(|&half| both_ends(case, group, record, half).is_some());
+        }
     };
     (0..case.aligned.groups[group].ranks.len()).all(|member| {
         let Presence::Issued(at) = case.aligned.presence(group, member, seq) else {

@@ -13,9 +13,10 @@ use super::Check;
 use crate::case::{Case, Draft, Spot, name_ranks};
 use crate::finding::Code;
 use crate::missed::{event_at, event_for};
+use crate::pending::What;
 use crate::program_order::{Event, Votes, ask, past};
 use crate::sink::Sink;
-use crate::wait_graph::{Missing, Node, Place, What};
+use crate::wait_graph::{Missing, Node, Place};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

@@ -10,6 +10,7 @@ use crate::disagreement::{Disagreement, Ground, Part, Shift, shift};
 use crate::finding::Code;
 use crate::signature::Difference;
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
 
 pub(super) struct Mismatch;
 
@@ -101,7 +102,7 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
         }
         draft
     };
-    draft.confidence = confidence(one);
+    draft.confidence = confidence(case, one);
     draft.ruled_out = grounds(case, one, difference);
     describe(case, one, &wrong, &mut draft);
     draft.at = Some(spot);
@@ -109,7 +110,15 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
 }
 
 /// How sure it is which side is right.
-pub(super) fn confidence(one: &Disagreement) -> f64 {
+pub(super) fn confidence(case: &Case<'_>, one: &Disagreement) -> f64 {
+    // Where a recorder's numbers were counted from the middle of a ring, they may be off.
+    let guessed = |&record: &usize| {
+        let record = &case.aligned.records[record];
+        record.recorder == Recorder::Torchcomms && record.wrapped()
+    };
+    if one.parts.iter().flat_map(|part| &part.records).any(guessed) {
+        return 0.4;
+    }
     let sure = match one.ground {
         Ground::Majority => {
             let all: usize = one.parts.iter().map(|part| part.ranks.len()).sum();

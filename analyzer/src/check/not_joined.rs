@@ -4,6 +4,7 @@
 //! in the order of the program is named; the other waits are consequences.
 
 use super::Check;
+use crate::align::retiring_is_all;
 use crate::case::{Case, Draft, Spot, count_ranks, name_ranks, name_time};
 use crate::finding::Code;
 use crate::missed::first_missed;
@@ -111,6 +112,15 @@ fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64
         let record = case.aligned.record_of(case.rank(node));
         record.is_some_and(|record| case.aligned.records[record].only_active)
     });
+    // Gloo's recorder tells neither members nor completion: a rank without a record may be the one that
+    // this rank waits for.
+    let vague = nodes.iter().any(|&(node, _)| {
+        let record = case.aligned.record_of(case.rank(node));
+        record.is_some_and(|record| retiring_is_all(case.aligned.records[record].recorder))
+    });
+    if vague && case.aligned.records.len() < case.aligned.expected.len() {
+        sure = sure.min(0.5);
+    }
     if lossy { sure * 0.9 } else { sure }
 }
 

@@ -4,7 +4,8 @@ use super::Check;
 use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::p2p::{Half, Other};
-use crate::wait_graph::{Place, What};
+use crate::pending::What;
+use crate::wait_graph::Place;
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeSet;
 
@@ -45,7 +46,7 @@ impl Check for P2pSizeMismatch {
 }
 
 /// The record and half of the sender, then of the receiver, if both are posted.
-fn both_ends(
+pub(super) fn both_ends(
     case: &Case<'_>,
     group: usize,
     record: usize,

@@ -9,8 +9,9 @@ use super::Check;
 use crate::align::Why;
 use crate::case::{Case, Draft, name_ranks};
 use crate::finding::Code;
+use crate::pending::front_is_lost;
 use crate::record::Record;
-use crate::wait_graph::{Missing, front_is_lost};
+use crate::wait_graph::Missing;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 

@@ -99,7 +99,7 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
     };
     let mut draft = Draft::new(code, sentence);
     draft.culprits = culprits;
-    draft.confidence = confidence(one);
+    draft.confidence = confidence(case, one);
     if one.ground == Ground::Past {
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
     }

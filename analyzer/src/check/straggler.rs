@@ -38,14 +38,23 @@ impl Check for Straggler {
         if lateness.span_ms <= 0.0 {
             return Vec::new();
         }
-        let hosts = late_hosts(case, lateness);
-        if !hosts.is_empty() {
-            return hosts;
-        }
         let ranks = lateness.ranks.iter().enumerate();
-        ranks
+        let ranks: Vec<Draft> = ranks
             .filter_map(|(record, rank)| late_rank(case, lateness, record, rank))
-            .collect()
+            .collect();
+        let hosts = late_hosts(case, lateness);
+        // One late rank makes its host's others late for the rest of the job: then it is the rank.
+        let of_host = |host: &Draft| {
+            let late = ranks
+                .iter()
+                .filter(|rank| host.culprits.contains(&rank.culprits[0]));
+            late.count()
+        };
+        let hosts: Vec<Draft> = hosts
+            .into_iter()
+            .filter(|host| of_host(host) != 1)
+            .collect();
+        if hosts.is_empty() { ranks } else { hosts }
     }
 }
 

@@ -47,7 +47,9 @@ impl Mesh {
         };
         let rank = |d: u32, p: u32, t: u32| (p * spec.dp + d) * spec.tp + t;
         // Some frameworks name every group of one kind alike.
-        let reused = spec.seed.is_multiple_of(5);
+        // Gloo's recorder names no members: alike names would be one group.
+        let reused = spec.seed.is_multiple_of(5)
+            && spec.recording.recorder != rcomm_recorder::publish::Recorder::NativeGloo;
         let (tp, pp, dp, ep) = (spec.tp, spec.pp, spec.dp, spec.ep);
         if tp > 1 {
             for p in 0..pp {

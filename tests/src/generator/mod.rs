@@ -3,6 +3,7 @@
 //!
 //! Everything follows from one seed. The truth comes from what was put in, never from the analysis.
 
+mod damage;
 mod fault;
 mod mesh;
 mod past;
@@ -11,12 +12,14 @@ mod random;
 mod record;
 mod simulate;
 
+pub use damage::Damage;
 pub use fault::{Fault, Kind};
 pub use past::Past;
 pub use random::Random;
 pub use record::{Recording, Window};
 
 use mesh::Mesh;
+use rcomm_analyzer::{Analysis, Extent, Policy, Report};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, Recorder};
 
@@ -56,6 +59,8 @@ pub struct Job {
     pub blocked: Vec<Rank>,
     /// The dumps hold enough to tell who is at fault.
     pub decidable: bool,
+    /// Ranks whose file was cut short.
+    pub cut: Vec<Rank>,
 }
 
 impl Spec {
@@ -70,19 +75,35 @@ impl Spec {
                 break (tp, pp, dp);
             }
         };
-        let ep = if dp % 2 == 0 && random.chance(0.3) {
-            2
-        } else {
-            1
+        let ep = match dp {
+            4 | 8 if random.chance(0.3) => 4,
+            2 | 4 | 8 if random.chance(0.4) => 2,
+            _ => 1,
         };
         let recorder = *random.pick(&[
             Recorder::Nccl,
             Recorder::Nccl,
             Recorder::Nccl,
             Recorder::Hook,
+            Recorder::Hook,
             Recorder::Rcomm,
+            Recorder::Rcomm,
+            Recorder::NativeGloo,
+            Recorder::Torchcomms,
         ]);
+        // Gloo records no messages, torchcomms no peers: a pipeline of theirs says too little.
+        let pp = match recorder {
+            Recorder::NativeGloo => 1,
+            Recorder::Torchcomms => pp.min(2),
+            _ => pp,
+        };
+        let (dp, ep) = if tp * pp * dp < 2 { (2, 1) } else { (dp, ep) };
         let window = *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]);
+        // One counter for everything: from the middle of a ring it identifies nothing.
+        let window = match recorder {
+            Recorder::Torchcomms => Window::Whole,
+            _ => window,
+        };
         // No real ring is so small that what was issued ahead pushes out what is running.
         let ahead: &[usize] = if window == Window::Whole {
             &[0, 3, 12, 40]
@@ -110,6 +131,8 @@ impl Spec {
                 clock_spread_ms: *random.pick(&[0, 0, 5000]),
                 drift_ppm: *random.pick(&[0, 50]),
                 frames: random.chance(0.5),
+                splits: random.chance(0.5),
+                taken_at: None,
             },
             faults: Vec::new(),
         }
@@ -145,11 +168,24 @@ impl Spec {
             dumps,
             blocked,
             decidable,
+            cut: Vec::new(),
         }
     }
 }
 
 impl Job {
+    /// The report on what the ranks left, files cut short taken as such.
+    pub fn judge(&self, policy: &Policy) -> Report {
+        let mut analysis = Analysis::new(policy.clone());
+        for dump in &self.dumps {
+            let rank = dump.identity.rank.unwrap_or_default();
+            let cut = self.cut.contains(&rank);
+            let extent = if cut { Extent::Cut } else { Extent::Whole };
+            analysis.add_from(&format!("rank_{rank}"), dump, extent);
+        }
+        analysis.finish()
+    }
+
     /// The ranks at fault, ascending.
     pub fn culprits(&self) -> Vec<Rank> {
         let mut culprits: Vec<Rank> = self

@@ -15,6 +15,10 @@ pub(super) struct Call {
     pub(super) dtype: &'static str,
     pub(super) root: Option<u32>,
     pub(super) reduce_op: Option<ReduceOp>,
+    /// What goes to each member, and what comes from each, of an exchange; else empty.
+    pub(super) splits: [Vec<u64>; 2],
+    /// What it sends is what its peers expect.
+    pub(super) fits: bool,
     /// Line of the program.
     pub(super) line: u32,
 }
@@ -75,6 +79,8 @@ pub(super) fn collective(
         dtype: "BFloat16",
         root: None,
         reduce_op: None,
+        splits: [Vec::new(), Vec::new()],
+        fits: true,
         line,
     }
 }
@@ -200,8 +206,9 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
             ));
         }
         if let Some(group) = roles.brief
-            && step == spec.steps / 2
+            && step >= spec.steps / 2
         {
+            let gathered = [16 * mesh.groups[group].ranks.len() as u64];
             acts.push(one(
                 group,
                 Call {
@@ -211,7 +218,7 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
                         "gather",
                         &[16],
                         if mesh.member(group, rank) == Some(0) {
-                            &[16, 2]
+                            &gathered
                         } else {
                             &[]
                         },
@@ -266,13 +273,16 @@ fn exchange(
         Random::new(spec.seed ^ key).between(0, 64)
     };
     let members = &mesh.groups[group].ranks;
-    let input: u64 = members.iter().map(|&to| part(rank, to)).sum();
-    let output: u64 = members.iter().map(|&from| part(from, rank)).sum();
-    collective(
-        OpType::AllToAllSingle,
-        "all_to_all_single",
-        &[input],
-        &[output],
-        line,
-    )
+    let sent: Vec<u64> = members.iter().map(|&to| part(rank, to)).collect();
+    let taken: Vec<u64> = members.iter().map(|&from| part(from, rank)).collect();
+    Call {
+        splits: [sent.clone(), taken.clone()],
+        ..collective(
+            OpType::AllToAllSingle,
+            "all_to_all_single",
+            &[sent.iter().sum()],
+            &[taken.iter().sum()],
+            line,
+        )
+    }
 }

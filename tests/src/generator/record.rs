@@ -3,10 +3,11 @@
 use super::fault::{Fault, Kind};
 use super::mesh::Mesh;
 use super::program::{Act, Call, Program};
-use super::simulate::Run;
+use super::simulate::{Run, Times};
 use super::{Random, Spec};
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, Signature,
+    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use std::collections::HashMap;
@@ -41,6 +42,10 @@ pub struct Recording {
     pub drift_ppm: i64,
     /// Call stacks are recorded.
     pub frames: bool,
+    /// Split sizes of exchanges are recorded.
+    pub splits: bool,
+    /// The records are taken when so much of the job's time has gone by, 0..1; `None` = at its end.
+    pub taken_at: Option<f64>,
 }
 
 const START_NS: i64 = 1_790_000_000_000_000_000;
@@ -70,6 +75,15 @@ pub(super) fn dumps(
         })
         .collect();
     let common = random.between(24, 96) as usize;
+    let moments = run.times.iter().flatten();
+    let end = moments
+        .map(|times| times.ended.unwrap_or(times.arrived))
+        .max()
+        .unwrap_or(0);
+    let taken = match spec.recording.taken_at {
+        Some(share) => (end as f64 * share) as i64,
+        None => end + 20_000_000_000,
+    };
     (0..spec.world())
         .filter(|&rank| !crashed(rank))
         .map(|rank| {
@@ -82,9 +96,37 @@ pub(super) fn dumps(
                 offset: offsets[(rank / 8) as usize],
                 ppm: spec.recording.drift_ppm,
             };
-            Writer::new(spec, mesh, rank, clock).write(&programs[rank as usize], run, keep)
+            let mut writer = Writer::new(spec, mesh, rank, clock);
+            writer.taken = taken;
+            writer.failed_at = faults
+                .iter()
+                .find(|fault| fault.kind == Kind::Fails && fault.rank == rank)
+                .map(|fault| fault.at);
+            let mut dump = writer.write(&programs[rank as usize], run, keep);
+            for fault in faults.iter().filter(|fault| fault.rank == rank) {
+                show_outside(fault.kind, &mut dump);
+            }
+            dump
         })
         .collect()
+}
+
+/// What a fault leaves in a record beside the operations.
+fn show_outside(kind: Kind, dump: &mut Dump) {
+    match kind {
+        Kind::Dead => dump.identity.reason = "ring of a dead process".into(),
+        Kind::Stalled => {
+            let taken = dump.identity.dump_time_ns;
+            if let Some(status) = &mut dump.status {
+                status.heartbeat_ns = taken - 90_000_000_000;
+            }
+        }
+        Kind::ShortRing => {
+            dump.entries.drain(..dump.entries.len().saturating_sub(12));
+            dump.status.get_or_insert_default().dropped = 3;
+        }
+        _ => {}
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -110,6 +152,10 @@ struct Writer<'a> {
     signatures: HashMap<Signature, u32>,
     stacks: HashMap<u32, u32>,
     everything: u64,
+    /// When the record is taken, ns since the start.
+    taken: i64,
+    /// Which act failed by itself.
+    failed_at: Option<usize>,
 }
 
 impl<'a> Writer<'a> {
@@ -134,11 +180,37 @@ impl<'a> Writer<'a> {
             signatures: HashMap::new(),
             stacks: HashMap::new(),
             everything: 0,
+            taken: 0,
+            failed_at: None,
         }
     }
 
     fn write(mut self, program: &Program, run: &Run, keep: usize) -> Dump {
-        let times = &run.times[self.rank as usize];
+        // What had not happened yet when the record was taken is not in it.
+        let taken = self.taken;
+        let times: Vec<Times> = run.times[self.rank as usize]
+            .iter()
+            .take_while(|times| times.arrived <= taken)
+            .map(|times| Times {
+                ended: times.ended.filter(|&ended| ended <= taken),
+                ..*times
+            })
+            .collect();
+        if self.dump.recorder == Recorder::Rcomm {
+            self.dump.identity = Identity {
+                world_size: Some(self.spec.world()),
+                host: format!("host{}", self.rank / 8),
+                job: "job".into(),
+                dump_time_ns: self.clock.wall(taken),
+                reason: "time-out".into(),
+                ..self.dump.identity
+            };
+            self.dump.status = Some(RankStatus {
+                step: -1,
+                heartbeat_ns: self.clock.wall(taken - 100_000_000),
+                ..RankStatus::default()
+            });
+        }
         let native = self.dump.recorder == Recorder::NativeGloo;
         for at in 0..self.mesh.groups.len() {
             let group = &self.mesh.groups[at];
@@ -172,6 +244,16 @@ impl<'a> Writer<'a> {
             last
         };
         for (at, act) in program.acts[..issued].iter().enumerate() {
+            if self.failed_at == Some(at) {
+                let arrived = times.get(at).map_or(0, |times| times.arrived);
+                self.act(
+                    act,
+                    EntryState::Failed,
+                    arrived,
+                    Some(arrived + 1_000_000_000),
+                );
+                continue;
+            }
             let seen = times.get(at);
             let arrived = seen.map_or_else(
                 || {
@@ -203,8 +285,12 @@ impl<'a> Writer<'a> {
         match act {
             Act::Collective { calls, .. } => {
                 counts[0] += 1;
-                for call in calls {
-                    self.seq.entry(group).or_insert([0; 3])[2] += 1;
+                // Others than these record each operation on its own.
+                let blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
+                for (nth, call) in calls.iter().enumerate() {
+                    let counts = self.seq.entry(group).or_insert([0; 3]);
+                    counts[0] += u64::from(nth > 0 && !blocks);
+                    counts[2] += 1;
                     // Members of a coalesced block take no state of their own in NCCL's records.
                     let hidden = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
                     let state = if hidden { EntryState::Scheduled } else { state };
@@ -251,14 +337,9 @@ impl<'a> Writer<'a> {
                     let state = if hidden { EntryState::Scheduled } else { state };
                     let ended = ended.filter(|_| !hidden);
                     let call = Call {
-                        op,
-                        name,
                         input: shape.clone(),
                         output: shape,
-                        dtype: "BFloat16",
-                        root: None,
-                        reduce_op: None,
-                        line: *line,
+                        ..super::program::collective(op, name, &[], &[], *line)
                     };
                     self.entry(
                         group,
@@ -309,6 +390,7 @@ impl<'a> Writer<'a> {
             (_, state) => state,
         };
         let wall = |ns: i64| self.clock.wall(ns);
+        let retired = ended.is_some() || recorder == Recorder::NativeGloo;
         let ended = ended.filter(|_| recorder != Recorder::NativeGloo);
         let completed = ended.map_or(0, wall);
         let started = match recorder {
@@ -340,7 +422,7 @@ impl<'a> Writer<'a> {
             stack: self.stack(call.line),
             op: call.op,
             state,
-            retired: ended.is_some() || recorder == Recorder::NativeGloo,
+            retired,
             is_p2p: is_p2p && !torchcomms,
             peer: if torchcomms { Peer::None } else { peer },
             root,
@@ -384,6 +466,13 @@ impl<'a> Writer<'a> {
             (Recorder::Hook, OpType::Recv) => (vec![], call.output.clone()),
             _ => (call.input.clone(), call.output.clone()),
         };
+        let none = [Vec::new(), Vec::new()];
+        let recorded = self.spec.recording.splits
+            && !matches!(
+                self.dump.recorder,
+                Recorder::NativeGloo | Recorder::Torchcomms
+            );
+        let splits = if recorded { &call.splits } else { &none };
         let signature = Signature {
             backend: backend.into(),
             op_name: call.name.into(),
@@ -391,7 +480,8 @@ impl<'a> Writer<'a> {
             output_sizes: shapes(&output),
             input_dtypes: types(&input),
             output_dtypes: types(&output),
-            ..Signature::default()
+            input_splits: splits[0].clone(),
+            output_splits: splits[1].clone(),
         };
         if let Some(&at) = self.signatures.get(&signature) {
             return at;

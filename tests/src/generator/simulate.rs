@@ -40,10 +40,10 @@ type Halves = [Option<(Rank, i64, u64)>; 2];
 fn agree(a: &[Call], b: &[Call]) -> bool {
     a.len() == b.len()
         && a.iter().zip(b).all(|(a, b)| {
-            let same = a.op == b.op && a.dtype == b.dtype;
+            let same = a.op == b.op && a.dtype == b.dtype && a.fits && b.fits;
             same && match a.op {
                 OpType::AllToAllSingle => true,
-                OpType::Gather => a.input == b.input,
+                OpType::Gather => a.input == b.input && a.root == b.root,
                 _ => a.input == b.input && a.output == b.output,
             }
         })
@@ -60,7 +60,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     let mut queue: VecDeque<Rank> = (0..world as Rank).collect();
     let broken: Vec<(usize, u32)> = faults
         .iter()
-        .filter(|fault| fault.kind == Kind::Fabric)
+        .filter(|fault| matches!(fault.kind, Kind::Fabric | Kind::Fails))
         .map(|fault| {
             (
                 fault.group,

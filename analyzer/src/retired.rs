@@ -1,0 +1,178 @@
+//! What a recorder retired and cannot have completed.
+//!
+//! Gloo's own recorder says nothing of an operation but that it is over, be it completed or timed out.
+//! What is over is taken for completed, except where the records together show that it cannot be: a
+//! member never issued it, members issued what does not fit, or others wait for a rank whose newest
+//! operation is the newest of its whole group.
+
+use crate::align::{Aligned, GroupIx, RecordIx, is_collective, needs_everybody, retiring_is_all};
+use std::collections::{BTreeSet, HashMap};
+
+impl Aligned<'_> {
+    /// Reopens what cannot have completed as the calls of all members together show.
+    pub(crate) fn reopen(&mut self) {
+        for group in 0..self.groups.len() {
+            if let Some(apart) = self.first_difference(group) {
+                self.reopen_retired(group, Some(apart));
+            }
+        }
+        // What is reopened shows who is missed, and that may show more.
+        for _ in 0..8 {
+            if !self.reopen_newest() {
+                break;
+            }
+        }
+    }
+
+    /// Where `retired` is all that a recorder says, a collective that needs everybody and that a member
+    /// never issued did not complete, whatever its flags say.
+    pub(crate) fn reopen_retired(&mut self, group: GroupIx, apart: Option<u32>) {
+        let mut behind: Option<u32> = None;
+        for member in 0..self.groups[group].ranks.len() {
+            let Some((record, lane)) = self.groups[group].lanes[member] else {
+                let rank = self.groups[group].ranks[member];
+                let whole = self.record_of(rank).map(|record| &self.records[record]);
+                if whole
+                    .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
+                {
+                    behind = Some(0);
+                }
+                continue;
+            };
+            if self.records[record].cut {
+                continue;
+            }
+            let newest = self.lanes[record][lane].collectives.last();
+            let newest = newest.map_or(0, |&at| self.seq(record, at));
+            if newest > 0 || !self.records[record].wrapped() {
+                behind = Some(behind.map_or(newest, |b| b.min(newest)));
+            }
+        }
+        let before = apart.map(|seq| seq.saturating_sub(1));
+        let Some(behind) = behind.into_iter().chain(before).min() else {
+            return;
+        };
+        for member in 0..self.groups[group].ranks.len() {
+            let Some((record, lane)) = self.groups[group].lanes[member] else {
+                continue;
+            };
+            if !retiring_is_all(self.records[record].recorder) {
+                continue;
+            }
+            let list = &self.lanes[record][lane].collectives;
+            let reopened = list.iter().position(|&at| {
+                let op = self.op(record, at);
+                op.seq > behind && (needs_everybody(op.kind) || apart == Some(op.seq))
+            });
+            if let Some(at) = reopened {
+                let from = &mut self.lanes[record][lane].pending_from;
+                *from = (*from).min(at);
+            }
+        }
+    }
+
+    /// The first number under which members with such a recorder issued what does not fit: that did not
+    /// complete either.
+    fn first_difference(&self, group: GroupIx) -> Option<u32> {
+        let lanes = || self.groups[group].lanes.iter().flatten().copied();
+        if !lanes().any(|(record, _)| retiring_is_all(self.records[record].recorder)) {
+            return None;
+        }
+        let mut first: HashMap<u32, u32> = HashMap::new();
+        let mut apart: Option<u32> = None;
+        for (record, lane) in lanes() {
+            let lane = &self.lanes[record][lane];
+            // Of a block only its whole could be compared.
+            for &at in lane.collectives.iter().filter(|_| lane.dense) {
+                let op = self.op(record, at);
+                let known = *first.entry(op.seq).or_insert(op.call);
+                if self.shared.calls.difference(known, op.call).is_some() {
+                    apart = Some(apart.map_or(op.seq, |seq| seq.min(op.seq)));
+                }
+            }
+        }
+        apart
+    }
+
+    /// Where `retired` is all that a recorder says, and others wait for a rank that seems to wait for
+    /// nothing: if the newest that it issued is the newest of all members of that group, as far as their
+    /// records are there, they are still in it. `true` if any was found.
+    fn reopen_newest(&mut self) -> bool {
+        let newest = |record: RecordIx| {
+            let op = self.records[record].ops.last()?;
+            is_collective(op.kind).then_some((usize::from(op.group), op.seq))
+        };
+        let mut reopened: Vec<(GroupIx, u32)> = Vec::new();
+        let idle = self.idle();
+        let missed = self.missed();
+        for record in idle {
+            let Some((lane, seq)) = newest(record) else {
+                continue;
+            };
+            let group = self.lanes[record][lane].group;
+            // Nobody has to wait where a member left no record: it may have taken all with it.
+            let mut members = self.groups[group].ranks.iter();
+            if !missed.contains(&record) && members.all(|&rank| self.record_of(rank).is_some()) {
+                continue;
+            }
+            let together = self.groups[group].ranks.iter().all(|&rank| {
+                let Some(other) = self.record_of(rank) else {
+                    return true;
+                };
+                let there = newest(other).map(|(lane, seq)| (self.lanes[other][lane].group, seq));
+                self.records[other].cut || there == Some((group, seq))
+            });
+            if together && self.groups[group].ranks.len() > 1 {
+                reopened.push((group, seq));
+            }
+        }
+        for &(group, seq) in &reopened {
+            for member in 0..self.groups[group].ranks.len() {
+                let Some((record, lane)) = self.groups[group].lanes[member] else {
+                    continue;
+                };
+                if let Ok(at) = self.find(record, &self.lanes[record][lane], seq) {
+                    let from = &mut self.lanes[record][lane].pending_from;
+                    *from = (*from).min(at);
+                }
+            }
+        }
+        !reopened.is_empty()
+    }
+
+    /// Records with such a recorder and nothing pending.
+    fn idle(&self) -> Vec<RecordIx> {
+        let all = 0..self.records.len();
+        all.filter(|&record| {
+            let mut lanes = self.lanes[record].iter();
+            retiring_is_all(self.records[record].recorder)
+                && lanes.all(|lane| lane.pending_from >= lane.collectives.len())
+        })
+        .collect()
+    }
+
+    /// Records whose rank has not issued what a peer waits in.
+    fn missed(&self) -> BTreeSet<RecordIx> {
+        let mut missed = BTreeSet::new();
+        for group in &self.groups {
+            let waits_in = group.lanes.iter().flatten().filter_map(|&(record, lane)| {
+                let lane = &self.lanes[record][lane];
+                let newest = *lane.collectives.last()?;
+                (lane.pending_from < lane.collectives.len()).then(|| self.seq(record, newest))
+            });
+            let Some(waits_in) = waits_in.max() else {
+                continue;
+            };
+            for (member, &rank) in group.ranks.iter().enumerate() {
+                let newest = group.lanes[member].and_then(|(record, lane)| {
+                    let newest = self.lanes[record][lane].collectives.last()?;
+                    Some(self.seq(record, *newest))
+                });
+                if newest.is_none_or(|newest| newest < waits_in) {
+                    missed.extend(self.record_of(rank));
+                }
+            }
+        }
+        missed
+    }
+}

@@ -94,6 +94,8 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
             clock_spread_ms: 0,
             drift_ppm: 0,
             frames: true,
+            splits: false,
+            taken_at: None,
         },
         faults: vec![Kind::Stuck],
     };

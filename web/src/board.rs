@@ -128,6 +128,11 @@ impl Board {
         metrics::write(newest.as_deref(), &lock(&self.tally), form, exemplars)
     }
 
+    /// Looks at what was counted, and holds up the judge meanwhile.
+    pub(crate) fn with_tally<T>(&self, look: impl FnOnce(&Tally) -> T) -> T {
+        look(&lock(&self.tally))
+    }
+
     /// A point for each picture that is kept, the oldest first.
     pub(crate) fn points(&self) -> Vec<Point> {
         lock(&self.history).points()

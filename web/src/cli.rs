@@ -2,6 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::source::HostPort;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,6 +36,32 @@ pub(crate) struct Cli {
     /// Ranks of the job that does not exist.
     #[arg(long, value_name = "N", default_value_t = 16, requires = "demo", value_parser = clap::value_parser!(u32).range(2..=8192))]
     pub(crate) ranks: u32,
+    /// A collector: show the job of these instances of rcomm-web, one a node; may be given again.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo"])]
+    pub(crate) node: Vec<String>,
+    /// A collector over all addresses that this name stands for (a headless service).
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node"])]
+    pub(crate) nodes_dns: Option<String>,
+    /// On which port the nodes behind that name listen.
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 8765,
+        requires = "nodes_dns"
+    )]
+    pub(crate) nodes_port: u16,
+    /// The nodes behind that name speak TLS.
+    #[arg(long, requires = "nodes_dns")]
+    pub(crate) nodes_tls: bool,
+    /// File with the token that the nodes want.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nodes_token_file: Option<PathBuf>,
+    /// The ranks whose endpoints are in this job's store (the address of a TCPStore).
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns"])]
+    pub(crate) store: Option<HostPort>,
+    /// File with the token that the ranks' endpoints want over TCP.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    pub(crate) endpoint_token_file: Option<PathBuf>,
     /// File with the token that requests must bring (or the variable RCOMM_WEB_TOKEN); otherwise one is
     /// made at every start.
     #[arg(long, value_name = "FILE", conflicts_with = "no_token")]

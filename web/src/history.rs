@@ -18,10 +18,20 @@ struct Kept {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct History {
     kept: VecDeque<Kept>,
     bytes: usize,
+    most_bytes: usize,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self {
+            kept: VecDeque::new(),
+            bytes: 0,
+            most_bytes: MOST_BYTES,
+        }
+    }
 }
 
 impl History {
@@ -40,7 +50,9 @@ impl History {
             point,
             deflated: deflated.into(),
         });
-        while self.kept.len() > MOST_PICTURES || (self.bytes > MOST_BYTES && self.kept.len() > 1) {
+        while self.kept.len() > MOST_PICTURES
+            || (self.bytes > self.most_bytes && self.kept.len() > 1)
+        {
             if let Some(gone) = self.kept.pop_front() {
                 self.bytes -= gone.deflated.len();
             }
@@ -101,9 +113,12 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_also_where_nothing_compresses() {
-        let mut history = History::default();
+        let mut history = History {
+            most_bytes: 1 << 20,
+            ..History::default()
+        };
         let mut state = 1_u64;
-        let noise: String = (0..4 << 20)
+        let noise: String = (0..128 << 10)
             .map(|_| {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
@@ -114,7 +129,7 @@ mod tests {
         for number in 1..40 {
             history.add(point(number), &noise);
         }
-        assert!(history.bytes <= MOST_BYTES && history.kept.len() > 3);
+        assert!(history.bytes <= history.most_bytes && history.kept.len() > 3);
         assert_eq!(
             history.kept.iter().map(|k| k.deflated.len()).sum::<usize>(),
             history.bytes

@@ -7,11 +7,15 @@ use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use cli::{Cli, LogFormat};
 use rcomm_analyzer::simulate::Simulation;
-use rcomm_analyzer::source::{FileSource, RingSource, SimulatedSource, Source};
+use rcomm_analyzer::source::{EndpointSource, FileSource, RingSource, SimulatedSource, Source};
 use rcomm_analyzer::{Anchor, LiveOptions, Pace};
+use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
-use rcomm_web::{Access, Board, Limits, Server, Tls, is_loopback};
+use rcomm_web::{
+    Access, Board, Limits, NodeSource, Nodes, OtelSettings, Server, Telemetry, Tls, is_loopback,
+};
 use std::io::IsTerminal as _;
+use std::path::Path;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -63,11 +67,7 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
         return Ok((Access::open(), String::new()));
     }
     let token = match &cli.token_file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("failed to read {}", path.display()))?;
-            text.trim().to_owned()
-        }
+        Some(path) => token_in(path)?,
         None => match std::env::var("RCOMM_WEB_TOKEN") {
             Ok(token) => token,
             Err(_) if beyond => bail!(
@@ -93,23 +93,52 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     Ok((Access::with_token(token), query))
 }
 
+fn token_in(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("failed to read {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
 /// What is looked at, and how it is judged.
-fn sources(cli: &Cli) -> (Vec<Box<dyn Source>>, LiveOptions) {
+fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
+    let nodes = match &cli.nodes_dns {
+        Some(name) => Some(Nodes::Dns {
+            name: name.clone(),
+            port: cli.nodes_port,
+            scheme: if cli.nodes_tls { "https" } else { "http" }.to_owned(),
+        }),
+        None => (!cli.node.is_empty()).then(|| Nodes::List(cli.node.clone())),
+    };
+    if let Some(nodes) = nodes {
+        let token = cli.nodes_token_file.as_deref().map(token_in).transpose()?;
+        let nodes = NodeSource::all(nodes, token.as_deref()).context("failed to find the nodes")?;
+        return Ok((nodes, LiveOptions::default()));
+    }
+    if let Some(store) = &cli.store {
+        let token = cli
+            .endpoint_token_file
+            .as_deref()
+            .map(token_in)
+            .transpose()?;
+        let token = token.map(EndpointToken::new).transpose()?;
+        let ranks = EndpointSource::in_store(store.clone(), token);
+        return Ok((vec![Box::new(ranks)], LiveOptions::default()));
+    }
     if let Some(situation) = cli.demo {
         let anchor = Anchor::now();
         let now = move || anchor.moment().wall_ns;
         // The fault is some seconds ahead: there is something to see before it.
         let simulation = Simulation::new(situation, cli.ranks, now() - 4_000_000_000);
         let demo = SimulatedSource::new(simulation, now);
-        return (vec![Box::new(demo)], LiveOptions::default());
+        return Ok((vec![Box::new(demo)], LiveOptions::default()));
     }
     if cli.paths.is_empty() {
         let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
         let rings = RingSource::new(directory, cli.job.clone());
-        return (vec![Box::new(rings)], LiveOptions::default());
+        return Ok((vec![Box::new(rings)], LiveOptions::default()));
     }
     let dumps = FileSource::new(cli.paths.clone());
-    (vec![Box::new(dumps)], LiveOptions::post_mortem())
+    Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))
 }
 
 #[allow(clippy::print_stdout, reason = "the address is this program's answer")]
@@ -121,7 +150,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
         }
         _ => None,
     };
-    let (sources, mut options) = sources(cli);
+    let (sources, mut options) = sources(cli)?;
     options.policy.overdue = cli.overdue;
     let pace = Pace {
         refresh: cli.refresh,
@@ -129,6 +158,13 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
     };
     let (board, watch) =
         Board::watch(sources, options, pace).context("failed to start watching")?;
+    let telemetry =
+        match OtelSettings::from_environment().context("cannot export to OpenTelemetry")? {
+            Some(settings) => {
+                Some(Telemetry::start(&board, settings).context("failed to start the exporter")?)
+            }
+            None => None,
+        };
     let limits = Limits {
         connections: cli.max_connections,
         upload: cli.upload_limit.saturating_mul(1 << 20),
@@ -153,12 +189,17 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
             Some(tls) => server.tls(tls),
             None => server,
         };
+        let server = match &telemetry {
+            Some(telemetry) => server.telemetry(telemetry),
+            None => server,
+        };
         // The token goes to whoever started this program, and into no log.
         println!("{scheme}://{}/{query}", server.address());
         tracing::info!(address = %server.address(), scheme, "serving");
         server.run(stopped()?).await.context("failed to serve")
     });
     runtime.shutdown_background();
+    drop(telemetry);
     watch.stop();
     tracing::info!("stopped");
     served

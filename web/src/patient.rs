@@ -115,7 +115,7 @@ mod tests {
         let error = server.write_all(&[0; 128]).await.expect_err("nobody reads");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let mut text = String::new();
-        traffic.write(crate::metrics::Form::Text, &mut text);
+        traffic.write(crate::metrics::Form::Text, None, &mut text);
         assert!(
             text.contains("rcomm_web_slow_clients_dropped_total 1"),
             "{text}"

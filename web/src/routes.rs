@@ -31,6 +31,7 @@ use crate::assets;
 use crate::board::Board;
 use crate::error::Refusal;
 use crate::metrics::Exemplars;
+use crate::otel::Counts;
 use crate::server::Limits;
 use crate::traffic::Traffic;
 use crate::uploads::Uploads;
@@ -78,6 +79,8 @@ pub(crate) struct Shared {
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) exemplars: Exemplars,
+    /// What an exporter sent, where there is one.
+    pub(crate) exported: Option<Arc<Counts>>,
     /// Answers that hold all records once more: one at a time.
     pub(crate) heavy: Arc<Semaphore>,
 }
@@ -88,12 +91,14 @@ impl Shared {
         uploads: Uploads,
         traffic: Arc<Traffic>,
         exemplars: Exemplars,
+        exported: Option<Arc<Counts>>,
     ) -> Self {
         Self {
             board,
             uploads: Arc::new(uploads),
             traffic,
             exemplars,
+            exported,
             heavy: Arc::new(Semaphore::new(1)),
         }
     }

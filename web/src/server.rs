@@ -6,6 +6,7 @@
 use crate::access::Access;
 use crate::board::Board;
 use crate::metrics::Exemplars;
+use crate::otel::{Counts, Telemetry};
 use crate::patient::Patient;
 use crate::routes::{Shared, router};
 use crate::traffic::{Counted, Traffic};
@@ -100,6 +101,7 @@ pub struct Server {
     access: Access,
     limits: Limits,
     exemplars: Exemplars,
+    exported: Option<Arc<Counts>>,
     tls: Option<Tls>,
 }
 
@@ -118,6 +120,7 @@ impl Server {
             access,
             limits: Limits::default(),
             exemplars: Exemplars::default(),
+            exported: None,
             tls: None,
         })
     }
@@ -129,10 +132,13 @@ impl Server {
         self
     }
 
-    /// Names traces beside metrics.
+    /// Tells what an exporter does, and names its traces beside metrics.
     #[must_use]
-    pub fn exemplars(mut self, exemplars: Exemplars) -> Self {
-        self.exemplars = exemplars;
+    pub fn telemetry(mut self, telemetry: &Telemetry) -> Self {
+        if telemetry.exports_traces() {
+            self.exemplars = Exemplars::OfTraces;
+        }
+        self.exported = Some(telemetry.counts());
         self
     }
 
@@ -159,12 +165,13 @@ impl Server {
             access,
             limits,
             exemplars,
+            exported,
             tls,
             ..
         } = self;
         let traffic = Arc::<Traffic>::default();
         let uploads = Uploads::new(limits.upload)?;
-        let shared = Shared::new(board, uploads, traffic.clone(), exemplars);
+        let shared = Shared::new(board, uploads, traffic.clone(), exemplars, exported);
         let router = router(shared, access, limits);
         let places = Arc::new(Semaphore::new(limits.connections));
         let (say, said) = watch::channel(false);

@@ -1,16 +1,13 @@
 //! What has happened since the watching began: counters and histograms, each operation counted once.
 //!
-//! A snapshot holds the newest operations of every rank, so most operations are in many snapshots. Record
-//! ids ascend in order of issue: everything up to a rank's highest known id has been looked at, and what
-//! was pending then is looked up again by its id until it is settled or gone.
-//!
 //! A collective is measured over its members whose records are read. All leave together who need each
 //! other, so the shortest wait is the operation itself, from the arrival of the last member on, and the
 //! longest wait less the shortest is how late that member came. That needs no clock in common.
 
+use crate::news::{News, is_completed};
 use rcomm_analyzer::{Snapshot, needs_everybody};
-use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::model::{Entry, OpType, Rank};
+use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -22,8 +19,6 @@ pub(crate) const BOUNDS: [f64; 13] = [
 const MOST_DESCRIPTIONS: usize = 64;
 /// Collectives of one group that are kept until their last member is seen to leave.
 const MOST_OPEN: usize = 1024;
-/// Pending operations of one rank that are looked up again.
-const MOST_PENDING: usize = 16 * 1024;
 /// Label of what has no series of its own.
 const OTHERS: &str = "(others)";
 
@@ -90,17 +85,6 @@ pub(crate) struct Series {
 /// Description of the group, and operation.
 pub(crate) type SeriesKey = (Arc<str>, &'static str);
 
-/// How far one recorder's operations have been counted.
-#[derive(Debug, Default)]
-struct Counted {
-    /// Every id up to here has been looked at.
-    up_to: u64,
-    /// Ids up to there that were still pending.
-    pending: BTreeSet<u64>,
-    /// The record at the last look: one that is the same needs no look.
-    last: Option<Arc<Dump>>,
-}
-
 /// One collective whose members have not all been seen to leave.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -115,13 +99,12 @@ struct Open {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    counted: HashMap<(Rank, Recorder, u32, u32), Counted>,
+    news: News,
     groups: HashMap<Arc<GroupId>, BTreeMap<u64, Open>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,
     lost_now: HashMap<Rank, u64>,
     lost: u64,
-    unread: u64,
 }
 
 impl Tally {
@@ -137,7 +120,7 @@ impl Tally {
 
     /// Operations that came and went between two looks, so that nothing here has counted them.
     pub(crate) fn unread(&self) -> u64 {
-        self.unread
+        self.news.unread()
     }
 
     /// Counts what is new in `snapshot`.
@@ -154,67 +137,11 @@ impl Tally {
                 *read.entry(key).or_default() += 1;
             }
         }
-        let mut present = BTreeSet::new();
-        for view in snapshot.ranks.iter() {
-            for dump in &view.dumps {
-                let id = &dump.identity;
-                let key = (view.rank, dump.recorder, id.attempt, id.pid);
-                present.insert((key.0, key.2, key.3));
-                let mut counted = self.counted.remove(&key).unwrap_or_default();
-                let same = counted
-                    .last
-                    .as_ref()
-                    .is_some_and(|it| Arc::ptr_eq(it, dump));
-                if !same {
-                    self.count(&mut counted, dump, &read);
-                    counted.last = Some(dump.clone());
-                }
-                self.counted.insert(key, counted);
-            }
-        }
-        self.counted
-            .retain(|&(rank, _, attempt, pid), _| present.contains(&(rank, attempt, pid)));
+        let mut news = std::mem::take(&mut self.news);
+        news.take(snapshot, |_, dump, entry| self.settle(dump, entry, &read));
+        self.news = news;
         self.groups
             .retain(|group, _| read.contains_key(&(group.name.as_str(), group.ranks.as_slice())));
-    }
-
-    fn count(
-        &mut self,
-        counted: &mut Counted,
-        dump: &Dump,
-        read: &HashMap<(&str, &[Rank]), usize>,
-    ) {
-        let entries = &dump.entries;
-        // Ids ascend in every record; where one does not keep to it, it is passed over, not trusted.
-        let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
-        let first = entries.first().map_or(u64::MAX, |entry| entry.record_id);
-        let mut settled = Vec::new();
-        counted.pending.retain(|&id| match at(id) {
-            Ok(at) if is_settled(&entries[at]) => {
-                settled.push(at);
-                false
-            }
-            Ok(_) => true,
-            Err(_) => {
-                self.unread += 1;
-                false
-            }
-        });
-        if counted.up_to > 0 && first != u64::MAX {
-            self.unread += first.saturating_sub(counted.up_to + 1);
-        }
-        let fresh = entries.partition_point(|entry| entry.record_id <= counted.up_to);
-        for (at, entry) in entries.iter().enumerate().skip(fresh) {
-            counted.up_to = counted.up_to.max(entry.record_id);
-            if is_settled(entry) {
-                settled.push(at);
-            } else if counted.pending.len() < MOST_PENDING {
-                counted.pending.insert(entry.record_id);
-            }
-        }
-        for at in settled {
-            self.settle(dump, &entries[at], read);
-        }
     }
 
     fn settle(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
@@ -322,20 +249,6 @@ impl Tally {
         let desc: Arc<str> = desc.into();
         self.descriptions.insert(desc.clone());
         desc
-    }
-}
-
-fn is_settled(entry: &Entry) -> bool {
-    entry.state >= EntryState::Completed || entry.retired
-}
-
-/// Whether an operation that ended did so well.
-fn is_completed(dump: &Dump, entry: &Entry) -> bool {
-    match entry.state {
-        EntryState::Completed => true,
-        EntryState::Failed => false,
-        // Only gloo's own recorder never says more than that it let go of it.
-        _ => dump.recorder == Recorder::NativeGloo,
     }
 }
 

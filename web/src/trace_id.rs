@@ -38,6 +38,18 @@ impl Shared<'_> {
         id[15] |= u8::from(id == [0; 16]);
         id
     }
+
+    /// The span of one rank in that trace; never all zero.
+    pub(crate) fn span_id(&self, rank: Rank, record_id: u64) -> [u8; 8] {
+        let mut hash = Sha256::new();
+        hash.update(self.trace_id());
+        hash.update(rank.to_le_bytes());
+        hash.update(record_id.to_le_bytes());
+        let mut id = [0; 8];
+        id.copy_from_slice(&hash.finalize()[..8]);
+        id[7] |= u8::from(id == [0; 8]);
+        id
+    }
 }
 
 /// Lower-case hex.
@@ -77,6 +89,7 @@ mod tests {
         ] {
             assert_ne!(shared.trace_id(), other.trace_id(), "{other:?}");
         }
+        assert_ne!(shared.span_id(1, 7), shared.span_id(9, 7));
         assert_eq!(hex(&[0, 255]), "00ff");
     }
 }

@@ -1,6 +1,7 @@
 //! Who is being served, in numbers.
 
 use crate::metrics::{Form, Writer};
+use crate::otel::Counts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -33,7 +34,7 @@ impl Traffic {
     }
 
     /// Adds these numbers to a text of metrics.
-    pub(crate) fn write(&self, form: Form, text: &mut String) {
+    pub(crate) fn write(&self, form: Form, exported: Option<&Counts>, text: &mut String) {
         let mut w = Writer::after(form, std::mem::take(text));
         let get = |count: &AtomicU64| count.load(Relaxed);
         w.gauge(
@@ -65,6 +66,42 @@ impl Traffic {
             ),
         ] {
             w.counter(name, help, get(count));
+        }
+        if let Some(counts) = exported {
+            for (name, help, count) in [
+                (
+                    "rcomm_otel_spans_sent",
+                    "Spans that the collector took.",
+                    &counts.spans_sent,
+                ),
+                (
+                    "rcomm_otel_spans_dropped",
+                    "Spans that nobody took.",
+                    &counts.spans_dropped,
+                ),
+                (
+                    "rcomm_otel_logs_sent",
+                    "Log records that the collector took.",
+                    &counts.logs_sent,
+                ),
+                (
+                    "rcomm_otel_logs_dropped",
+                    "Log records that nobody took.",
+                    &counts.logs_dropped,
+                ),
+                (
+                    "rcomm_otel_metrics_sent",
+                    "Metrics that the collector took.",
+                    &counts.metrics_sent,
+                ),
+                (
+                    "rcomm_otel_metrics_dropped",
+                    "Metrics that nobody took.",
+                    &counts.metrics_dropped,
+                ),
+            ] {
+                w.counter(name, help, get(count));
+            }
         }
         *text = w.finish();
     }

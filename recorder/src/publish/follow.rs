@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct EndpointFollower {
     client: EndpointClient,
     change: Option<u64>,
-    record: Record,
+    record: FollowedDump,
 }
 
 impl EndpointFollower {
@@ -21,7 +21,7 @@ impl EndpointFollower {
         Self {
             client,
             change: None,
-            record: Record::default(),
+            record: FollowedDump::default(),
         }
     }
 
@@ -50,7 +50,7 @@ impl EndpointFollower {
                 self.change = None;
             }
         } else {
-            self.record = Record::of(dump);
+            self.record = FollowedDump::of(dump);
         }
         Ok(problems)
     }
@@ -61,9 +61,9 @@ impl EndpointFollower {
     }
 }
 
-/// A dump, with its tables also by value.
+/// One rank's record, kept current by what is told of it: the whole first, then what changed.
 #[derive(Debug, Default)]
-struct Record {
+pub struct FollowedDump {
     dump: Dump,
     signatures: HashMap<Signature, u32>,
     frames: HashMap<Frame, u32>,
@@ -71,8 +71,9 @@ struct Record {
     threads: HashMap<ThreadInfo, u32>,
 }
 
-impl Record {
-    fn of(dump: Dump) -> Self {
+impl FollowedDump {
+    /// Begins with a whole record.
+    pub fn of(dump: Dump) -> Self {
         Self {
             signatures: by_value(&dump.signatures),
             frames: by_value(&dump.frames),
@@ -82,8 +83,13 @@ impl Record {
         }
     }
 
+    /// The record as it stands.
+    pub fn dump(&self) -> &Dump {
+        &self.dump
+    }
+
     /// Takes in what changed; of the entries, keeps as many record ids as the ring does.
-    fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
+    pub fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
         let Dump {
             version,
             recorder,
@@ -147,8 +153,8 @@ impl Record {
         }
     }
 
-    /// Whether most of the tables is of entries that are gone.
-    fn is_overgrown(&self) -> bool {
+    /// Whether most of the tables is of entries that are gone: time to begin with a whole one again.
+    pub fn is_overgrown(&self) -> bool {
         self.dump.signatures.len() > 1_024 + 2 * self.dump.entries.len()
     }
 }

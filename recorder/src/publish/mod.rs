@@ -19,6 +19,6 @@ pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, U
 pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
-pub use follow::EndpointFollower;
+pub use follow::{EndpointFollower, FollowedDump};
 pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

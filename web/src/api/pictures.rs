@@ -58,7 +58,9 @@ pub(crate) async fn metrics(State(shared): State<Shared>, headers: HeaderMap) ->
         .unwrap_or_default();
     let form = crate::metrics::Form::wanted_by(accept);
     let mut body = shared.board.metrics(form, shared.exemplars);
-    shared.traffic.write(form, &mut body);
+    shared
+        .traffic
+        .write(form, shared.exported.as_deref(), &mut body);
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Wanted {
 
 type Key = (Rank, u8, u32, u32);
 
-/// Reads `since`; what cannot be read is asked for whole.
+/// Reads `since`; a record whose cursor cannot be read is told whole.
 fn known(since: &str) -> HashMap<Key, u64> {
     since
         .split(',')
@@ -149,4 +149,42 @@ fn record(
         bytes: body.len(),
     };
     (head, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::time::{Duration, Instant};
+
+    fn seen(live: &mut Live, ns: i64) -> Snapshot {
+        let simulation = Simulation::new(Situation::Healthy, 8, 0);
+        let at = Moment {
+            elapsed: Duration::from_nanos(ns as u64),
+            wall_ns: ns,
+        };
+        let mut source = SimulatedSource::new(simulation, move || ns);
+        live.observe(0, source.poll(Instant::now()), at);
+        live.refresh(at).expect("the job runs")
+    }
+
+    #[test]
+    fn what_is_known_is_not_told_again() {
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let first = told(&seen(&mut live, 10_000_000_000), &HashMap::new());
+        let line = first.split(|&byte| byte == b'\n').next().expect("a head");
+        let head: Head = serde_json::from_slice(line).expect("JSON");
+        assert!(head.records.iter().all(|record| record.whole));
+        let cursor = |r: &RecordHead| ((r.rank, r.part, r.attempt, r.pid), r.next);
+        let cursors = head.records.iter().map(cursor).collect();
+        let second = told(&seen(&mut live, 10_200_000_000), &cursors);
+        assert!(
+            second.len() * 8 < first.len(),
+            "{} {}",
+            second.len(),
+            first.len()
+        );
+    }
 }

@@ -1,0 +1,136 @@
+//! What the view costs: a scrape of a large job, and a core's share while nobody looks.
+//!
+//! ```text
+//! cargo bench -p rcomm-web --bench cost
+//! ```
+#![allow(clippy::print_stdout)]
+
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{RingSource, SimulatedSource, Source};
+use rcomm_analyzer::{LiveOptions, Pace};
+use rcomm_recorder::model::{OpType, ProcessGroupInfo};
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+};
+use rcomm_web::{Board, Exemplars, Form};
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 8;
+const WATCHED: Duration = Duration::from_secs(10);
+
+fn main() {
+    scrape();
+    idle();
+}
+
+/// Writing all metrics of 1,024 ranks.
+fn scrape() {
+    let simulation = Simulation::new(Situation::StuckRank, 1024, 0);
+    let ns = simulation.fault_ns() + 8_000_000_000;
+    let source: Box<dyn Source> = Box::new(SimulatedSource::new(simulation, move || ns));
+    let options = LiveOptions::post_mortem();
+    let (board, watch) =
+        Board::watch(vec![source], options, Pace::default()).expect("threads to watch with");
+    while board.newest().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for form in [Form::Text, Form::OpenMetrics] {
+        let mut bytes = 0;
+        let mut times: Vec<Duration> = (0..50)
+            .map(|_| {
+                let began = Instant::now();
+                bytes = board.metrics(form, Exemplars::OfTraces).len();
+                began.elapsed()
+            })
+            .collect();
+        times.sort();
+        println!(
+            "scrape of 1024 ranks, {form:?}: median {:?}, most {:?}, {bytes} bytes",
+            times[25], times[49]
+        );
+    }
+    watch.stop();
+}
+
+/// CPU time of this process so far, user and system, in clock ticks of 1/100 s.
+fn ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let mut fields = fields.split_whitespace().skip(11);
+    let mut next = || {
+        fields
+            .next()
+            .and_then(|it| it.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    next() + next()
+}
+
+/// Watching eight rings, with default pace: while nothing happens, and while each rank issues 100
+/// operations a second (whose own cost is in the figure).
+fn idle() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let recorders: Vec<FlightRecorder> = (0..RANKS)
+        .map(|rank| {
+            let mut config = RecorderConfig::new("bench", rank, RANKS);
+            config.placement = Placement::Dir(folder.path().to_owned());
+            FlightRecorder::create(&config).expect("a ring")
+        })
+        .collect();
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".into(),
+        desc: "default_pg".into(),
+        ranks: (0..RANKS).collect(),
+    };
+    let places: Vec<_> = recorders
+        .iter()
+        .map(|recorder| {
+            let group = recorder.add_group(&info, Duration::from_secs(60));
+            let key = SignatureKey {
+                backend: "cpu",
+                op_name: "barrier",
+                ..SignatureKey::default()
+            };
+            (
+                group,
+                SignatureRef::Id(recorder.intern(&key).expect("room in a fresh table")),
+            )
+        })
+        .collect();
+    let mut seq = 0;
+    let mut issue = || {
+        seq += 1;
+        for (recorder, (group, signature)) in recorders.iter().zip(&places) {
+            let record = recorder.begin(&Operation {
+                collective_seq_id: seq,
+                ..Operation::new(*group, OpType::Barrier, *signature)
+            });
+            recorder.completed(record);
+        }
+    };
+    for _ in 0..20_000 {
+        issue();
+    }
+    let rings: Box<dyn Source> = Box::new(RingSource::new(folder.path().to_owned(), None));
+    let (board, watch) = Board::watch(vec![rings], LiveOptions::default(), Pace::default())
+        .expect("threads to watch with");
+    while board.newest().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for (what, pause) in [
+        ("nothing happens", WATCHED),
+        ("100 operations a second on each", Duration::from_millis(10)),
+    ] {
+        let (began, before) = (Instant::now(), ticks());
+        while began.elapsed() < WATCHED {
+            std::thread::sleep(pause);
+            if pause < WATCHED {
+                issue();
+            }
+        }
+        let share = (ticks() - before) as f64 / began.elapsed().as_secs_f64();
+        println!("{RANKS} ranks, {what}: {share:.2} % of a core");
+    }
+    watch.stop();
+}

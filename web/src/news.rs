@@ -1,0 +1,116 @@
+//! What is new in a record that is looked at again and again: every operation once, when it is settled.
+//!
+//! Record ids ascend in order of issue: everything up to the highest known id has been looked at, and what
+//! was pending then is looked up again by its id until it is settled or gone.
+
+use rcomm_analyzer::Snapshot;
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::publish::{Dump, Recorder};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+/// Pending operations of one record that are looked up again.
+const MOST_PENDING: usize = 16 * 1024;
+
+/// One recorder of one process.
+type Key = (Rank, Recorder, u32, u32);
+
+/// How far one record has been read.
+#[derive(Debug, Default)]
+struct Read {
+    /// Every id up to here has been looked at.
+    up_to: u64,
+    /// Ids up to there that were still pending.
+    pending: BTreeSet<u64>,
+    /// The record at the last look: one that is the same needs no look.
+    last: Option<Arc<Dump>>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    read: HashMap<Key, Read>,
+    unread: u64,
+}
+
+impl News {
+    /// Operations that came and went between two looks.
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
+    }
+
+    /// Hands over each operation that was settled since the last look, with its record.
+    pub(crate) fn take<'a>(
+        &mut self,
+        snapshot: &'a Snapshot,
+        mut each: impl FnMut(Rank, &'a Dump, &'a Entry),
+    ) {
+        let mut present = HashSet::new();
+        for view in snapshot.ranks.iter() {
+            for dump in &view.dumps {
+                let id = &dump.identity;
+                let key = (view.rank, dump.recorder, id.attempt, id.pid);
+                present.insert(key);
+                let read = self.read.entry(key).or_default();
+                if read
+                    .last
+                    .as_ref()
+                    .is_some_and(|last| Arc::ptr_eq(last, dump))
+                {
+                    continue;
+                }
+                self.unread += read.look(dump, |entry| each(view.rank, dump, entry));
+                read.last = Some(dump.clone());
+            }
+        }
+        self.read.retain(|key, _| present.contains(key));
+    }
+}
+
+impl Read {
+    /// Returns how many operations are gone without having been settled at any look.
+    fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
+        let entries = &dump.entries;
+        // Ids ascend in every record; where one does not keep to it, it is passed over, not trusted.
+        let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
+        let mut unread = 0;
+        self.pending.retain(|&id| match at(id) {
+            Ok(at) if is_settled(&entries[at]) => {
+                each(&entries[at]);
+                false
+            }
+            Ok(_) => true,
+            Err(_) => {
+                unread += 1;
+                false
+            }
+        });
+        if let Some(first) = entries.first().filter(|_| self.up_to > 0) {
+            unread += first.record_id.saturating_sub(self.up_to + 1);
+        }
+        let fresh = entries.partition_point(|entry| entry.record_id <= self.up_to);
+        for entry in &entries[fresh..] {
+            self.up_to = self.up_to.max(entry.record_id);
+            if is_settled(entry) {
+                each(entry);
+            } else if self.pending.len() < MOST_PENDING {
+                self.pending.insert(entry.record_id);
+            }
+        }
+        unread
+    }
+}
+
+fn is_settled(entry: &Entry) -> bool {
+    entry.state >= EntryState::Completed || entry.retired
+}
+
+/// Whether an operation that is settled ended well.
+pub(crate) fn is_completed(dump: &Dump, entry: &Entry) -> bool {
+    match entry.state {
+        EntryState::Completed => true,
+        EntryState::Failed => false,
+        // Only gloo's own recorder never says more than that it let go of it.
+        _ => dump.recorder == Recorder::NativeGloo,
+    }
+}

@@ -1,0 +1,169 @@
+//! Verdicts as log records: when the verdict changes, and each finding when it is first made.
+
+use super::settings::Settings;
+use super::{attribute, number, resource, scope, text, unix};
+use crate::trace_id::Shared;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
+use rcomm_analyzer::{Code, Finding, SeqKind, Severity, Snapshot, Verdict};
+use rcomm_recorder::model::Rank;
+use std::collections::HashSet;
+
+/// Ranks that a record lists at most.
+const MOST_RANKS: usize = 64;
+
+/// What makes two findings the same: ages in their sentences change all the time.
+type Told = (Code, Vec<Rank>, Option<String>, Option<u64>);
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Logs {
+    verdict: Option<Verdict>,
+    told: HashSet<Told>,
+}
+
+impl Logs {
+    /// A request, and how many records it holds; `None` if there is nothing new.
+    pub(super) fn take(
+        &mut self,
+        snapshot: &Snapshot,
+        settings: &Settings,
+    ) -> Option<(ExportLogsServiceRequest, u64)> {
+        let report = &snapshot.report;
+        let mut records = Vec::new();
+        if self.verdict != Some(report.verdict) {
+            records.push(verdict(snapshot, self.verdict));
+            self.verdict = Some(report.verdict);
+        }
+        let mut told = HashSet::new();
+        for finding in &report.findings {
+            let group = finding.group.as_ref().map(|group| group.name.clone());
+            let key = (
+                finding.code,
+                finding.culprit_ranks.clone(),
+                group,
+                finding.seq,
+            );
+            if !self.told.contains(&key) && !told.contains(&key) {
+                records.push(record(snapshot, finding));
+            }
+            told.insert(key);
+        }
+        // One that went and comes again is told again.
+        self.told = told;
+        if records.is_empty() {
+            return None;
+        }
+        let count = records.len() as u64;
+        let logs = ResourceLogs {
+            resource: resource(&snapshot.job, settings, vec![]),
+            scope_logs: vec![ScopeLogs {
+                scope: scope(),
+                log_records: records,
+                ..ScopeLogs::default()
+            }],
+            ..ResourceLogs::default()
+        };
+        let resource_logs = vec![logs];
+        Some((ExportLogsServiceRequest { resource_logs }, count))
+    }
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Healthy => "healthy",
+        Verdict::Running => "running",
+        Verdict::Stuck => "stuck",
+        Verdict::Mismatch => "mismatch",
+        Verdict::Slow => "slow",
+        Verdict::Inconclusive => "inconclusive",
+    }
+}
+
+fn body(sentence: String) -> Option<AnyValue> {
+    Some(AnyValue {
+        value: Some(text(sentence)),
+    })
+}
+
+fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
+    let now = snapshot.report.verdict;
+    let (severity, name) = match now {
+        Verdict::Stuck | Verdict::Mismatch => (SeverityNumber::Error, "ERROR"),
+        Verdict::Slow => (SeverityNumber::Warn, "WARN"),
+        Verdict::Healthy | Verdict::Running | Verdict::Inconclusive => {
+            (SeverityNumber::Info, "INFO")
+        }
+    };
+    let sentence = match before {
+        Some(before) => format!("the job is {}; it was {}", word(now), word(before)),
+        None => format!("the job is {}", word(now)),
+    };
+    LogRecord {
+        time_unix_nano: unix(snapshot.at.wall_ns),
+        observed_time_unix_nano: unix(snapshot.at.wall_ns),
+        severity_number: severity.into(),
+        severity_text: name.to_owned(),
+        body: body(sentence),
+        attributes: vec![attribute("rcomm.verdict", text(word(now)))],
+        event_name: "rcomm.verdict".to_owned(),
+        ..LogRecord::default()
+    }
+}
+
+fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
+    let (severity, name) = match finding.severity {
+        Severity::Error => (SeverityNumber::Error, "ERROR"),
+        Severity::Warning => (SeverityNumber::Warn, "WARN"),
+        Severity::Note => (SeverityNumber::Info, "INFO"),
+    };
+    let culprits = finding.culprit_ranks.iter().take(MOST_RANKS);
+    let culprits = culprits.map(|&rank| AnyValue {
+        value: Some(number(rank)),
+    });
+    let mut attributes = vec![
+        attribute("rcomm.verdict", text(word(snapshot.report.verdict))),
+        attribute("rcomm.finding.code", text(finding.code.id())),
+        attribute("rcomm.finding.name", text(finding.code.name())),
+        attribute(
+            "rcomm.finding.culprit_ranks",
+            Value::ArrayValue(ArrayValue {
+                values: culprits.collect(),
+            }),
+        ),
+        attribute("rcomm.finding.next", text(finding.next.as_str())),
+    ];
+    if let Some(group) = &finding.group {
+        attributes.push(attribute("rcomm.group.id", text(group.name.as_str())));
+        attributes.push(attribute("rcomm.group.desc", text(group.desc.as_str())));
+    }
+    if let Some(seq) = finding.seq {
+        attributes.push(attribute("rcomm.seq", number(seq)));
+    }
+    let collective = finding.seq_kind == Some(SeqKind::CollectiveSeqId);
+    let trace = finding
+        .group
+        .as_ref()
+        .zip(finding.seq)
+        .filter(|_| collective);
+    let trace = trace.map(|(group, seq)| Shared {
+        job: &snapshot.job,
+        group: &group.name,
+        ranks: &group.ranks,
+        kind: "collective",
+        seq,
+    });
+    LogRecord {
+        time_unix_nano: unix(snapshot.at.wall_ns),
+        observed_time_unix_nano: unix(snapshot.at.wall_ns),
+        severity_number: severity.into(),
+        severity_text: name.to_owned(),
+        body: body(finding.sentence.clone()),
+        attributes,
+        event_name: "rcomm.finding".to_owned(),
+        trace_id: trace.map_or(vec![], |shared| shared.trace_id().to_vec()),
+        ..LogRecord::default()
+    }
+}

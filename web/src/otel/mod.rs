@@ -1,0 +1,264 @@
+//! Traces, metrics and logs for OpenTelemetry, over OTLP/HTTP.
+//!
+//! Spans are built from what recorders wrote, with the times that stand there: no thread of the job has
+//! any part in it. The rings are the queue. A thread of its own looks at the newest picture, sends what
+//! is new, and waits for the answer; what a slow or dead collector leaves unsent is dropped and counted.
+//!
+//! Nothing else in this crate knows OpenTelemetry.
+
+mod logs;
+mod metrics;
+mod send;
+mod settings;
+mod spans;
+
+pub use settings::{Settings, SettingsError};
+
+use crate::board::Board;
+use logs::Logs;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use rcomm_analyzer::Snapshot;
+use send::Sender;
+use spans::Spans;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the newest picture is looked at.
+const ROUND: Duration = Duration::from_millis(250);
+
+/// What was sent and what was dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) spans_sent: AtomicU64,
+    pub(crate) spans_dropped: AtomicU64,
+    pub(crate) logs_sent: AtomicU64,
+    pub(crate) logs_dropped: AtomicU64,
+    pub(crate) metrics_sent: AtomicU64,
+    pub(crate) metrics_dropped: AtomicU64,
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    bell: Condvar,
+}
+
+/// An exporter at work. Stops, and joins its thread, when dropped.
+pub struct Telemetry {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+    counts: Arc<Counts>,
+    traces: bool,
+}
+
+impl Telemetry {
+    /// Exports what `board` shows from now on. What was settled before is not exported.
+    ///
+    /// # Errors
+    /// If its thread cannot be started.
+    pub fn start(board: &Board, settings: Settings) -> std::io::Result<Self> {
+        let (stop, counts) = (Arc::<Stop>::default(), Arc::<Counts>::default());
+        let traces = settings.traces.is_some();
+        let mut exporter = Exporter {
+            board: board.clone(),
+            sender: Sender::new(),
+            spans: Spans::beginning_now(settings.ratio),
+            logs: Logs::default(),
+            settings,
+            counts: counts.clone(),
+            seen: 0,
+            measured: None,
+        };
+        let stopping = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("rcomm/otel".into())
+            .spawn(move || {
+                let guard = |stop: &Stop| {
+                    let stopped = stop.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+                    let wait = stop.bell.wait_timeout_while(stopped, ROUND, |it| !*it);
+                    *wait.unwrap_or_else(PoisonError::into_inner).0
+                };
+                while !guard(&stopping) {
+                    exporter.round();
+                }
+            })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+            counts,
+            traces,
+        })
+    }
+
+    /// Whether traces are among what is exported.
+    pub fn exports_traces(&self) -> bool {
+        self.traces
+    }
+
+    pub(crate) fn counts(&self) -> Arc<Counts> {
+        self.counts.clone()
+    }
+}
+
+impl Drop for Telemetry {
+    /// Blocks until a request that is under way is over: at most its time-out.
+    fn drop(&mut self) {
+        *self
+            .stop
+            .stopped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.bell.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so on its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Exporter {
+    board: Board,
+    sender: Sender,
+    spans: Spans,
+    logs: Logs,
+    settings: Settings,
+    counts: Arc<Counts>,
+    /// Number of the picture that was looked at last.
+    seen: u64,
+    measured: Option<Instant>,
+}
+
+impl Exporter {
+    fn round(&mut self) {
+        let Some(snapshot) = self.board.newest() else {
+            return;
+        };
+        if snapshot.number != self.seen {
+            self.seen = snapshot.number;
+            self.trace(&snapshot);
+            self.log(&snapshot);
+        }
+        let due = self
+            .measured
+            .is_none_or(|then| then.elapsed() >= self.settings.interval);
+        if due {
+            self.measured = Some(Instant::now());
+            self.measure(&snapshot);
+        }
+    }
+
+    fn trace(&mut self, snapshot: &Snapshot) {
+        let Some(destination) = &self.settings.traces else {
+            return;
+        };
+        let batch = self.spans.take(snapshot, &self.settings);
+        self.counts.spans_dropped.fetch_add(batch.dropped, Relaxed);
+        for (request, spans) in batch.requests {
+            let sent = self.sender.send(destination, &request);
+            tell(
+                "traces",
+                sent,
+                spans,
+                &self.counts.spans_sent,
+                &self.counts.spans_dropped,
+            );
+        }
+    }
+
+    fn log(&mut self, snapshot: &Snapshot) {
+        let Some(destination) = &self.settings.logs else {
+            return;
+        };
+        if let Some((request, records)) = self.logs.take(snapshot, &self.settings) {
+            let sent = self.sender.send(destination, &request);
+            tell(
+                "logs",
+                sent,
+                records,
+                &self.counts.logs_sent,
+                &self.counts.logs_dropped,
+            );
+        }
+    }
+
+    fn measure(&self, snapshot: &Snapshot) {
+        let Some(destination) = &self.settings.metrics else {
+            return;
+        };
+        let (request, points) = self
+            .board
+            .with_tally(|tally| metrics::request(snapshot, tally, &self.settings));
+        let sent = self.sender.send(destination, &request);
+        tell(
+            "metrics",
+            sent,
+            points,
+            &self.counts.metrics_sent,
+            &self.counts.metrics_dropped,
+        );
+    }
+}
+
+/// Counts what became of a request.
+fn tell(
+    signal: &str,
+    result: Result<(), send::Unsent>,
+    items: u64,
+    sent: &AtomicU64,
+    dropped: &AtomicU64,
+) {
+    match result {
+        Ok(()) => sent.fetch_add(items, Relaxed),
+        Err(error) => {
+            tracing::warn!(signal, items, %error, "dropped: the collector did not take it");
+            dropped.fetch_add(items, Relaxed)
+        }
+    };
+}
+
+fn text(value: impl Into<String>) -> Value {
+    Value::StringValue(value.into())
+}
+
+fn number(value: impl TryInto<i64>) -> Value {
+    Value::IntValue(value.try_into().unwrap_or(i64::MAX))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+fn scope() -> Option<InstrumentationScope> {
+    Some(InstrumentationScope {
+        name: "rcomm-web".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    })
+}
+
+/// The job as a resource, with what `more` says of a part of it.
+fn resource(job: &str, settings: &Settings, more: Vec<KeyValue>) -> Option<Resource> {
+    let service = settings.service.as_deref().unwrap_or(job);
+    let service = if service.is_empty() { "rcomm" } else { service };
+    let mut attributes = vec![attribute("service.name", text(service))];
+    let given = settings.resource.iter();
+    attributes.extend(given.map(|(key, value)| attribute(key, text(value.as_str()))));
+    attributes.extend(more);
+    Some(Resource {
+        attributes,
+        ..Resource::default()
+    })
+}
+
+/// A wall clock time as OTLP has it; 0 if unknown.
+fn unix(ns: i64) -> u64 {
+    u64::try_from(ns).unwrap_or(0)
+}

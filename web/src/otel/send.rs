@@ -1,0 +1,79 @@
+//! One request, one answer, one deadline.
+
+use super::settings::Destination;
+use prost::Message;
+use std::io::Read as _;
+
+/// Why a request was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unsent {
+    /// It did not get there, or nothing came back in time.
+    #[error("{url}: {source}")]
+    Failed {
+        url: String,
+        source: Box<ureq::Error>,
+    },
+    /// The collector refused it.
+    #[error("{url} answered with HTTP status {status}: {text}")]
+    Refused {
+        url: String,
+        status: u16,
+        text: String,
+    },
+}
+
+pub(super) struct Sender {
+    agent: ureq::Agent,
+}
+
+impl Sender {
+    pub(super) fn new() -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("rcomm-web/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Self {
+            agent: config.into(),
+        }
+    }
+
+    /// Sends, and waits for the answer until the destination's time-out.
+    pub(super) fn send(
+        &self,
+        destination: &Destination,
+        message: &impl Message,
+    ) -> Result<(), Unsent> {
+        let url = || destination.url.clone();
+        let mut request = self
+            .agent
+            .post(&destination.url)
+            .config()
+            .timeout_global(Some(destination.timeout))
+            .build()
+            .header("content-type", "application/x-protobuf");
+        for (name, value) in &destination.headers {
+            request = request.header(name, value);
+        }
+        let answer = request.send(message.encode_to_vec());
+        let mut answer = answer.map_err(|error| Unsent::Failed {
+            url: url(),
+            source: Box::new(error),
+        })?;
+        if answer.status().is_success() {
+            return Ok(());
+        }
+        let mut text = String::new();
+        // What it says is a hint for people: the start of it will do.
+        let _ = answer
+            .body_mut()
+            .as_reader()
+            .take(200)
+            .read_to_string(&mut text);
+        Err(Unsent::Refused {
+            url: url(),
+            status: answer.status().as_u16(),
+            text: text.escape_debug().to_string(),
+        })
+    }
+}

@@ -1,0 +1,425 @@
+//! One span for each operation on each rank, in the trace that all its members share.
+//!
+//! Which traces are kept is decided by the trace's id, so that every rank, and every instance of this
+//! program, decides alike. What failed, what is stuck, and what took much longer than its like are kept
+//! in any case, with the spans of all members that are seen in the same round or later. An operation
+//! that is stuck gets a span that ends now, once; if it ends after all, the same span is sent again.
+
+use super::settings::Settings;
+use super::{attribute, number, resource, scope, text, unix};
+use crate::news::{News, is_completed};
+use crate::trace_id::Shared;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
+use rcomm_analyzer::Snapshot;
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::publish::Dump;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Spans of one round at most; what is remarkable goes first.
+const MOST_SPANS: usize = 16 * 1024;
+/// Spans of one request.
+const MOST_IN_REQUEST: usize = 2048;
+/// Remarkable traces that are remembered for the members that come later.
+const MOST_REMEMBERED: usize = 16 * 1024;
+/// From how many times the usual on an operation is slow, if it is also longer than [`LEAST_SLOW_S`].
+const SLOW: f64 = 4.0;
+const LEAST_SLOW_S: f64 = 0.001;
+/// A pending operation of this age is stuck.
+const STUCK: Duration = Duration::from_secs(5);
+
+type TraceId = [u8; 16];
+
+/// One operation that may become a span.
+struct Candidate<'a> {
+    rank: Rank,
+    dump: &'a Dump,
+    entry: &'a Entry,
+    trace: TraceId,
+    /// When it ends although it is pending: now.
+    until_ns: Option<i64>,
+}
+
+/// What one look gives.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Requests, with how many spans each holds.
+    pub(super) requests: Vec<(ExportTraceServiceRequest, u64)>,
+    /// Spans that are too many.
+    pub(super) dropped: u64,
+}
+
+/// See the module.
+pub(super) struct Spans {
+    news: News,
+    ratio: f64,
+    /// Settled before this: exported by whoever ran then, or by nobody.
+    since_ns: i64,
+    /// Usual wait by description and operation, seconds.
+    usual: HashMap<(String, &'static str), f64>,
+    remarkable: HashSet<TraceId>,
+    /// The same, oldest first.
+    order: VecDeque<TraceId>,
+    /// Stuck operations that were told.
+    told: HashSet<(Rank, u64)>,
+}
+
+impl Spans {
+    pub(super) fn beginning_now(ratio: f64) -> Self {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            news: News::default(),
+            ratio,
+            since_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            usual: HashMap::new(),
+            remarkable: HashSet::new(),
+            order: VecDeque::new(),
+            told: HashSet::new(),
+        }
+    }
+
+    pub(super) fn take(&mut self, snapshot: &Snapshot, settings: &Settings) -> Batch {
+        let mut candidates = Vec::new();
+        let since_ns = self.since_ns;
+        self.news.take(snapshot, |rank, dump, entry| {
+            if ended_ns(entry) >= since_ns {
+                candidates.extend(candidate(&snapshot.job, rank, dump, entry, None));
+            }
+        });
+        for it in &candidates {
+            self.told.remove(&(it.rank, it.entry.record_id));
+        }
+        for it in &candidates {
+            if self.is_remarkable(it) {
+                self.remember(it.trace);
+            }
+        }
+        self.add_stuck(snapshot, &mut candidates);
+        let ratio = self.ratio;
+        candidates.retain(|it| self.remarkable.contains(&it.trace) || is_sampled(&it.trace, ratio));
+        let mut batch = Batch::default();
+        if candidates.len() > MOST_SPANS {
+            candidates.sort_by_key(|it| !self.remarkable.contains(&it.trace));
+            batch.dropped = (candidates.len() - MOST_SPANS) as u64;
+            candidates.truncate(MOST_SPANS);
+        }
+        for some in candidates.chunks(MOST_IN_REQUEST) {
+            let request = request(snapshot, settings, some);
+            batch.requests.push((request, some.len() as u64));
+        }
+        batch
+    }
+
+    /// Whether an operation failed, or took much longer than its like do.
+    fn is_remarkable(&mut self, it: &Candidate<'_>) -> bool {
+        if !is_completed(it.dump, it.entry) {
+            return true;
+        }
+        let wait = wait_s(it.entry);
+        let desc = it.dump.groups.get(it.entry.group as usize);
+        let desc = desc.map_or(String::new(), |group| group.info.desc.clone());
+        let usual = self.usual.entry((desc, it.entry.op.name())).or_insert(wait);
+        let slow = wait > LEAST_SLOW_S && wait > SLOW * *usual;
+        // One that is slow moves the usual only a little, many of them do.
+        *usual += (wait.min(2.0 * *usual + 1e-6) - *usual) / 32.0;
+        slow
+    }
+
+    fn remember(&mut self, trace: TraceId) {
+        if self.remarkable.insert(trace) {
+            self.order.push_back(trace);
+        }
+        if self.order.len() > MOST_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.remarkable.remove(&oldest);
+        }
+    }
+
+    /// Operations that have been pending for too long, each once.
+    fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
+        let now = snapshot.at.wall_ns;
+        let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
+        if snapshot.report.in_flight.is_empty() {
+            return;
+        }
+        for (rank, dump) in snapshot.dumps() {
+            let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
+            for entry in dump.entries.iter().filter(open) {
+                let stuck = now.saturating_sub(entry.time_created_ns) >= limit;
+                if !stuck
+                    || self.told.len() > MOST_SPANS
+                    || !self.told.insert((rank, entry.record_id))
+                {
+                    continue;
+                }
+                if let Some(it) = candidate(&snapshot.job, rank, dump, entry, Some(now)) {
+                    self.remember(it.trace);
+                    candidates.push(it);
+                }
+            }
+        }
+    }
+}
+
+/// By the id's last eight bytes, as the SDKs' ratio samplers do.
+fn is_sampled(trace: &TraceId, ratio: f64) -> bool {
+    let mut low = [0; 8];
+    low.copy_from_slice(&trace[8..]);
+    let place = (u64::from_be_bytes(low) >> 1) as f64 / (1_u64 << 63) as f64;
+    ratio >= 1.0 || place < ratio
+}
+
+fn ended_ns(entry: &Entry) -> i64 {
+    match entry.time_discovered_completed_ns {
+        0 => {
+            let ms = entry.duration_ms.map_or(0.0, f64::from);
+            entry.time_created_ns.saturating_add((ms * 1e6) as i64)
+        }
+        ns => ns.max(entry.time_created_ns),
+    }
+}
+
+fn wait_s(entry: &Entry) -> f64 {
+    let noted = ended_ns(entry).saturating_sub(entry.time_created_ns) as f64 / 1e9;
+    entry.duration_ms.map_or(noted, |ms| f64::from(ms) / 1e3)
+}
+
+/// The operation that the members share. Both ends of a message count for themselves, so a message has a
+/// trace on each side.
+fn shared<'a>(
+    job: &'a str,
+    rank: &'a [Rank; 1],
+    dump: &'a Dump,
+    entry: &Entry,
+) -> Option<Shared<'a>> {
+    let group = &dump.groups.get(entry.group as usize)?.info;
+    Some(if entry.op.is_p2p() {
+        Shared {
+            job,
+            group: &group.name,
+            ranks: rank,
+            kind: "p2p",
+            seq: entry.p2p_seq_id,
+        }
+    } else {
+        Shared {
+            job,
+            group: &group.name,
+            ranks: &group.ranks,
+            kind: "collective",
+            seq: entry.collective_seq_id,
+        }
+    })
+}
+
+fn candidate<'a>(
+    job: &str,
+    rank: Rank,
+    dump: &'a Dump,
+    entry: &'a Entry,
+    until_ns: Option<i64>,
+) -> Option<Candidate<'a>> {
+    let trace = shared(job, &[rank], dump, entry)?.trace_id();
+    Some(Candidate {
+        rank,
+        dump,
+        entry,
+        trace,
+        until_ns,
+    })
+}
+
+fn request(
+    snapshot: &Snapshot,
+    settings: &Settings,
+    some: &[Candidate<'_>],
+) -> ExportTraceServiceRequest {
+    let mut by_rank: BTreeMap<Rank, (&Dump, Vec<Span>)> = BTreeMap::new();
+    for it in some {
+        if let Some(span) = span(snapshot, it) {
+            by_rank
+                .entry(it.rank)
+                .or_insert((it.dump, Vec::new()))
+                .1
+                .push(span);
+        }
+    }
+    let resource_spans = by_rank.into_iter().map(|(rank, (dump, spans))| {
+        let id = &dump.identity;
+        let mut more = vec![attribute(
+            "service.instance.id",
+            text(format!("rank-{rank}")),
+        )];
+        if !id.host.is_empty() {
+            more.push(attribute("host.name", text(id.host.as_str())));
+        }
+        if id.pid != 0 {
+            more.push(attribute("process.pid", number(id.pid)));
+        }
+        ResourceSpans {
+            resource: resource(&snapshot.job, settings, more),
+            scope_spans: vec![ScopeSpans {
+                scope: scope(),
+                spans,
+                ..ScopeSpans::default()
+            }],
+            ..ResourceSpans::default()
+        }
+    });
+    ExportTraceServiceRequest {
+        resource_spans: resource_spans.collect(),
+    }
+}
+
+fn span(snapshot: &Snapshot, it: &Candidate<'_>) -> Option<Span> {
+    let Candidate {
+        rank, dump, entry, ..
+    } = *it;
+    let about = [rank];
+    let shared = shared(&snapshot.job, &about, dump, entry)?;
+    let group = &dump.groups.get(entry.group as usize)?.info;
+    let signature = dump.signatures.get(entry.signature as usize)?;
+    let state = match entry.state {
+        EntryState::Scheduled => "scheduled",
+        EntryState::Started => "started",
+        EntryState::Completed => "completed",
+        EntryState::Failed => "failed",
+    };
+    let mut attributes = vec![
+        attribute("rcomm.op", text(entry.op.name())),
+        attribute("rcomm.group.id", text(group.name.as_str())),
+        attribute("rcomm.group.desc", text(group.desc.as_str())),
+        attribute("rcomm.seq", number(shared.seq)),
+        attribute("rcomm.rank", number(rank)),
+        attribute("rcomm.bytes", number(signature.input_bytes())),
+        attribute("rcomm.backend", text(signature.backend.as_str())),
+        attribute("rcomm.state", text(state)),
+    ];
+    if let Some(size) = dump.identity.world_size {
+        attributes.push(attribute("rcomm.world_size", number(size)));
+    }
+    if let Some(dtype) = signature.input_dtypes.first() {
+        attributes.push(attribute("rcomm.dtype", text(dtype.as_str())));
+    }
+    let started = entry.time_discovered_started_ns;
+    let events = (started > 0).then(|| Event {
+        time_unix_nano: unix(started),
+        name: "start noticed".to_owned(),
+        ..Event::default()
+    });
+    let status = match it.until_ns {
+        Some(_) => Some("still pending when this was sent"),
+        None if !is_completed(dump, entry) => Some("ended with an error or a time-out"),
+        None => None,
+    };
+    let status = status.map(|message| Status {
+        message: message.to_owned(),
+        code: StatusCode::Error.into(),
+    });
+    Some(Span {
+        trace_id: shared.trace_id().to_vec(),
+        span_id: shared.span_id(rank, entry.record_id).to_vec(),
+        name: format!("{} {}", entry.op.name(), group.desc)
+            .trim_end()
+            .to_owned(),
+        kind: SpanKind::Internal.into(),
+        start_time_unix_nano: unix(entry.time_created_ns),
+        end_time_unix_nano: unix(it.until_ns.unwrap_or_else(|| ended_ns(entry))),
+        attributes,
+        events: events.into_iter().collect(),
+        status,
+        ..Span::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::time::Instant;
+
+    /// All spans of a job that was looked at at these times, ns.
+    fn spans(situation: Situation, ratio: f64, looks: &[i64]) -> Vec<Span> {
+        let simulation = Simulation::new(situation, 16, 0);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let mut spans = Spans::beginning_now(ratio);
+        spans.since_ns = 0;
+        let mut all = Vec::new();
+        for &ns in looks {
+            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
+            let at = Moment {
+                elapsed: Duration::from_nanos(ns as u64),
+                wall_ns: ns,
+            };
+            live.observe(0, source.poll(Instant::now()), at);
+            if let Some(snapshot) = live.refresh(at) {
+                let batch = spans.take(&snapshot, &Settings::default());
+                assert_eq!(batch.dropped, 0);
+                for (request, _) in batch.requests {
+                    let scopes = request
+                        .resource_spans
+                        .into_iter()
+                        .flat_map(|it| it.scope_spans);
+                    all.extend(scopes.flat_map(|it| it.spans));
+                }
+            }
+        }
+        all
+    }
+
+    const LOOKS: [i64; 4] = [3_000_000_000, 6_000_000_000, 9_000_000_000, 18_000_000_000];
+
+    #[test]
+    fn every_operation_is_one_span_and_a_collective_one_trace() {
+        let all = spans(Situation::Healthy, 1.0, &LOOKS[..3]);
+        let ids: HashSet<&[u8]> = all.iter().map(|span| span.span_id.as_slice()).collect();
+        assert_eq!(ids.len(), all.len());
+        let mut members: HashMap<&[u8], usize> = HashMap::new();
+        for span in all.iter().filter(|span| span.name == "barrier default_pg") {
+            *members.entry(&span.trace_id).or_default() += 1;
+        }
+        assert!(members.len() >= 5);
+        assert!(members.values().all(|&ranks| ranks == 16), "{members:?}");
+        assert!(
+            all.iter()
+                .all(|span| span.end_time_unix_nano > span.start_time_unix_nano)
+        );
+    }
+
+    #[test]
+    fn sampling_keeps_whole_traces_and_nothing_else_of_a_healthy_job() {
+        let all = spans(Situation::Healthy, 1.0, &LOOKS[..3]).len();
+        let some = spans(Situation::Healthy, 0.1, &LOOKS[..3]).len();
+        let none = spans(Situation::Healthy, 0.0, &LOOKS[..3]).len();
+        assert!(some > all / 40 && some < all / 4, "{some} of {all}");
+        assert_eq!(none, 0);
+    }
+
+    #[test]
+    fn what_is_stuck_is_kept_and_told_once() {
+        let all = spans(
+            Situation::StuckRank,
+            0.0,
+            &[LOOKS[2], LOOKS[3], LOOKS[3] + 5_000_000_000],
+        );
+        let pending: Vec<&Span> = all
+            .iter()
+            .filter(|span| {
+                span.status
+                    .as_ref()
+                    .is_some_and(|it| it.message.contains("pending"))
+            })
+            .collect();
+        // All wait but the rank at fault.
+        assert_eq!(pending.len(), 15);
+        assert!(pending.iter().any(|span| span.name == "all_reduce dp"));
+    }
+}

@@ -1,0 +1,109 @@
+//! The files that users deploy with are what their programs read.
+
+mod common;
+
+use common::skip;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
+}
+
+fn runs(program: &Path, args: &[&str]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Runs a program that must succeed, and returns all that it said.
+fn succeed(command: &mut Command) -> String {
+    let output = command.output().expect("it was found before");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(output.status.success(), "{command:?}: {text}");
+    text
+}
+
+#[test]
+fn systemd_reads_the_unit_and_finds_nothing_to_say() {
+    if !runs(Path::new("systemd-analyze"), &["--version"]) {
+        return skip("systemd-analyze is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a directory");
+    let unit = std::fs::read_to_string(deploy().join("systemd/rcomm-web.service"));
+    // What it names need not be there where this test runs.
+    let unit = unit
+        .expect("readable")
+        .replace("/usr/local/bin/rcomm-web", "/bin/true");
+    let path = folder.path().join("rcomm-web.service");
+    std::fs::write(&path, unit.replace("User=trainer", "User=root")).expect("writable");
+    let said = succeed(Command::new("systemd-analyze").arg("verify").arg(&path));
+    assert!(!said.contains("rcomm-web.service:"), "{said}");
+}
+
+/// The options that the deployed files give are options of this program.
+#[test]
+fn deployed_commands_use_options_that_exist() {
+    let help = succeed(Command::new(env!("CARGO_BIN_EXE_rcomm-web")).arg("--help"));
+    let mut seen = 0;
+    for file in [
+        "systemd/rcomm-web.service",
+        "kubernetes/rcomm-web.yml",
+        "docker-compose.yml",
+    ] {
+        let text = std::fs::read_to_string(deploy().join(file)).expect("readable");
+        let lines = text.lines().filter(|line| {
+            line.contains("ExecStart")
+                || line.trim().starts_with("- --listen")
+                || line.contains("rcomm-web --")
+                || line.trim().starts_with("- --")
+                || line.contains("command: [\"rcomm-web\"")
+        });
+        for word in lines.flat_map(|line| line.split([' ', '"', ','])) {
+            let Some(option) = word
+                .strip_prefix("--")
+                .and_then(|word| word.split('=').next())
+            else {
+                continue;
+            };
+            // Prometheus' and kubectl's own options stand in the same files.
+            if option.contains('.') || ["enable-feature", "from-literal"].contains(&option) {
+                continue;
+            }
+            assert!(help.contains(&format!("--{option}")), "{file}: --{option}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12, "{seen}");
+}
+
+#[test]
+fn kubernetes_schemas_accept_the_manifests() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubernetes-python");
+    let (python, validate) = (
+        folder.join("bin/python"),
+        folder.join("bin/kubernetes-validate"),
+    );
+    let place = folder.to_str().expect("plain text");
+    let there = runs(&validate, &["--version"])
+        || (runs(Path::new("python3"), &["-m", "venv", place])
+            && runs(
+                &python,
+                &["-m", "pip", "install", "--quiet", "kubernetes-validate"],
+            ));
+    if !there {
+        return skip("kubernetes-validate is not installed, and pip cannot install it");
+    }
+    let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
+    let text = text.expect("readable");
+    let parts: Vec<&str> = text.split("\n---\n").collect();
+    assert_eq!(parts.len(), 3);
+    // The monitor is a resource of an operator, of which these schemas know nothing.
+    let files = tempfile::tempdir().expect("a directory");
+    for (number, part) in parts[..2].iter().enumerate() {
+        let path = files.path().join(format!("{number}.yml"));
+        std::fs::write(&path, part).expect("writable");
+        let said = succeed(Command::new(&validate).arg("--strict").arg(&path));
+        assert!(said.contains("passed"), "{said}");
+    }
+}

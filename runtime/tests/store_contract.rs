@@ -121,7 +121,7 @@ fn wait_names_the_keys_that_did_not_come() {
             text.contains("late\"") && !text.contains("here\""),
             "{text}"
         );
-        assert!(text.contains("20ms"), "{text}");
+        assert!(text.contains("20 ms"), "{text}");
         timed_out(one.get("late", SHORT));
         timed_out(one.multi_get(&["here", "late"], Duration::ZERO));
         one.wait(&["here"], Duration::ZERO).unwrap();

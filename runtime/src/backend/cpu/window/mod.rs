@@ -81,7 +81,8 @@ impl Card {
         Some(Self {
             host: long(0)?,
             pid: word(8)?,
-            dtype: DType::from_code(*bytes.get(12)?)?,
+            // No window holds elements of a type without a name.
+            dtype: DType::from_code(*bytes.get(12)?).filter(|&dtype| dtype != DType::Other)?,
             bytes: long(16)?,
             data: (word(24)?.cast_signed(), long(32)?),
             counters: word(28)?.cast_signed(),

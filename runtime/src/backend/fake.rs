@@ -129,7 +129,8 @@ pub struct FakeBackend {
 struct Ticket {
     state: Mutex<TicketState>,
     moved: Condvar,
-    observer: Arc<dyn Observer>,
+    /// Until the end: it holds this operation in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 struct TicketState {
@@ -145,6 +146,10 @@ impl Ticket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn observer(&self) -> MutexGuard<'_, Option<Arc<dyn Observer>>> {
+        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end(&self, progress: Progress) {
         let mut state = self.lock();
         if state.progress.has_ended() {
@@ -153,7 +158,10 @@ impl Ticket {
         state.progress = progress;
         drop(state);
         self.moved.notify_all();
-        self.observer.ended();
+        let observer = self.observer().take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
     }
 
     fn has_ended(&self) -> bool {
@@ -277,7 +285,7 @@ impl Backend for FakeBackend {
                 done: Done::default(),
             }),
             moved: Condvar::new(),
-            observer,
+            observer: Mutex::new(Some(observer)),
         });
         let mut state = self.fabric.lock();
         if let Some(error) = state
@@ -305,7 +313,10 @@ impl Backend for FakeBackend {
             None => {}
         }
         ticket.lock().progress = Progress::Started;
-        ticket.observer.started();
+        let observer = ticket.observer().clone();
+        if let Some(observer) = observer {
+            observer.started();
+        }
         if is_p2p {
             self.post(&mut state, &ticket, parts);
             if parts == 0 {

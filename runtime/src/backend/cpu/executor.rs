@@ -80,7 +80,8 @@ impl Turns {
 pub(super) struct Issued {
     state: Mutex<State>,
     bell: Condvar,
-    observer: Arc<dyn Observer>,
+    /// Until the end: it holds this operation in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 struct State {
@@ -96,13 +97,16 @@ impl Issued {
                 op: None,
             }),
             bell: Condvar::new(),
-            observer,
+            observer: Mutex::new(Some(observer)),
         }
     }
 
     fn start(&self) {
         lock(&self.state).progress = Progress::Started;
-        self.observer.started();
+        let observer = lock(&self.observer).clone();
+        if let Some(observer) = observer {
+            observer.started();
+        }
     }
 
     fn end(&self, op: Op<'static>, result: Result<Done>) {
@@ -114,7 +118,10 @@ impl Issued {
         state.op = Some(op);
         drop(state);
         self.bell.notify_all();
-        self.observer.ended();
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
     }
 }
 

@@ -109,7 +109,7 @@ impl Backend for Wrapper {
             inner: self.inner.clone(),
             ranks: self.ranks.clone(),
             call,
-            observer,
+            observer: Mutex::new(Some(observer)),
         });
         let side = self.side.issue(question, call, checked.clone())?;
         if let Stage::Comparing { side: place, .. } = &mut *checked.lock() {
@@ -180,7 +180,8 @@ struct Checked {
     inner: Arc<dyn Backend>,
     ranks: Arc<[Rank]>,
     call: Call,
-    observer: Arc<dyn Observer>,
+    /// Until the operation is passed on: it holds this in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 enum Stage {
@@ -222,9 +223,13 @@ impl Checked {
         };
         // The backend may call the observer at once, who asks for the progress.
         drop(stage);
+        let observer = self.observer.lock();
+        let Some(observer) = observer.unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
         let next = match verdict {
             Err(error) => Stage::Refused(error, Some(op)),
-            Ok(()) => match self.inner.issue(op, self.call, self.observer.clone()) {
+            Ok(()) => match self.inner.issue(op, self.call, observer.clone()) {
                 Ok(pending) => Stage::Passed(pending),
                 Err(error) => Stage::Refused(error, None),
             },
@@ -233,7 +238,7 @@ impl Checked {
         self.moved.notify_all();
         // What the observer was told while the operation was on its way, it could not see.
         if self.progress().has_ended() {
-            self.observer.ended();
+            observer.ended();
         }
     }
 }

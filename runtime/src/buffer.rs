@@ -147,10 +147,13 @@ impl<'a> Buffer<'a> {
             shape: self.shape.clone(),
             dtype: self.dtype,
             device: self.device,
-            hold: if self.is_writable() {
-                Hold::Lent
-            } else {
-                Hold::Read
+            hold: match &self.hold {
+                Hold::Kept { owner, access } => Hold::Kept {
+                    owner: owner.clone(),
+                    access: *access,
+                },
+                Hold::Read => Hold::Read,
+                Hold::Lent | Hold::Owned { .. } => Hold::Lent,
             },
             loan: PhantomData,
         }
@@ -323,6 +326,28 @@ impl<'a> Buffer<'a> {
         }
         self.as_bytes_mut()?.copy_from_slice(other.as_bytes()?);
         Ok(())
+    }
+
+    /// The same foreign memory, its owner held once more; `None` for lent and owned memory.
+    ///
+    /// For backends whose device may still work on memory after the loan of this buffer has ended. On
+    /// the host that would let two buffers write to one memory, so it is for devices only.
+    pub(crate) fn hold_on(&self) -> Option<Buffer<'static>> {
+        match &self.hold {
+            Hold::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => Some(Buffer {
+                data: self.data,
+                len: self.len,
+                shape: self.shape.clone(),
+                dtype: self.dtype,
+                device: self.device,
+                hold: Hold::Kept {
+                    owner: owner.clone(),
+                    access: *access,
+                },
+                loan: PhantomData,
+            }),
+            _ => None,
+        }
     }
 
     /// Gives the memory up without freeing it.

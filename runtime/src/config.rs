@@ -24,7 +24,10 @@
 //! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
 //! | `RCOMM_SIGNAL_INTERVAL_MS` | [`signal_interval`](Config::signal_interval) | 500 |
 //! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
+//!
+//! Those of the NCCL backend are listed at [`NcclOptions`].
 
+use crate::backend::nccl::NcclOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
@@ -48,6 +51,8 @@ pub struct Config {
     /// Network interface whose address the other ranks are told; `None` = the one that leads to the
     /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
     pub socket_ifname: Option<String>,
+    /// Options of the NCCL backend, with variables of their own.
+    pub nccl: NcclOptions,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
     /// asked when the world is made.
     pub rendezvous: Option<Rendezvous>,
@@ -160,6 +165,7 @@ impl Default for Config {
             backend: "cpu".to_owned(),
             transport: TransportChoice::Auto,
             socket_ifname: None,
+            nccl: NcclOptions::default(),
             rendezvous: None,
             secret: None,
             ring_dir: RingDir::Shared,
@@ -197,6 +203,18 @@ impl Config {
             Some(place) => Ok(place.clone()),
             None => Rendezvous::from_environment(|name| std::env::var(name).ok()),
         }
+    }
+
+    /// Whether [`backend`](Self::backend) names this one.
+    pub(crate) fn names_backend(&self, name: &str) -> bool {
+        let mut names = self
+            .backend
+            .split(',')
+            .map(|part| match part.split_once(':') {
+                Some((_, name)) => name,
+                None => part,
+            });
+        names.any(|it| it.trim() == name)
     }
 
     /// The defaults, and what `lookup` says of each variable.
@@ -239,6 +257,7 @@ impl Config {
         };
         let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
+        config.nccl = NcclOptions::from_lookup(&lookup)?;
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
         if let Some(value) = text("RCOMM_RING_DIR") {
             config.ring_dir = match value.as_str() {

@@ -1,4 +1,4 @@
-//! ProcessGroup over the CPU backend, with a flight recorder that is always on.
+//! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
 #![deny(unsafe_code)]
 
 mod alarm;
@@ -37,6 +37,7 @@ mod world;
 
 pub use backend::cpu::CpuBackend;
 pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
+pub use backend::nccl::NcclBackend;
 pub use backend::wrapper::Wrapper;
 pub use backend::{Backend, BackendFactory, Done, Pending, Progress};
 pub use buffer::{Access, Buffer, Device, DeviceKind};

@@ -5,6 +5,7 @@
 
 use crate::alarm::{Alarm, AlarmParts, AlarmThread};
 use crate::backend::cpu::CpuFactory;
+use crate::backend::nccl::{NcclBackend, NcclFactory};
 use crate::backend::{BackendFactory, WorldContext};
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -173,6 +174,9 @@ impl WorldBuilder {
         };
         let mut factories: Vec<Arc<dyn BackendFactory>> =
             vec![Arc::new(CpuFactory::open(&context)?)];
+        if config.names_backend(NcclBackend::NAME) {
+            factories.push(NcclFactory::open(&context, config.nccl.clone())?);
+        }
         for make in self.factories {
             factories.push(make(&context)?);
         }

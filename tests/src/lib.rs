@@ -6,4 +6,6 @@
 pub mod fault;
 pub mod generator;
 pub mod process;
+pub mod simulator;
+pub mod staged;
 pub mod world;

@@ -1,5 +1,6 @@
 //! Ranks that are threads of the test, each with a world of its own.
 
+use crate::staged::StagedFactory;
 use rcomm::config::RingDir;
 use rcomm::{
     BackendFactory, Config, FakeFabric, HashStore, Rank, Rendezvous, Result, Store, World,
@@ -51,6 +52,15 @@ pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> Worl
             Ok(fabric.factory(world.rank))
         }),
     }
+}
+
+/// A world whose host memory goes over NCCL: what the configuration's libraries are, real or simulated.
+pub fn over_nccl(config: Config) -> WorldBuilder {
+    let backend = StagedFactory::NAME.to_owned();
+    let builder = World::builder(Config { backend, ..config });
+    builder.backend(|world| -> Result<Arc<dyn BackendFactory>> {
+        Ok(StagedFactory::open(world, world.config.nccl.clone())?)
+    })
 }
 
 /// Runs `body` once for each rank, on a thread of its own, and returns what they return, by rank.

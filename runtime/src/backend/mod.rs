@@ -8,6 +8,8 @@
 
 pub mod cpu;
 pub mod fake;
+#[allow(unsafe_code)]
+pub mod nccl;
 pub mod wrapper;
 
 use crate::buffer::{Buffer, DeviceKind};

@@ -356,8 +356,19 @@ impl<'a> Op<'a> {
     /// # Errors
     /// `InvalidArgument` if a buffer is not in host memory.
     pub fn to_owned(&self) -> Result<Op<'static>> {
-        let one = |buffer: &Buffer<'_>| buffer.to_owned();
-        let all = |buffers: &[Buffer<'_>]| buffers.iter().map(one).collect::<Result<Vec<_>>>();
+        self.map_buffers(&|buffer| buffer.to_owned())
+    }
+
+    /// The same operation over what `map` makes of each buffer.
+    ///
+    /// # Errors
+    /// The first of `map`.
+    pub fn map_buffers<'b>(
+        &self,
+        map: &impl Fn(&Buffer<'a>) -> Result<Buffer<'b>>,
+    ) -> Result<Op<'b>> {
+        let one = map;
+        let all = |buffers: &[Buffer<'a>]| buffers.iter().map(one).collect::<Result<Vec<_>>>();
         Ok(match self {
             Self::AllReduce { buffer, op } => Op::AllReduce {
                 buffer: one(buffer)?,
@@ -483,7 +494,8 @@ impl<'a> Op<'a> {
                 tag: *tag,
             },
             Self::Coalesced(ops) => {
-                Op::Coalesced(ops.iter().map(Op::to_owned).collect::<Result<_>>()?)
+                let ops = ops.iter().map(|op| op.map_buffers(map));
+                Op::Coalesced(ops.collect::<Result<_>>()?)
             }
         })
     }

@@ -3,14 +3,16 @@
 //! Every rank knows what every rank has put in (a function of rank, position and seed), so each checks
 //! its own result alone.
 
+use crate::limits::Limits;
 use crate::scalar::{Scalar, reductions};
-use rcomm::{Buffer, Op, ProcessGroup, ReduceOp, Reduction};
+use rcomm::{Buffer, ErrorKind, Op, ProcessGroup, ReduceOp, Reduction};
 
 /// Runs cases on one group and counts them.
 pub(crate) struct Cases<'a> {
     pub(crate) group: &'a ProcessGroup,
     pub(crate) len: usize,
     seed: u64,
+    pub(crate) limits: Limits,
     checked: u64,
 }
 
@@ -37,6 +39,7 @@ impl<'a> Cases<'a> {
             group,
             len,
             seed,
+            limits: Limits::of(group),
             checked: 0,
         }
     }
@@ -105,8 +108,15 @@ impl<'a> Cases<'a> {
         let root = n - 1;
         for op in reductions::<T>() {
             let what = |name: &str| format!("{name} {op} of {}", T::DTYPE);
-            let expected = self.reduced::<T>(op, 0, len);
             let input = self.input::<T>(own, 0, len);
+            if self.limits.refuse(op, T::DTYPE) {
+                let mut buffer = input.clone();
+                let refusal = group.all_reduce(&mut buffer, op).unwrap_err();
+                self.same(&what("refused"), refusal.kind(), ErrorKind::Unsupported);
+                self.same(&what("untouched"), buffer, input);
+                continue;
+            }
+            let expected = self.reduced::<T>(op, 0, len);
             let mut buffer = input.clone();
             group.all_reduce(&mut buffer, op).unwrap();
             self.same(&what("all_reduce"), buffer, expected.clone());
@@ -354,12 +364,44 @@ impl<'a> Cases<'a> {
         let (next, before) = ((own + 1) % n, (own + n - 1) % n);
         let message = self.input::<u32>(own, 0, len);
         let expected = self.input::<u32>(before, 0, len);
-        let sent = group.send_async(message.clone(), next as u32, 1).unwrap();
+        let sent = group.send_async(message.clone(), next as u32, 0).unwrap();
         let mut got = vec![0u32; len];
-        group.recv(&mut got, before as u32, 1).unwrap();
+        group.recv(&mut got, before as u32, 0).unwrap();
         assert_eq!(sent.wait().unwrap(), message);
         self.same("send and recv", got, expected.clone());
 
+        let ops = vec![
+            Op::Recv {
+                buffer: Buffer::from_vec(vec![0u32; len]),
+                peer: Some(before as u32),
+                tag: 0,
+            },
+            Op::Send {
+                buffer: Buffer::from_vec(message.clone()),
+                peer: next as u32,
+                tag: 0,
+            },
+        ];
+        let mut ops = group.batch_isend_irecv(ops).unwrap().wait().unwrap();
+        let Op::Recv { buffer, .. } = ops.swap_remove(0) else {
+            panic!("the operations come back in their order");
+        };
+        self.same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
+
+        match self.limits {
+            Limits::None => self.check_tags(next, before),
+            Limits::Nccl => {
+                let tagged = group.send(&[1u8], next as u32, 1).unwrap_err();
+                self.same("a tag", tagged.kind(), ErrorKind::Unsupported);
+                let any = group.recv_any(&mut [0u8], 0).unwrap_err();
+                self.same("recv_any", any.kind(), ErrorKind::Unsupported);
+            }
+        }
+        group.barrier().unwrap();
+    }
+
+    fn check_tags(&mut self, next: usize, before: usize) {
+        let (group, own, n) = (self.group, self.own(), self.size());
         // A send may wait for its receive: one rank begins with the receive.
         let send = || group.send_object(&vec![own; 2], next as u32, 9).unwrap();
         if own != 0 {
@@ -381,24 +423,6 @@ impl<'a> Cases<'a> {
         first.wait().unwrap();
         second.wait().unwrap();
 
-        let ops = vec![
-            Op::Recv {
-                buffer: Buffer::from_vec(vec![0u32; len]),
-                peer: Some(before as u32),
-                tag: 2,
-            },
-            Op::Send {
-                buffer: Buffer::from_vec(message.clone()),
-                peer: next as u32,
-                tag: 2,
-            },
-        ];
-        let mut ops = group.batch_isend_irecv(ops).unwrap().wait().unwrap();
-        let Op::Recv { buffer, .. } = ops.swap_remove(0) else {
-            panic!("the operations come back in their order");
-        };
-        self.same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
-
         if own == 0 {
             let mut seen: Vec<(u32, u8)> = Vec::new();
             for _ in 1..n {
@@ -411,6 +435,5 @@ impl<'a> Cases<'a> {
         } else {
             group.send(&[own as u8], 0, 3).unwrap();
         }
-        group.barrier().unwrap();
     }
 }

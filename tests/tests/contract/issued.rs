@@ -10,6 +10,9 @@ impl Cases<'_> {
         let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);
         let op = ReduceOp::Sum;
+        if self.limits.refuse(op, T::DTYPE) {
+            return;
+        }
         let root = n - 1;
         let to = root as u32;
         let is_root = own == root;

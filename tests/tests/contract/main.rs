@@ -4,12 +4,16 @@
 
 mod cases;
 mod issued;
+mod limits;
 mod scalar;
 
 use cases::Cases;
 use proptest::prelude::*;
-use rcomm::{Complex, F8E4M3, F8E5M2, FakeFabric, GroupOptions, World, bf16, f16};
-use rcomm_tests::world::{Carrier, on_threads};
+use rcomm::{Complex, Config, F8E4M3, F8E5M2, FakeFabric, GroupOptions, World, bf16, f16};
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::Job;
+use rcomm_tests::simulator;
+use rcomm_tests::world::{Carrier, on_threads, over_nccl};
 
 fn carriers() -> [Carrier; 2] {
     [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
@@ -110,6 +114,53 @@ fn long_buffers_are_cut_and_put_together_again() {
                 cases.check::<u8>();
                 world.shutdown().unwrap();
             },
+        );
+    }
+}
+
+/// One rank of the test below, in a process of its own.
+#[test]
+#[ignore = "a rank of the test below"]
+fn rank_over_nccl() {
+    let config = Config::from_environment().unwrap();
+    let world = over_nccl(config).init().unwrap();
+    let checked = check_all_types(&world, 33);
+    let mut cases = Cases::new(world.group(), 0, 11);
+    cases.check::<f32>();
+    let mut long = Cases::new(world.group(), 40_009, 5);
+    long.check::<f32>();
+    let all = checked + cases.checked() + long.checked();
+    eprintln!("{all} cases");
+    world.shutdown().unwrap();
+}
+
+#[test]
+fn nccl_on_the_simulator_computes_what_the_reference_computes() {
+    let program = std::env::current_exe().unwrap();
+    let simulator = simulator::path();
+    for ranks in [1, 2, 4, 8] {
+        let program = program.to_str().unwrap();
+        let mut job = Job::start(program, ranks, Fault::None, |_, command| {
+            command
+                .args(["--exact", "rank_over_nccl", "--ignored", "--nocapture"])
+                .env("RCOMM_NCCL_LIB", &simulator)
+                .env("RCOMM_CUDA_LIB", &simulator)
+                .env("RCOMM_TIMEOUT_MS", "60000");
+        });
+        let mut checked = 0;
+        for rank in 0..ranks {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank} of {ranks}: {ended:?}");
+            let count = ended
+                .stderr
+                .lines()
+                .find_map(|line| line.strip_suffix(" cases"));
+            checked += count.unwrap().parse::<u64>().unwrap();
+        }
+        eprintln!("nccl on the simulator: {ranks} ranks, {checked} cases");
+        assert!(
+            checked >= 2 * 17 * 40 * u64::from(ranks),
+            "only {checked} cases"
         );
     }
 }

@@ -1,0 +1,357 @@
+//! [`NcclBackend`]: the operations of one group, and [`NcclFactory`], which makes it.
+
+use super::cuda::CudaDriver;
+use super::device::{CudaDevice, CudaStream, EventPool, EventTiming};
+use super::lane::{Lane, visit};
+use super::launch;
+use super::library::NcclLibrary;
+use super::options::{NcclOptions, Timing};
+use super::pending::Ticket;
+use super::rally::{Meeting, Scope};
+use super::turns::{Turns, Wait};
+use crate::backend::{
+    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, Progress,
+    WorldContext,
+};
+use crate::buffer::{Buffer, Device, DeviceKind};
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Op;
+use crate::store::{PrefixStore, Store};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What the lanes of one backend share.
+pub(super) struct Shared {
+    pub(super) library: Arc<NcclLibrary>,
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) options: Arc<NcclOptions>,
+    pub(super) host: String,
+    /// Start and end of operations.
+    pub(super) marks: Arc<EventPool>,
+    /// Where one stream waits for another.
+    pub(super) joints: Arc<EventPool>,
+    pub(super) default_stream: Arc<CudaStream>,
+    /// Why nothing goes on; set once.
+    pub(super) aborted: OnceLock<Error>,
+    /// Operations whose buffers the device never gave back.
+    pub(super) leaked: AtomicU64,
+}
+
+/// Makes the NCCL backends of a world's groups.
+///
+/// # Thread safety
+/// One for each world. Groups may be made from several threads.
+pub struct NcclFactory {
+    library: Arc<NcclLibrary>,
+    device: Arc<CudaDevice>,
+    options: Arc<NcclOptions>,
+    host: String,
+    patience: Duration,
+}
+
+impl NcclFactory {
+    /// Loads the CUDA driver and NCCL, and opens this rank's device.
+    ///
+    /// # Errors
+    /// `Backend` with everything that was tried, where driver or library is not there or not right;
+    /// `InvalidArgument` if there is no such device.
+    pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
+        let driver = Arc::new(CudaDriver::load(options.driver.as_deref())?);
+        let library = Arc::new(NcclLibrary::load(&options.search())?);
+        let device = match options.device {
+            Some(ordinal) => ordinal,
+            None => {
+                let count = driver.device_count()?.max(1);
+                let local = world.local_rank.unwrap_or(world.rank);
+                u16::try_from(local % count).unwrap_or(u16::MAX)
+            }
+        };
+        let device = CudaDevice::open(&driver, device)?;
+        tracing::info!(
+            rank = world.rank,
+            nccl = %library.version(),
+            library = %library.path().display(),
+            ?device,
+            "NCCL loaded"
+        );
+        let system = rustix::system::uname();
+        let host = system.nodename().to_string_lossy();
+        Ok(Arc::new(Self {
+            library,
+            device,
+            options: Arc::new(options),
+            host: host.into_owned(),
+            patience: world.config.status_wait,
+        }))
+    }
+
+    /// This rank's device: where streams and buffers for the backend are made.
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
+    /// The library in use.
+    pub fn library(&self) -> &Arc<NcclLibrary> {
+        &self.library
+    }
+}
+
+impl BackendFactory for NcclFactory {
+    fn name(&self) -> &'static str {
+        NcclBackend::NAME
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let timing = match self.options.timing {
+            Timing::On => EventTiming::Timed,
+            Timing::Off => EventTiming::Untimed,
+        };
+        let shared = Arc::new(Shared {
+            library: self.library.clone(),
+            device: self.device.clone(),
+            options: self.options.clone(),
+            host: self.host.clone(),
+            marks: EventPool::new(&self.device, timing),
+            joints: EventPool::new(&self.device, EventTiming::Untimed),
+            default_stream: CudaStream::default_of(&self.device),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+        });
+        let meeting = Meeting {
+            scope: Scope::Group,
+            store: Arc::new(PrefixStore::new("all", group.store.clone())),
+            ranks: group.info.ranks.clone(),
+            own: group.group_rank,
+            name: group.info.name.clone(),
+        };
+        let main = Lane::begin(&shared, meeting)?;
+        main.join(deadline, self.patience)?;
+        tracing::debug!(
+            group = group.info.name,
+            device = ?shared.device,
+            stream = ?main.stream(),
+            comm = format_args!("{:016x}", main.hash().unwrap_or(0)),
+            "communicator made"
+        );
+        Ok(Arc::new(NcclBackend {
+            group,
+            main,
+            peers: Mutex::default(),
+            turns: Turns::default(),
+            abort: Mutex::new(None),
+            shared,
+        }))
+    }
+}
+
+/// Carries the operations of one group on device memory.
+///
+/// Collectives and blocks of sends and receives go through one communicator, in order. A lone send or
+/// receive goes through a communicator of its two ranks, made when they first meet, as in c10d; but each
+/// direction has its own, so that two ranks that both send first do not wait for each other.
+pub struct NcclBackend {
+    group: GroupContext,
+    shared: Arc<Shared>,
+    main: Arc<Lane>,
+    /// For lone messages, by sender and receiver as ranks of the group.
+    peers: Mutex<BTreeMap<[u32; 2], Arc<Lane>>>,
+    turns: Turns,
+    abort: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl NcclBackend {
+    /// By which configurations ask for it.
+    pub const NAME: &'static str = "nccl";
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<Lane>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        let peers = self.peers();
+        let lanes = std::iter::once(&self.main).chain(peers.values());
+        lanes.cloned().collect()
+    }
+
+    /// Refuses what this backend cannot do. Nothing is sent.
+    fn check(&self, op: &Op<'_>) -> Result<()> {
+        launch::check(&self.shared.library, op)?;
+        let mut result = Ok(());
+        visit(op, &mut |buffer| {
+            if result.is_ok() {
+                result = self.check_place(buffer);
+            }
+        });
+        result.map_err(|error| error.during(op.op_type()))
+    }
+
+    fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
+        let refuse = |why: String| {
+            let message = format!("{buffer:?}: {why}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        };
+        let own = self.shared.device.place();
+        if buffer.device() != own {
+            let place = match buffer.device() {
+                Device::Cpu => "host memory".to_owned(),
+                Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),
+            };
+            return refuse(format!(
+                "it is {place}; on this rank the group works on {:?}",
+                self.shared.device
+            ));
+        }
+        if buffer.owner().is_none() {
+            return refuse("nothing keeps the memory alive until the device is done".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The lane that an operation goes through.
+    fn lane_of(&self, op: &Op<'_>) -> Result<Arc<Lane>> {
+        let own = self.group.group_rank;
+        let pair = match op {
+            Op::Send { peer, .. } => [own, *peer],
+            Op::Recv {
+                peer: Some(peer), ..
+            } => [*peer, own],
+            _ => return Ok(self.main.clone()),
+        };
+        let mut peers = self.peers();
+        if let Some(lane) = peers.get(&pair) {
+            return Ok(lane.clone());
+        }
+        let [from, to] = pair;
+        let prefix = format!("pair/{from}-{to}");
+        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.group.store.clone()));
+        let ranks = &self.group.info.ranks;
+        let meeting = Meeting {
+            scope: Scope::Pair,
+            store,
+            ranks: pair.map(|rank| ranks[rank as usize]).to_vec(),
+            own: u32::from(own == to),
+            name: format!("{}/{from}-{to}", self.group.info.name),
+        };
+        let lane = Lane::begin(&self.shared, meeting)?;
+        peers.insert(pair, lane.clone());
+        Ok(lane)
+    }
+
+    /// Gives an operation to its lane, in its turn; says whether it had to wait for that.
+    fn submit(&self, op: Op<'static>, call: Call) -> Result<(Arc<Ticket>, Wait)> {
+        let turn = self.turns.take(call.turn, call.deadline);
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        let turn = turn?;
+        self.check(&op)?;
+        let lane = self.lane_of(&op)?;
+        Ok((lane.submit(op, call.deadline), turn.wait))
+    }
+}
+
+impl Backend for NcclBackend {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn issue(&self, op: Op<'static>, call: Call, _: Arc<dyn Observer>) -> Result<Arc<dyn Pending>> {
+        let deadline = call.deadline.started();
+        let (ticket, _) = self.submit(op, Call { deadline, ..call })?;
+        Ok(ticket)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        let deadline = call.deadline.started();
+        let held = op.map_buffers(&|buffer| {
+            buffer.hold_on().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{buffer:?}: it is no memory of a device that an owner keeps alive"),
+                )
+            })
+        });
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.turns.pass(call.turn);
+                return Err(error.during(op.op_type()));
+            }
+        };
+        let (ticket, wait) = self.submit(held, Call { deadline, ..call })?;
+        if wait == Wait::Waited {
+            observer.started();
+        }
+        match ticket.wait(deadline) {
+            Progress::Completed(done) => Ok(done),
+            Progress::Failed(error) => Err(error),
+            Progress::Queued => Err(Error::new(
+                ErrorKind::Timeout,
+                "the device did not begin before the deadline",
+            )),
+            Progress::Started => Err(Error::new(
+                ErrorKind::Timeout,
+                "the device did not come to an end before the deadline",
+            )),
+        }
+    }
+
+    /// The library's own clean-up runs on a thread of its own, since it waits for kernels that may
+    /// never end.
+    fn abort(&self, reason: &AbortReason) {
+        if self.shared.aborted.set(reason.error.clone()).is_err() {
+            return;
+        }
+        self.turns.close();
+        let lanes = self.lanes();
+        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
+        let spawned = thread.spawn(move || lanes.iter().for_each(|lane| lane.abort()));
+        match spawned {
+            Ok(thread) => {
+                *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            }
+            Err(error) => tracing::error!(
+                %error,
+                "no thread to abort communicators on: they stay until the process ends"
+            ),
+        }
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        let lanes = self.lanes();
+        lanes.iter().try_for_each(|lane| lane.drain(deadline))?;
+        // All begin before one is waited for: the others' order of peers is another.
+        lanes.iter().for_each(|lane| lane.finalize());
+        lanes.iter().try_for_each(|lane| lane.destroy(deadline))
+    }
+}
+
+impl Drop for NcclBackend {
+    fn drop(&mut self) {
+        let thread = self.abort.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(thread) = thread.take() else {
+            return;
+        };
+        let deadline = Deadline::In(Duration::from_secs(10)).started();
+        while !thread.is_finished() {
+            if deadline.has_passed() {
+                // Inside the library: there is nothing that could end it.
+                tracing::error!("NCCL does not come back from an abort; its thread is left to it");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.join().is_err() {
+            tracing::error!("the thread that aborts communicators panicked");
+        }
+    }
+}

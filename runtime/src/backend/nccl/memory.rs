@@ -1,0 +1,329 @@
+//! Memory of a device: ours, and the program's own, as buffers that know their stream.
+//!
+//! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory
+//! whose stream is not known is taken to be used on the default stream.
+
+use super::cuda::{self, CuDevicePtr};
+use super::device::{CudaDevice, CudaStream};
+use crate::buffer::{Access, Buffer};
+use crate::element::Element;
+use crate::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use std::any::Any;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Who keeps a device buffer's memory alive, and on which stream the program uses it.
+struct Owner {
+    stream: Arc<CudaStream>,
+    #[allow(dead_code, reason = "held, not read")]
+    memory: Arc<dyn Any + Send + Sync>,
+}
+
+/// The stream on which the program uses this buffer, where the buffer says so.
+pub(super) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream>> {
+    let owner = buffer.owner()?.downcast_ref::<Owner>()?;
+    Some(&owner.stream)
+}
+
+/// Memory of the driver's.
+struct Allocation {
+    device: Arc<CudaDevice>,
+    at: CuDevicePtr,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let free = || -> Result<()> {
+            let _entered = self.device.enter()?;
+            // SAFETY: allocated by `DeviceBuffer::zeroed`, freed once; the driver waits for work on it.
+            let status = unsafe { (self.device.driver().table().mem_free)(self.at) };
+            self.device.driver().check("cuMemFree", status)
+        };
+        if let Err(error) = free() {
+            tracing::warn!(%error, "device memory could not be freed");
+        }
+    }
+}
+
+/// Elements in the memory of a device, used on one stream.
+///
+/// Clones are the same memory.
+///
+/// # Thread safety
+/// May be shared between threads. Nothing on a device keeps two streams from writing to one place at
+/// once: numbers may then be mixed, and nothing worse.
+#[derive(Clone)]
+pub struct DeviceBuffer {
+    memory: Arc<Owner>,
+    at: CuDevicePtr,
+    len: usize,
+    dtype: DType,
+}
+
+impl DeviceBuffer {
+    /// New memory for `len` elements, all zero.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for [`DType::Other`] or a size that no memory has; `Backend` with the
+    /// driver's words if it has not so much.
+    pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = size_of(dtype, len)?;
+        let device = stream.device();
+        let (driver, table) = (device.driver(), device.driver().table());
+        let mut at: CuDevicePtr = 0;
+        let _entered = device.enter()?;
+        // SAFETY: writes one address through a valid pointer; the driver refuses a size of 0.
+        let status = unsafe { (table.mem_alloc)(&mut at, bytes.max(1)) };
+        driver
+            .check("cuMemAlloc", status)
+            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
+        let memory = Allocation {
+            device: device.clone(),
+            at,
+        };
+        // SAFETY: `bytes` bytes at `at` were just allocated, in the current context.
+        let status = unsafe { (table.memset)(at, 0, bytes, stream.raw()) };
+        driver.check("cuMemsetD8Async", status)?;
+        Ok(Self {
+            memory: Arc::new(Owner {
+                stream: stream.clone(),
+                memory: Arc::new(memory),
+            }),
+            at,
+            len,
+            dtype,
+        })
+    }
+
+    /// New memory with a copy of these elements.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn copy_of<T: Element>(stream: &Arc<CudaStream>, elements: &[T]) -> Result<Self> {
+        let memory = Self::zeroed(stream, T::DTYPE, elements.len())?;
+        memory.fill_from(&Buffer::from_slice(elements))?;
+        Ok(memory)
+    }
+
+    /// Memory of the program's own, used on `stream`: of cudarc, candle, or PyTorch.
+    ///
+    /// # Safety
+    /// `at` is the address of `len` elements of `dtype` for as long as `owner` is alive, which the
+    /// value makes sure of.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the address is not in the memory of the stream's device.
+    pub unsafe fn foreign(
+        stream: &Arc<CudaStream>,
+        at: u64,
+        dtype: DType,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        if size_of(dtype, len)? > 0 {
+            check_place(stream.device(), at)?;
+        }
+        Ok(Self {
+            memory: Arc::new(Owner {
+                stream: stream.clone(),
+                memory: owner,
+            }),
+            at,
+            len,
+            dtype,
+        })
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The address on the device, for kernels.
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// The stream on which the program uses it.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.memory.stream
+    }
+
+    /// What operations take: the same memory, kept alive until they are done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory has no address.
+    pub fn buffer(&self) -> Result<Buffer<'static>> {
+        let at = usize::try_from(self.at).ok();
+        let data = match at.and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))) {
+            Some(data) => data,
+            // Nothing is at the address of no elements.
+            None if self.len == 0 => NonNull::dangling(),
+            None => {
+                let message = "the device memory is at address 0";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        };
+        let place = self.stream().device().place();
+        // SAFETY: the memory holds `len` elements for as long as its owner lives, by the constructors.
+        // No reference to it exists anywhere: what else writes to it is on the device.
+        unsafe {
+            Buffer::from_raw(
+                data,
+                self.len,
+                self.dtype,
+                place,
+                Access::Write,
+                self.memory.clone(),
+            )
+        }
+    }
+
+    /// Overwrites the elements with those of a host buffer, after what is enqueued on the stream.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if type or length differ; `Backend` with the driver's words.
+    pub fn fill_from(&self, elements: &Buffer<'_>) -> Result<()> {
+        self.check_twin(elements)?;
+        let bytes = elements.as_bytes()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let device = self.stream().device();
+        let entered = device.enter()?;
+        let copy = device.driver().table().memcpy_to_device;
+        // SAFETY: both sides hold that many bytes (checked), and live until the copy is done: this
+        // waits below, also after an error.
+        let status = unsafe {
+            copy(
+                self.at,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                self.stream().raw(),
+            )
+        };
+        drop(entered);
+        let copied = device.driver().check("cuMemcpyHtoDAsync", status);
+        self.stream().synchronize()?;
+        copied
+    }
+
+    /// Copies the elements to a host buffer, after what is enqueued on the stream.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if type or length differ or the buffer may only be read; `Backend` with the
+    /// driver's words.
+    pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
+        self.check_twin(elements)?;
+        let bytes = elements.as_bytes_mut()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let device = self.stream().device();
+        let entered = device.enter()?;
+        let copy = device.driver().table().memcpy_to_host;
+        // SAFETY: as in `fill_from`, and the host side is borrowed for writing.
+        let status = unsafe {
+            copy(
+                bytes.as_mut_ptr().cast::<c_void>(),
+                self.at,
+                bytes.len(),
+                self.stream().raw(),
+            )
+        };
+        drop(entered);
+        let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+        self.stream().synchronize()?;
+        copied
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Self::copy_to); `InvalidArgument` if the elements are not `T`.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::default(); self.len];
+        self.copy_to(&mut Buffer::from_mut(&mut elements))?;
+        Ok(elements)
+    }
+
+    fn check_twin(&self, other: &Buffer<'_>) -> Result<()> {
+        if other.dtype() == self.dtype && other.len() == self.len {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{other:?} beside {self:?}: types and lengths must be equal"),
+        ))
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.stream().device();
+        write!(f, "{}[{}] on {device:?}", self.dtype, self.len)
+    }
+}
+
+fn size_of(dtype: DType, len: usize) -> Result<usize> {
+    let bytes = dtype.size().and_then(|size| size.checked_mul(len));
+    bytes
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{len} elements of {dtype} have no size in memory"),
+            )
+        })
+}
+
+/// Refuses an address that the driver does not know as memory of this device.
+fn check_place(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
+    let _entered = device.enter()?;
+    let refuse = |what: String| {
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{at:#x} is not memory of {device:?}: {what}"),
+        ))
+    };
+    let ask = device.driver().table().pointer_get_attribute;
+    let mut kind: c_uint = 0;
+    // SAFETY: the attribute is an unsigned int, written through a valid pointer; any address may be
+    // asked about.
+    let status = unsafe { ask((&raw mut kind).cast(), cuda::POINTER_MEMORY_TYPE, at) };
+    if status != cuda::SUCCESS || kind != cuda::MEMORY_TYPE_DEVICE {
+        return refuse("it is host memory, or nothing at all".to_owned());
+    }
+    let mut ordinal: c_int = -1;
+    // SAFETY: as above; the attribute is an int.
+    let status = unsafe { ask((&raw mut ordinal).cast(), cuda::POINTER_DEVICE_ORDINAL, at) };
+    if status != cuda::SUCCESS || ordinal != c_int::from(device.ordinal()) {
+        return refuse(format!("it is on cuda:{ordinal}"));
+    }
+    Ok(())
+}

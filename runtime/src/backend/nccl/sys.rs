@@ -1,0 +1,294 @@
+//! NCCL's C interface, as `nccl.h` has it: types, codes, and a table of functions found at run time.
+//!
+//! Codes are integers here, never Rust enums: a library newer than this file may return a result that
+//! this file cannot name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of
+//! `ncclRedOp_t` that no header lists. The table is a struct of function pointers, so that a test can
+//! fill it with functions of its own.
+//!
+//! Source: `nccl.h` of NCCL 2.30.7. The release in which a function appeared stands beside it.
+
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// `ncclResult_t`.
+pub(super) type NcclResult = c_int;
+/// `ncclDataType_t`.
+pub(super) type NcclDataType = c_int;
+/// `ncclRedOp_t`.
+pub(super) type NcclRedOp = c_int;
+/// `ncclComm_t`.
+pub(super) type NcclComm = *mut c_void;
+/// `cudaStream_t`, the same handle as the driver's `CUstream`.
+pub(super) type CudaStream = *mut c_void;
+
+/// Values of `ncclResult_t`.
+pub(super) mod result {
+    use super::NcclResult;
+    /// Done.
+    pub(in super::super) const SUCCESS: NcclResult = 0;
+    /// A peer closed its connection or failed.
+    pub(in super::super) const REMOTE_ERROR: NcclResult = 6;
+    /// A non-blocking communicator is still at work.
+    pub(in super::super) const IN_PROGRESS: NcclResult = 7;
+    /// A deadline inside the library passed (2.30).
+    pub(in super::super) const TIMEOUT: NcclResult = 8;
+}
+
+/// Values of `ncclDataType_t`.
+pub(super) mod data_type {
+    use super::NcclDataType;
+    /// `ncclInt8`.
+    pub(in super::super) const INT8: NcclDataType = 0;
+    /// `ncclUint8`.
+    pub(in super::super) const UINT8: NcclDataType = 1;
+    /// `ncclInt32`.
+    pub(in super::super) const INT32: NcclDataType = 2;
+    /// `ncclUint32`.
+    pub(in super::super) const UINT32: NcclDataType = 3;
+    /// `ncclInt64`.
+    pub(in super::super) const INT64: NcclDataType = 4;
+    /// `ncclUint64`.
+    pub(in super::super) const UINT64: NcclDataType = 5;
+    /// `ncclFloat16`.
+    pub(in super::super) const FLOAT16: NcclDataType = 6;
+    /// `ncclFloat32`.
+    pub(in super::super) const FLOAT32: NcclDataType = 7;
+    /// `ncclFloat64`.
+    pub(in super::super) const FLOAT64: NcclDataType = 8;
+    /// `ncclBfloat16`.
+    pub(in super::super) const BFLOAT16: NcclDataType = 9;
+    /// `ncclFloat8e4m3` (2.24).
+    pub(in super::super) const FLOAT8E4M3: NcclDataType = 10;
+    /// `ncclFloat8e5m2` (2.24).
+    pub(in super::super) const FLOAT8E5M2: NcclDataType = 11;
+}
+
+/// Values of `ncclRedOp_t` that the header names; others are made at run time.
+pub(super) mod red_op {
+    use super::NcclRedOp;
+    /// `ncclSum`.
+    pub(in super::super) const SUM: NcclRedOp = 0;
+    /// `ncclProd`.
+    pub(in super::super) const PROD: NcclRedOp = 1;
+    /// `ncclMax`.
+    pub(in super::super) const MAX: NcclRedOp = 2;
+    /// `ncclMin`.
+    pub(in super::super) const MIN: NcclRedOp = 3;
+    /// `ncclAvg`.
+    pub(in super::super) const AVG: NcclRedOp = 4;
+}
+
+/// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
+pub(super) const SCALAR_HOST_IMMEDIATE: c_int = 1;
+/// `ncclUniqueId`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct UniqueId {
+    /// Opaque; handed from one rank to the others byte for byte.
+    pub(super) internal: [u8; UniqueId::BYTES],
+}
+
+impl UniqueId {
+    /// `NCCL_UNIQUE_ID_BYTES`.
+    pub(super) const BYTES: usize = 128;
+}
+
+const UNDEF_INT: c_int = c_int::MIN;
+
+/// `ncclConfig_t` of 2.30.7.
+///
+/// The library copies as many bytes as the smaller of both sides' sizes and puts fields newer than
+/// `version` back to their defaults, so the newest layout serves every release from 2.18 on.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    /// 0 = calls return `ncclInProgress` instead of waiting for peers (2.14).
+    pub(super) blocking: c_int,
+    /// Thread block cluster size (2.16).
+    pub(super) cga_cluster_size: c_int,
+    /// Fewest thread blocks (2.17).
+    pub(super) min_ctas: c_int,
+    /// Most thread blocks (2.17).
+    pub(super) max_ctas: c_int,
+    /// Network module, NUL-terminated; null = the library's choice (2.17).
+    pub(super) net_name: *const c_char,
+    /// 1 = a split communicator shares its parent's resources (2.18).
+    pub(super) split_share: c_int,
+    /// Traffic class of the network (2.23).
+    pub(super) traffic_class: c_int,
+    /// Name in the library's logs, NUL-terminated (2.27).
+    pub(super) comm_name: *const c_char,
+    /// 0 = no in-network reduction (2.27).
+    pub(super) collnet_enable: c_int,
+    /// Thread block policy (2.27).
+    pub(super) cta_policy: c_int,
+    /// 1 = a shrunk communicator shares its parent's resources (2.27).
+    pub(super) shrink_share: c_int,
+    /// Thread blocks for NVLink SHARP (2.27).
+    pub(super) nvls_ctas: c_int,
+    /// Channels per network peer (2.28).
+    pub(super) n_channels_per_net_peer: c_int,
+    /// NVLink-centric scheduling (2.28).
+    pub(super) nvlink_centric_sched: c_int,
+    /// How graphs are used (2.29).
+    pub(super) graph_usage_mode: c_int,
+    /// Contexts for one-sided operations (2.29).
+    pub(super) num_rma_ctx: c_int,
+    /// Most point-to-point peers (2.30).
+    pub(super) max_p2p_peers: c_int,
+    /// Order of graph launches (2.30).
+    pub(super) graph_stream_ordering: c_int,
+}
+
+impl Config {
+    const MAGIC: c_uint = 0xcafe_beef;
+    const VERSION: c_uint = 23_007;
+
+    /// `NCCL_CONFIG_INITIALIZER`: everything undefined.
+    pub(super) const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: Self::MAGIC,
+            version: Self::VERSION,
+            blocking: UNDEF_INT,
+            cga_cluster_size: UNDEF_INT,
+            min_ctas: UNDEF_INT,
+            max_ctas: UNDEF_INT,
+            net_name: std::ptr::null(),
+            split_share: UNDEF_INT,
+            traffic_class: UNDEF_INT,
+            comm_name: std::ptr::null(),
+            collnet_enable: UNDEF_INT,
+            cta_policy: UNDEF_INT,
+            shrink_share: UNDEF_INT,
+            nvls_ctas: UNDEF_INT,
+            n_channels_per_net_peer: UNDEF_INT,
+            nvlink_centric_sched: UNDEF_INT,
+            graph_usage_mode: UNDEF_INT,
+            num_rma_ctx: UNDEF_INT,
+            max_p2p_peers: UNDEF_INT,
+            graph_stream_ordering: UNDEF_INT,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A table of C functions, found by name in a shared library.
+macro_rules! table {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $table:ident;
+        required { $( $(#[$rmeta:meta])* $rfield:ident = $rname:literal: fn($($rarg:ty),*) -> $rret:ty; )* }
+        optional { $( $(#[$ometa:meta])* $ofield:ident = $oname:literal, $since:literal: fn($($oarg:ty),*) -> $oret:ty; )* }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone)]
+        $vis struct $table {
+            $( $(#[$rmeta])* pub(super) $rfield: unsafe extern "C" fn($($rarg),*) -> $rret, )*
+            $( $(#[$ometa])* pub(super) $ofield: Option<unsafe extern "C" fn($($oarg),*) -> $oret>, )*
+        }
+
+        impl $table {
+            /// Every function that may be missing, with the release that brought it.
+            #[allow(dead_code, reason = "a table may have no optional functions")]
+            pub(super) const OPTIONAL: &'static [(&'static str, &'static str)] = &[$( ($oname, $since), )*];
+
+            /// Finds every function, or names the first required one that is missing.
+            ///
+            /// # Safety
+            /// `library` must export the functions of this table with these signatures, and must stay
+            /// loaded for as long as the table is used.
+            pub(super) unsafe fn find(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $( $rfield: {
+                        // SAFETY: the caller vouches for the signature; the pointer is copied out of the
+                        // guard, and the caller keeps the library loaded.
+                        let found = unsafe { library.get::<unsafe extern "C" fn($($rarg),*) -> $rret>($rname.as_bytes()) };
+                        *found.map_err(|_| $rname)?
+                    }, )*
+                    $( $ofield: {
+                        // SAFETY: as above.
+                        let found = unsafe { library.get::<unsafe extern "C" fn($($oarg),*) -> $oret>($oname.as_bytes()) };
+                        found.ok().map(|symbol| *symbol)
+                    }, )*
+                })
+            }
+        }
+    };
+}
+pub(super) use table;
+
+table! {
+    /// The functions of NCCL that we call. Required ones are in every release since 2.18.
+    pub(super) struct NcclTable;
+    required {
+        /// `ncclGetVersion`
+        get_version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
+        /// `ncclGetUniqueId`
+        get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId) -> NcclResult;
+        /// `ncclGetErrorString`
+        get_error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
+        /// `ncclGetLastError`
+        get_last_error = "ncclGetLastError": fn(NcclComm) -> *const c_char;
+        /// `ncclCommInitRankConfig`
+        comm_init_rank_config = "ncclCommInitRankConfig": fn(*mut NcclComm, c_int, UniqueId, c_int, *mut Config) -> NcclResult;
+        /// `ncclCommFinalize`
+        comm_finalize = "ncclCommFinalize": fn(NcclComm) -> NcclResult;
+        /// `ncclCommDestroy`
+        comm_destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
+        /// `ncclCommAbort`
+        comm_abort = "ncclCommAbort": fn(NcclComm) -> NcclResult;
+        /// `ncclCommGetAsyncError`
+        comm_get_async_error = "ncclCommGetAsyncError": fn(NcclComm, *mut NcclResult) -> NcclResult;
+        /// `ncclRedOpCreatePreMulSum`
+        red_op_create_pre_mul_sum = "ncclRedOpCreatePreMulSum": fn(*mut NcclRedOp, *mut c_void, NcclDataType, c_int, NcclComm) -> NcclResult;
+        /// `ncclRedOpDestroy`
+        red_op_destroy = "ncclRedOpDestroy": fn(NcclRedOp, NcclComm) -> NcclResult;
+        /// `ncclReduce`
+        reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclBroadcast`
+        broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclAllReduce`
+        all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclReduceScatter`
+        reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclAllGather`
+        all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclSend`
+        send = "ncclSend": fn(*const c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclRecv`
+        recv = "ncclRecv": fn(*mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGroupStart`
+        group_start = "ncclGroupStart": fn() -> NcclResult;
+        /// `ncclGroupEnd`
+        group_end = "ncclGroupEnd": fn() -> NcclResult;
+    }
+    optional {
+        /// `ncclCommInitRankScalable`
+        comm_init_rank_scalable = "ncclCommInitRankScalable", "2.23": fn(*mut NcclComm, c_int, c_int, c_int, *mut UniqueId, *mut Config) -> NcclResult;
+        /// `ncclAlltoAll`
+        all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_has_the_layout_of_the_header() {
+        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 10 ints.
+        assert_eq!(size_of::<Config>(), 16 + 16 + 8 + 8 + 8 + 40);
+        assert_eq!(std::mem::offset_of!(Config, net_name), 32);
+        assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
+        assert_eq!(std::mem::offset_of!(Config, graph_stream_ordering), 92);
+    }
+}

@@ -1,0 +1,304 @@
+//! Where the ranks of a communicator meet: started by `ncclGetUniqueId` in the process that calls it,
+//! as NCCL's bootstrap root is (`bootstrapCreateRoot`), and living as long as that process.
+//!
+//! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
+//! disagree on a collective are never answered: undefined in NCCL's documentation, a hang in practice.
+
+use crate::number::{self, Reduction};
+use crate::stream::lock;
+use crate::wire::{Ask, FAILED, Reply, Request};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+
+type Writer = Arc<Mutex<UnixStream>>;
+
+const SUCCESS: i32 = 0;
+const INVALID_USAGE: i32 = 5;
+const REMOTE_ERROR: i32 = 6;
+
+/// Sender and receiver.
+type Ends = (usize, usize);
+
+/// What each rank brought to a collective.
+type Brought = BTreeMap<usize, (Request, Vec<u8>)>;
+
+/// The ranks of one communicator.
+#[derive(Default)]
+struct Clique {
+    size: usize,
+    members: BTreeMap<usize, Member>,
+    /// By the number of the collective: what each rank brought.
+    collectives: HashMap<u64, Brought>,
+    /// By sender and receiver: number of the request, and the message.
+    sends: HashMap<Ends, VecDeque<(u64, Vec<u8>)>>,
+    /// By sender and receiver: number of the request, and the length that is wanted.
+    receives: HashMap<Ends, VecDeque<(u64, u64)>>,
+    failed: bool,
+}
+
+struct Member {
+    writer: Writer,
+    join: u64,
+    device: i32,
+}
+
+#[derive(Default)]
+struct State {
+    cliques: HashMap<u64, Clique>,
+}
+
+/// The address of an abstract socket: nothing to clean up.
+pub(crate) fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name)
+}
+
+/// Starts a hub under this name.
+pub(crate) fn start(name: &[u8]) -> io::Result<()> {
+    let listener = UnixListener::bind_addr(&address(name)?)?;
+    let state = Arc::new(Mutex::new(State::default()));
+    std::thread::Builder::new()
+        .name("sim/hub".into())
+        .spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                let state = Arc::clone(&state);
+                let serve = move || serve(stream, &state);
+                if std::thread::Builder::new()
+                    .name("sim/hub/rank".into())
+                    .spawn(serve)
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        })?;
+    Ok(())
+}
+
+fn tell(writer: &Writer, id: u64, status: i32, payload: Vec<u8>) {
+    // A rank that is gone is noticed by its own reader.
+    let _ = Reply {
+        id,
+        status,
+        payload,
+    }
+    .send(&mut lock(writer));
+}
+
+fn serve(mut stream: UnixStream, state: &Mutex<State>) {
+    let Ok(writer) = stream
+        .try_clone()
+        .map(|stream| Arc::new(Mutex::new(stream)))
+    else {
+        return;
+    };
+    let mut place = None;
+    while let Ok((request, payload)) = Request::receive(&mut stream) {
+        let mut state = lock(state);
+        if request.ask == Ask::Join {
+            place = state.join(&request, &writer);
+            continue;
+        }
+        let Some((key, rank)) = place else { return };
+        state.take(key, rank, request, payload);
+    }
+    if let Some((key, rank)) = place {
+        lock(state).leave(key, rank);
+    }
+}
+
+impl State {
+    fn join(&mut self, request: &Request, writer: &Writer) -> Option<(u64, usize)> {
+        let key = request.seq;
+        let rank = usize::try_from(request.rank).ok()?;
+        let clique = self.cliques.entry(key).or_default();
+        clique.size = usize::try_from(request.op).ok()?;
+        let taken = clique
+            .members
+            .iter()
+            .find(|(_, member)| member.device == request.data_type);
+        // init.cc, "Duplicate GPU detected": refused unless NCCL_MULTI_RANK_GPU_ENABLE is 1.
+        let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
+        if let Some((other, member)) = taken.filter(|_| !shared) {
+            let text = format!(
+                "Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {:x}",
+                member.device
+            );
+            tell(writer, request.id, INVALID_USAGE, text.clone().into_bytes());
+            clique.fail(INVALID_USAGE, &text);
+            return None;
+        }
+        let member = Member {
+            writer: Arc::clone(writer),
+            join: request.id,
+            device: request.data_type,
+        };
+        clique.members.insert(rank, member);
+        if clique.members.len() == clique.size {
+            for member in clique.members.values() {
+                tell(&member.writer, member.join, SUCCESS, Vec::new());
+            }
+        }
+        Some((key, rank))
+    }
+
+    /// A rank closed its connection: cleanly after destroy, or because it died.
+    fn leave(&mut self, key: u64, rank: usize) {
+        let Some(clique) = self.cliques.get_mut(&key) else {
+            return;
+        };
+        if clique.members.remove(&rank).is_some() {
+            // What the others still do together can no longer end.
+            let text = format!("rank {rank} closed its connection");
+            clique.fail(REMOTE_ERROR, &text);
+        }
+        if clique.members.is_empty() {
+            self.cliques.remove(&key);
+        }
+    }
+
+    fn take(&mut self, key: u64, rank: usize, request: Request, payload: Vec<u8>) {
+        let Some(clique) = self.cliques.get_mut(&key) else {
+            return;
+        };
+        match request.ask {
+            Ask::Send => clique.send(rank, &request, payload),
+            Ask::Recv => clique.receive(rank, &request),
+            Ask::Leave => {
+                clique.members.remove(&rank);
+            }
+            _ => {
+                let brought = clique.collectives.entry(request.seq).or_default();
+                brought.insert(rank, (request, payload));
+                if brought.len() < clique.size {
+                    return;
+                }
+                let all = clique.collectives.remove(&request.seq).unwrap_or_default();
+                clique.compute(&all);
+            }
+        }
+    }
+}
+
+impl Clique {
+    fn fail(&mut self, status: i32, text: &str) {
+        if !self.failed {
+            self.failed = true;
+            for member in self.members.values() {
+                tell(&member.writer, FAILED, status, text.as_bytes().to_vec());
+            }
+        }
+    }
+
+    fn answer(&self, rank: usize, id: u64, payload: Vec<u8>) {
+        if let Some(member) = self.members.get(&rank) {
+            tell(&member.writer, id, SUCCESS, payload);
+        }
+    }
+
+    fn send(&mut self, rank: usize, request: &Request, payload: Vec<u8>) {
+        let Ok(to) = usize::try_from(request.rank) else {
+            return;
+        };
+        let waiting = self.receives.entry((rank, to)).or_default();
+        if let Some((id, length)) = waiting.pop_front() {
+            self.deliver(rank, request.id, to, id, length, payload);
+        } else {
+            self.sends
+                .entry((rank, to))
+                .or_default()
+                .push_back((request.id, payload));
+        }
+    }
+
+    fn receive(&mut self, rank: usize, request: &Request) {
+        let Ok(from) = usize::try_from(request.rank) else {
+            return;
+        };
+        let waiting = self.sends.entry((from, rank)).or_default();
+        if let Some((id, payload)) = waiting.pop_front() {
+            self.deliver(from, id, rank, request.id, request.length, payload);
+        } else {
+            self.receives
+                .entry((from, rank))
+                .or_default()
+                .push_back((request.id, request.length));
+        }
+    }
+
+    /// Lengths that differ never complete: undefined in NCCL, a hang in practice.
+    fn deliver(
+        &self,
+        from: usize,
+        send: u64,
+        to: usize,
+        receive: u64,
+        length: u64,
+        payload: Vec<u8>,
+    ) {
+        if payload.len() as u64 == length {
+            self.answer(from, send, Vec::new());
+            self.answer(to, receive, payload);
+        }
+    }
+
+    fn compute(&self, all: &Brought) {
+        let Some((first, _)) = all.values().next() else {
+            return;
+        };
+        let agree = all.values().all(|(request, payload)| {
+            request.ask == first.ask
+                && request.data_type == first.data_type
+                && request.rank == first.rank
+                && request.length == first.length
+                && (payload.is_empty() || payload.len() as u64 == request.length)
+        });
+        if !agree {
+            return;
+        }
+        let inputs: Vec<&[u8]> = all
+            .values()
+            .map(|(_, payload)| payload.as_slice())
+            .collect();
+        let reduced = || {
+            let with: Vec<(&[u8], Reduction)> = all
+                .values()
+                .map(|(request, payload)| {
+                    (
+                        payload.as_slice(),
+                        Reduction {
+                            op: request.op,
+                            factor: request.factor,
+                        },
+                    )
+                })
+                .collect();
+            number::reduce(first.data_type, &with)
+        };
+        let root = usize::try_from(first.rank).unwrap_or(0);
+        let part = |whole: &[u8], number: usize| {
+            let length = whole.len() / all.len();
+            whole[number * length..(number + 1) * length].to_vec()
+        };
+        let common = match first.ask {
+            Ask::AllReduce | Ask::ReduceScatter | Ask::Reduce => reduced(),
+            Ask::AllGather => inputs.concat(),
+            Ask::Broadcast => inputs
+                .get(root)
+                .map_or_else(Vec::new, |input| input.to_vec()),
+            _ => Vec::new(),
+        };
+        for (rank, (request, _)) in all {
+            let payload = match first.ask {
+                Ask::AllReduce | Ask::AllGather | Ask::Broadcast => common.clone(),
+                Ask::Reduce if *rank == root => common.clone(),
+                Ask::ReduceScatter => part(&common, *rank),
+                Ask::AllToAll => inputs.iter().flat_map(|input| part(input, *rank)).collect(),
+                _ => Vec::new(),
+            };
+            self.answer(*rank, request.id, payload);
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! A stand-in for `libnccl.so.2` and `libcuda.so.1` over host memory: the symbols that the NCCL
+//! backend calls, with the semantics that it relies on.
+//!
+//! It is loaded by an explicit path and lives outside the product. Streams are threads with a queue,
+//! events are flags with a time, device memory is host memory, and a communicator is a connection to
+//! a hub that the maker of the unique id runs. Trouble is ordered by the environment, see
+//! `trouble`. Each behaviour names the document or the line of NCCL's source that it follows; where
+//! NCCL leaves a thing undefined (ranks that disagree on a collective), the simulator hangs, which is
+//! what users see most often.
+//!
+//! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::missing_safety_doc,
+    reason = "what is exported is described in nccl.h and cuda.h"
+)]
+
+mod cuda;
+mod hub;
+mod nccl;
+mod number;
+mod stream;
+mod trouble;
+mod wire;

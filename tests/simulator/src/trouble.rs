@@ -1,0 +1,68 @@
+//! Trouble to order, by the environment variable `RCOMM_SIM`: `key=value` pairs between commas.
+//!
+//! | key | effect |
+//! |---|---|
+//! | `version=22105` | what `ncclGetVersion` says |
+//! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
+//! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
+//! | `init_delay_ms=500` | joining a communicator takes that much longer |
+//! | `no_memory_after=2` | the third `cuMemAlloc` and later ones fail |
+//! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Orders {
+    pairs: Vec<(String, u64)>,
+}
+
+fn orders() -> &'static Orders {
+    static ORDERS: OnceLock<Orders> = OnceLock::new();
+    ORDERS.get_or_init(|| {
+        let text = std::env::var("RCOMM_SIM").unwrap_or_default();
+        let pairs = text.split(',').filter_map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            Some((key.trim().to_owned(), value.trim().parse().ok()?))
+        });
+        Orders {
+            pairs: pairs.collect(),
+        }
+    })
+}
+
+/// The value ordered for `key`.
+pub(crate) fn order(key: &str) -> Option<u64> {
+    orders()
+        .pairs
+        .iter()
+        .find(|(name, _)| name == key)
+        .map(|(_, value)| *value)
+}
+
+/// What is to become of the next enqueued operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Runs,
+    Hangs,
+    EndsCommunicator,
+}
+
+/// Counts one operation of this process and says what becomes of it.
+pub(crate) fn next_operation() -> Fate {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    if order("hang_after").is_some_and(|after| number >= after) {
+        Fate::Hangs
+    } else if order("async_error_after").is_some_and(|after| number >= after) {
+        Fate::EndsCommunicator
+    } else {
+        Fate::Runs
+    }
+}
+
+/// Counts one allocation and says whether there is memory for it.
+pub(crate) fn next_allocation_fits() -> bool {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    order("no_memory_after").is_none_or(|after| number < after)
+}

@@ -1,0 +1,151 @@
+//! What communicators and their hub say to each other: fixed heads, then bytes.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// Asks of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Ask {
+    Join = 0,
+    AllReduce = 1,
+    Reduce = 2,
+    Broadcast = 3,
+    AllGather = 4,
+    ReduceScatter = 5,
+    AllToAll = 6,
+    Send = 7,
+    Recv = 8,
+    Leave = 9,
+}
+
+impl Ask {
+    const ALL: [Self; 10] = [
+        Self::Join,
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Send,
+        Self::Recv,
+        Self::Leave,
+    ];
+}
+
+/// The head of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) ask: Ask,
+    /// Answered with the same number.
+    pub(crate) id: u64,
+    /// The how many-th collective of the communicator; the clique's key where a rank joins.
+    pub(crate) seq: u64,
+    /// Root or peer; the own rank where a rank joins.
+    pub(crate) rank: i32,
+    /// `ncclDataType_t`; the device where a rank joins.
+    pub(crate) data_type: i32,
+    /// `ncclRedOp_t`; the number of ranks where a rank joins.
+    pub(crate) op: i32,
+    pub(crate) factor: f64,
+    /// Bytes that the caller wants back, for a receive.
+    pub(crate) length: u64,
+}
+
+const REQUEST: usize = 1 + 8 + 8 + 4 + 4 + 4 + 8 + 8 + 8;
+
+impl Request {
+    pub(crate) fn new(ask: Ask, id: u64, seq: u64) -> Self {
+        Self {
+            ask,
+            id,
+            seq,
+            rank: 0,
+            data_type: 0,
+            op: 0,
+            factor: 1.0,
+            length: 0,
+        }
+    }
+
+    pub(crate) fn send(&self, to: &mut UnixStream, payload: &[u8]) -> io::Result<()> {
+        let mut head = Vec::with_capacity(REQUEST + payload.len());
+        head.push(self.ask as u8);
+        head.extend(self.id.to_le_bytes());
+        head.extend(self.seq.to_le_bytes());
+        head.extend(self.rank.to_le_bytes());
+        head.extend(self.data_type.to_le_bytes());
+        head.extend(self.op.to_le_bytes());
+        head.extend(self.factor.to_le_bytes());
+        head.extend(self.length.to_le_bytes());
+        head.extend((payload.len() as u64).to_le_bytes());
+        head.extend(payload);
+        to.write_all(&head)
+    }
+
+    pub(crate) fn receive(from: &mut UnixStream) -> io::Result<(Self, Vec<u8>)> {
+        let mut head = [0; REQUEST];
+        from.read_exact(&mut head)?;
+        let ask = Ask::ALL
+            .get(usize::from(head[0]))
+            .ok_or(io::ErrorKind::InvalidData)?;
+        let word =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+        let int = |at: usize| i32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        let request = Self {
+            ask: *ask,
+            id: word(1),
+            seq: word(9),
+            rank: int(17),
+            data_type: int(21),
+            op: int(25),
+            factor: f64::from_bits(word(29)),
+            length: word(37),
+        };
+        let mut payload =
+            vec![0; usize::try_from(word(45)).map_err(|_| io::ErrorKind::InvalidData)?];
+        from.read_exact(&mut payload)?;
+        Ok((request, payload))
+    }
+}
+
+/// What the hub answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    pub(crate) id: u64,
+    /// `ncclResult_t`.
+    pub(crate) status: i32,
+    /// Result, or the text of an error.
+    pub(crate) payload: Vec<u8>,
+}
+
+/// The id of a reply that nobody asked for: the whole clique has failed.
+pub(crate) const FAILED: u64 = u64::MAX;
+
+impl Reply {
+    pub(crate) fn send(&self, to: &mut UnixStream) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(20 + self.payload.len());
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.status.to_le_bytes());
+        bytes.extend((self.payload.len() as u64).to_le_bytes());
+        bytes.extend(&self.payload);
+        to.write_all(&bytes)
+    }
+
+    pub(crate) fn receive(from: &mut UnixStream) -> io::Result<Self> {
+        let mut head = [0; 20];
+        from.read_exact(&mut head)?;
+        let word =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+        let status = i32::from_le_bytes(head[8..12].try_into().expect("four bytes"));
+        let mut payload =
+            vec![0; usize::try_from(word(12)).map_err(|_| io::ErrorKind::InvalidData)?];
+        from.read_exact(&mut payload)?;
+        Ok(Self {
+            id: word(0),
+            status,
+            payload,
+        })
+    }
+}

@@ -7,7 +7,7 @@
 //! # Format, version 1
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and
-//! so many bytes of [`wire::Part`] in postcard's encoding (<https://postcard.jamesmunns.com>).
+//! so many bytes of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>).
 //! Integers outside of postcard are little-endian. What ranks share (shapes, stacks, members of
 //! groups) comes once, in a part before the first record that refers to it; operations are columns,
 //! mostly of differences. The last part says how many records there are: without it the file is cut.

@@ -92,7 +92,7 @@ pub struct Binding {
     pub action: Action,
     /// Its name in the configuration file.
     pub name: &'static str,
-    /// Keys as [`key_name`] spells them; two keys in a row are separated by a space.
+    /// Keys as `key_name` spells them; two keys in a row are separated by a space.
     pub keys: &'static [&'static str],
     /// A word for the footer; empty = not shown there.
     pub hint: &'static str,

@@ -277,14 +277,15 @@ impl Executor {
         true
     }
 
-    /// Takes nothing more, and joins the thread once the queue has run empty.
+    /// Takes nothing more, and joins the thread once the queue has run empty. If the thread itself was
+    /// the last to hold the group, it ends by itself.
     pub(super) fn close(&self) {
         lock(&self.shared.queue).closed = true;
         self.shared.bell.notify_all();
         // As in `issue`.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
             // A panic in it was already reported where it happened.
             let _ = thread.join();
         }

@@ -10,6 +10,7 @@ use crate::case::{Case, Draft, name_ranks, name_time};
 use crate::finding::{Code, Severity};
 use crate::lateness::{Lateness, RankLateness};
 use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
 
 pub(super) struct Straggler;
 
@@ -43,19 +44,25 @@ impl Check for Straggler {
             .filter_map(|(record, rank)| late_rank(case, lateness, record, rank))
             .collect();
         let hosts = late_hosts(case, lateness);
-        // One late rank makes its host's others late for the rest of the job: then it is the rank.
-        let of_host = |host: &Draft| {
-            let late = ranks
-                .iter()
-                .filter(|rank| host.culprits.contains(&rank.culprits[0]));
-            late.count()
-        };
+        // One late rank makes its host's others late for the rest of the job: then it is the rank. It
+        // bears the cost alone, where ranks of a host that is late as a whole share it.
         let hosts: Vec<Draft> = hosts
             .into_iter()
-            .filter(|host| of_host(host) != 1)
+            .filter(|host| bearers(case, lateness, &host.culprits) != 1)
             .collect();
         if hosts.is_empty() { ranks } else { hosts }
     }
+}
+
+/// How many of these ranks cost at least half of what the costliest does.
+fn bearers(case: &Case<'_>, lateness: &Lateness, ranks: &[Rank]) -> usize {
+    let records = case.aligned.records.iter().zip(&lateness.ranks);
+    let costs: Vec<f64> = records
+        .filter(|(record, _)| ranks.contains(&record.rank))
+        .map(|(_, rank)| rank.cost_ms)
+        .collect();
+    let most = costs.iter().copied().fold(0.0, f64::max);
+    costs.iter().filter(|&&cost| cost * 2.0 >= most).count()
 }
 
 fn late_rank(
@@ -150,21 +157,42 @@ fn latest<'a>(case: &'a Case<'_>, record: usize) -> Option<&'a crate::record::Op
     pairs.max_by_key(gap).map(|pair| &pair[1])
 }
 
+/// A host costs what it was late for as a whole, where several of its ranks met others; and where one
+/// met others at a time, what a rank of it costs, if they all cost about the same.
 fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
+    let late_ms = (lateness.usual_ms * STANDS_OUT).max(LEAST_MS);
+    let mut members: BTreeMap<&str, Vec<(Rank, &RankLateness)>> = BTreeMap::new();
+    for (record, rank) in case.aligned.records.iter().zip(&lateness.ranks) {
+        let host = record.identity.host.as_str();
+        if !host.is_empty() {
+            members.entry(host).or_default().push((record.rank, rank));
+        }
+    }
     let mut drafts = Vec::new();
-    for (host, &(net_ms, times)) in &lateness.hosts {
-        let share = net_ms / lateness.span_ms;
-        let ranks: Vec<Rank> = case
-            .aligned
-            .records
+    for (host, members) in members {
+        let (mut net_ms, mut times) = lateness.hosts.get(host).copied().unwrap_or_default();
+        let ranks: Vec<Rank> = members.iter().map(|&(rank, _)| rank).collect();
+        let mut apart: Vec<(f64, usize)> = members
             .iter()
-            .filter(|record| record.identity.host == *host)
-            .map(|record| record.rank)
+            .map(|(_, rank)| {
+                let late = rank.lost.iter().filter(|&&lost| f64::from(lost) > late_ms);
+                (rank.cost_ms, late.count())
+            })
             .collect();
+        apart.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if let [least, .., most] = apart[..]
+            && least.0 * 2.0 >= most.0
+            && apart.iter().all(|&(_, late)| late >= TIMES)
+        {
+            let (cost_ms, late) = apart[apart.len() / 2];
+            net_ms = net_ms.max(0.0) + cost_ms;
+            times += late;
+        }
+        let share = net_ms / lateness.span_ms;
         if times < TIMES
             || ranks.len() < 2
             || share < case.policy.straggler_share
-            || net_ms / times as f64 <= (lateness.usual_ms * STANDS_OUT).max(LEAST_MS)
+            || net_ms / times as f64 <= late_ms
         {
             continue;
         }

@@ -8,6 +8,7 @@ mod common;
 use common::{Web, dumps_of, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
 
@@ -25,21 +26,36 @@ fn playwright() -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("RCOMM_TEST_PLAYWRIGHT") {
         return Some(folder.into());
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("playwright");
+    // Tests run beside each other: one of them installs, and the others wait for it.
+    static INSTALLED: LazyLock<Option<PathBuf>> = LazyLock::new(installed_by_npm);
+    if INSTALLED.is_none() {
+        skip("playwright-core is not installed, and npm cannot install it");
+    }
+    INSTALLED.clone()
+}
+
+/// Installs playwright-core beside the folder that it ends up in, so that a folder of that name is whole.
+fn installed_by_npm() -> Option<PathBuf> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = target.join("playwright");
     if folder.join("node_modules/playwright-core").is_dir() {
         return Some(folder);
     }
+    let fresh = tempfile::tempdir_in(target).ok()?;
     let installed = Command::new("npm")
         .args(["install", "--no-audit", "--no-fund", "--prefix"])
-        .arg(&folder)
+        .arg(fresh.path())
         .arg(PLAYWRIGHT)
         .env("PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD", "1")
-        .output();
-    if installed.is_ok_and(|output| output.status.success()) {
-        return Some(folder);
+        .output()
+        .ok()?;
+    if !installed.status.success() {
+        eprintln!("npm: {}", String::from_utf8_lossy(&installed.stderr));
+        return None;
     }
-    skip("playwright-core is not installed, and npm cannot install it");
-    None
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::rename(fresh.keep(), &folder).ok()?;
+    Some(folder)
 }
 
 fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {

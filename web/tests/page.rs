@@ -50,7 +50,7 @@ fn installed_by_npm() -> Option<PathBuf> {
         .output()
         .ok()?;
     if !installed.status.success() {
-        eprintln!("npm: {}", String::from_utf8_lossy(&installed.stderr));
+        skip(&String::from_utf8_lossy(&installed.stderr));
         return None;
     }
     let _ = std::fs::remove_dir_all(&folder);

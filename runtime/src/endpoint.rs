@@ -14,9 +14,8 @@ use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use crate::store::{Store, which_came};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Endpoint, EndpointAddress, Listen, PeerEndpoint};
+use rcomm_recorder::publish::{Endpoint, EndpointAddress, EndpointNotice, Listen, PeerEndpoint};
 use rcomm_recorder::record::FlightRecorder;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,13 +25,6 @@ use std::time::{Duration, Instant};
 const LOOKING: Duration = Duration::from_secs(1);
 /// Addresses read in one call to the store.
 const CHUNK: usize = 256;
-
-/// An endpoint as the store tells of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Notice {
-    address: EndpointAddress,
-    host: String,
-}
 
 /// Serves the rank's endpoint, as configured, and tells the others of it.
 pub(crate) fn serve(
@@ -77,7 +69,7 @@ fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
 }
 
 fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Result<()> {
-    let notice = Notice {
+    let notice = EndpointNotice {
         address: endpoint.address().clone(),
         host: own_host(),
     };
@@ -94,7 +86,7 @@ fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> R
 }
 
 fn key(place: &Rendezvous, rank: Rank) -> String {
-    format!("rcomm/endpoint/{}/{rank}", place.attempt)
+    EndpointNotice::store_key(place.attempt, rank)
 }
 
 fn own_host() -> String {
@@ -108,7 +100,7 @@ struct Peers {
     host: String,
     root: Arc<dyn Store>,
     /// Those that were found before: they do not change.
-    known: Mutex<BTreeMap<Rank, Notice>>,
+    known: Mutex<BTreeMap<Rank, EndpointNotice>>,
 }
 
 impl Peers {

@@ -8,7 +8,7 @@ use super::net::{HostPort, ask_all};
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same, store};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken, PeerEndpoint,
+    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken,
 };
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -24,6 +24,8 @@ pub struct EndpointSource {
     token: Option<EndpointToken>,
     ranks: BTreeMap<Rank, Mutex<Followed>>,
     asked_for_peers: Option<Instant>,
+    /// The attempt of the job that the ranks found in the store are of.
+    attempt: u32,
 }
 
 /// One rank's endpoint, and what it said last.
@@ -41,6 +43,7 @@ impl EndpointSource {
             token,
             ranks: BTreeMap::new(),
             asked_for_peers: None,
+            attempt: 0,
         }
     }
 
@@ -56,9 +59,13 @@ impl EndpointSource {
         EndpointClient::new(address.clone(), self.token.clone())
     }
 
-    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of.
-    fn find(&mut self, deadline: Instant) -> Result<(), SourceError> {
-        let mut failure = self.find_in_store(deadline).err();
+    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of. Tells
+    /// whether those known before are of an earlier attempt of the job.
+    fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
+        let (restart, mut failure) = match self.find_in_store(deadline) {
+            Ok(restart) => (restart, None),
+            Err(error) => (false, Some(error)),
+        };
         for address in self.given.clone() {
             let client = self.client(&address);
             let peers = client.status(deadline).and_then(|status| {
@@ -73,36 +80,57 @@ impl EndpointSource {
                         self.follow(rank, &address);
                     }
                 }
-                Err(error) => failure = failure.or(Some(error.to_string())),
+                Err(error) => {
+                    failure = failure.or(Some(SourceError::Nothing {
+                        what: error.to_string(),
+                        hint: "name the endpoint of any rank of a running job".into(),
+                    }));
+                }
             }
         }
         self.asked_for_peers = Some(Instant::now());
         match failure {
-            Some(what) if self.ranks.is_empty() => Err(SourceError::Nothing {
-                what,
-                hint: "name the endpoint of any rank of a running job".into(),
-            }),
-            _ => Ok(()),
+            Some(failure) if self.ranks.is_empty() => Err(failure),
+            _ => Ok(restart),
         }
     }
 
-    fn find_in_store(&mut self, deadline: Instant) -> Result<(), String> {
+    fn find_in_store(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let Some(store) = self.store.clone() else {
-            return Ok(());
+            return Ok(false);
         };
-        let found = store::read_by_rank(&store, PeerEndpoint::STORE_KEY, None, deadline)
-            .map_err(|error| format!("failed to read store {store}: {error}"))?;
-        if found.is_empty() {
-            let key = PeerEndpoint::STORE_KEY;
-            return Err(format!("store {store} holds no endpoint ({key}0, ...)"));
+        let told = store::endpoints(&store, self.attempt, deadline);
+        let told = told.map_err(|source| SourceError::Io {
+            place: format!("store {store}"),
+            source,
+        })?;
+        let restart = told.attempt != self.attempt && !self.ranks.is_empty();
+        if restart {
+            self.ranks.clear();
         }
-        for (rank, text) in found {
-            let address = text
-                .parse()
-                .map_err(|error| format!("store {store}: {error}"))?;
-            self.follow(rank, &address);
+        self.attempt = told.attempt;
+        let own = rustix::system::uname();
+        let own = own.nodename().to_string_lossy();
+        // A path means something else on another host.
+        let reachable = |notice: &EndpointNotice| {
+            matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *own
+        };
+        let all = told.notices.len();
+        for (rank, notice) in told.notices {
+            if reachable(&notice) {
+                self.follow(rank, &notice.address);
+            }
         }
-        Ok(())
+        match (all, self.ranks.is_empty()) {
+            (0, _) => Err(store::nothing(&store)),
+            (_, true) => Err(SourceError::Nothing {
+                what: format!(
+                    "store {store} tells of {all} ranks, each on a unix socket of another host"
+                ),
+                hint: "give the job endpoints over TCP, or look on the ranks' own hosts".into(),
+            }),
+            _ => Ok(restart),
+        }
     }
 
     fn follow(&mut self, rank: Rank, address: &EndpointAddress) {
@@ -129,12 +157,10 @@ impl Source for EndpointSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        if self
+        let due = self
             .asked_for_peers
-            .is_none_or(|asked| asked.elapsed() >= PEERS)
-        {
-            self.find(deadline)?;
-        }
+            .is_none_or(|asked| asked.elapsed() >= PEERS);
+        let restart = due && self.find(deadline)?;
         let ranks: Vec<(&Rank, &Mutex<Followed>)> = self.ranks.iter().collect();
         let observations = ask_all(&ranks, |(rank, followed)| {
             let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,6 +173,7 @@ impl Source for EndpointSource {
         Ok(Poll {
             world_size: last.max(),
             observations,
+            restart,
             ..Poll::default()
         })
     }
@@ -185,7 +212,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_recorder::publish::{Endpoint, Listen};
+    use rcomm_recorder::publish::{Endpoint, Listen, PeerEndpoint};
     use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
     use std::path::Path;
     use std::sync::Arc;
@@ -227,29 +254,64 @@ mod tests {
         assert!(matches!(poll.observations[1].seen, Seen::Failed(_)));
     }
 
+    /// A key of a store, and what it holds: the endpoint of a rank on a host.
+    fn notice(
+        attempt: u32,
+        rank: Rank,
+        address: &EndpointAddress,
+        host: &str,
+    ) -> (String, Vec<u8>) {
+        let notice = EndpointNotice {
+            address: address.clone(),
+            host: host.to_owned(),
+        };
+        let key = format!("/{}", EndpointNotice::store_key(attempt, rank));
+        (key, serde_json::to_vec(&notice).expect("plain data"))
+    }
+
     #[test]
-    fn ranks_are_found_through_the_store() {
+    fn ranks_of_the_newest_attempt_are_found_through_the_store() {
         let directory = tempfile::tempdir().expect("a directory");
         let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
-        let keys = (0..).zip(&endpoints).map(|(rank, endpoint)| {
-            let key = format!("/{}{rank}", PeerEndpoint::STORE_KEY);
-            (key, endpoint.address().to_string().into_bytes())
-        });
-        let store = store::tests::serve(keys.collect());
+        let own = rustix::system::uname();
+        let own = own.nodename().to_string_lossy().into_owned();
+        let gone = EndpointAddress::Unix("/of/an/earlier/attempt.sock".into());
+        let mut keys = vec![notice(0, 0, &gone, &own), notice(0, 5, &gone, &own)];
+        for (rank, endpoint) in (0..).zip(&endpoints) {
+            keys.push(notice(2, rank, endpoint.address(), &own));
+        }
+        // Its path is one of another host.
+        keys.push(notice(2, 2, endpoints[0].address(), "elsewhere"));
+        let store = store::tests::serve(keys.into_iter().collect());
         let mut source = EndpointSource::in_store(store.clone(), None);
         let poll = source.poll(soon()).expect("the store answers");
         let ranks: Vec<Rank> = poll.observations.iter().map(|o| o.rank).collect();
-        assert_eq!(ranks, [0, 1]);
+        assert_eq!((ranks, poll.restart), (vec![0, 1], false));
         assert!(
             source.name().contains(&store.to_string()),
             "{}",
             source.name()
         );
-        let empty = store::tests::serve([].into());
-        let error = EndpointSource::in_store(empty, None)
-            .poll(soon())
-            .expect_err("no rank");
-        assert!(error.to_string().contains("rcomm/endpoint/0"), "{error}");
+        let hosts = store::hosts_in_store(&store, soon()).expect("the store answers");
+        let mut wanted = [own, "elsewhere".to_owned()];
+        wanted.sort();
+        assert_eq!(hosts, wanted);
+    }
+
+    #[test]
+    fn a_store_that_tells_of_no_rank_in_reach_is_an_error_that_says_why() {
+        let error = |keys: Vec<(String, Vec<u8>)>| {
+            let store = store::tests::serve(keys.into_iter().collect());
+            let mut source = EndpointSource::in_store(store, None);
+            source.poll(soon()).expect_err("no rank").to_string()
+        };
+        assert!(error(vec![]).contains("rcomm/endpoint/0/0"));
+        let socket = EndpointAddress::Unix("/a.sock".into());
+        let far = error(vec![notice(0, 0, &socket, "elsewhere")]);
+        assert!(far.contains("of another host"), "{far}");
+        let key = EndpointNotice::store_key(0, 3);
+        let bad = error(vec![(format!("/{key}"), b"unix:/a.sock".to_vec())]);
+        assert!(bad.contains(&key), "{bad}");
     }
 
     #[test]

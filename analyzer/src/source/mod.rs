@@ -22,6 +22,7 @@ pub use net::{AddressError, HostPort, HttpAddress};
 pub use ras::{RAS_ADDRESS, RasSource};
 pub use rings::RingSource;
 pub use simulated::SimulatedSource;
+pub use store::hosts_in_store;
 pub use worker_servers::{DumpAnswers, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::report::{Problem, Report};

@@ -4,7 +4,10 @@
 //! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
 //! would wait, or close the connection. Nothing is ever written.
 
+use super::SourceError;
 use super::net::HostPort;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::EndpointNotice;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
@@ -16,6 +19,79 @@ const MAGIC: u32 = 0x3C85_F7CE;
 const MOST_VALUE: u64 = 4096;
 /// Keys asked for at a time.
 const BATCH: u32 = 256;
+/// Attempts of a job without an endpoint in the store, after which no later one is looked for.
+const GAP: u32 = 4;
+
+/// What a store tells of the endpoints of a job's newest attempt.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Which attempt that is.
+    pub(super) attempt: u32,
+    /// By rank, ascending.
+    pub(super) notices: Vec<(Rank, EndpointNotice)>,
+}
+
+/// The endpoints of the newest attempt from this one on that has any; none is no error.
+pub(super) fn endpoints(store: &HostPort, from: u32, deadline: Instant) -> io::Result<Told> {
+    let mut told = Told {
+        attempt: from,
+        ..Told::default()
+    };
+    let mut attempt = from;
+    while attempt - told.attempt <= GAP {
+        let prefix = EndpointNotice::store_prefix(attempt);
+        let found = read_by_rank(store, &prefix, None, deadline)?;
+        if !found.is_empty() {
+            let notice = |(rank, text): (Rank, String)| match serde_json::from_str(&text) {
+                Ok(notice) => Ok((rank, notice)),
+                Err(error) => {
+                    let text = format!("it holds no endpoint under {prefix}{rank}: {error}");
+                    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+                }
+            };
+            told = Told {
+                attempt,
+                notices: found.into_iter().map(notice).collect::<io::Result<_>>()?,
+            };
+        }
+        attempt += 1;
+    }
+    Ok(told)
+}
+
+/// Names of the hosts that a job's ranks are on, as its store tells them: sorted, each once.
+///
+/// # Blocking
+///
+/// Until `deadline` at most.
+///
+/// # Errors
+///
+/// [`SourceError`] if the store cannot be read, or no rank of its job has an endpoint.
+pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>, SourceError> {
+    let told = endpoints(store, 0, deadline).map_err(|source| SourceError::Io {
+        place: format!("store {store}"),
+        source,
+    })?;
+    let mut hosts: Vec<String> = told.notices.into_iter().map(|(_, it)| it.host).collect();
+    hosts.sort();
+    hosts.dedup();
+    if hosts.is_empty() {
+        return Err(nothing(store));
+    }
+    Ok(hosts)
+}
+
+/// A store that tells of no rank.
+pub(super) fn nothing(store: &HostPort) -> SourceError {
+    SourceError::Nothing {
+        what: format!(
+            "store {store} holds no endpoint ({})",
+            EndpointNotice::store_key(0, 0)
+        ),
+        hint: "name the store of a running job whose ranks have endpoints".into(),
+    }
+}
 
 /// The values of these keys, `None` for those that are not there. Blocks until the deadline at most.
 pub(super) fn read(

@@ -95,10 +95,25 @@ pub struct PeerEndpoint {
     pub address: EndpointAddress,
 }
 
-impl PeerEndpoint {
-    /// The job's store holds a rank's address under this and the rank's number, as
-    /// [`EndpointAddress`] writes it: whoever has the store finds all ranks.
-    pub const STORE_KEY: &'static str = "rcomm/endpoint/";
+/// What the job's store holds of one rank's endpoint, in JSON: whoever has the store finds all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointNotice {
+    /// The endpoint.
+    pub address: EndpointAddress,
+    /// The rank's host, as it names itself: the path of a unix socket means something there alone.
+    pub host: String,
+}
+
+impl EndpointNotice {
+    /// What the keys of all ranks of an attempt begin with.
+    pub fn store_prefix(attempt: u32) -> String {
+        format!("rcomm/endpoint/{attempt}/")
+    }
+
+    /// The key of one rank.
+    pub fn store_key(attempt: u32, rank: Rank) -> String {
+        format!("{}{rank}", Self::store_prefix(attempt))
+    }
 }
 
 /// The answer to `GET /status`: where the rank stands, without its record.

@@ -12,7 +12,9 @@ mod http;
 mod pickle;
 mod ring_reader;
 
-pub use answer::{EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer};
+pub use answer::{
+    EndpointAddress, EndpointNotice, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer,
+};
 pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
 pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion};

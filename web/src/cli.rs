@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgGroup, Parser, ValueEnum};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::HostPort;
 use std::net::SocketAddr;
@@ -17,6 +17,7 @@ Exit codes:
 /// Without a path it reads the rings of this node; with paths, dumps.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-web", version, after_help = HELP, max_term_width = 100)]
+#[command(group = ArgGroup::new("directory").args(["nodes_dns", "nodes_store"]))]
 pub(crate) struct Cli {
     /// Dump files, folders or archives to show instead of this node's rings.
     #[arg(value_name = "PATH", conflicts_with = "demo")]
@@ -42,22 +43,26 @@ pub(crate) struct Cli {
     /// A collector over all addresses that this name stands for (a headless service).
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node"])]
     pub(crate) nodes_dns: Option<String>,
-    /// On which port the nodes behind that name listen.
+    /// A collector over the hosts that are in this job's store (the address of a TCPStore), one instance
+    /// on each.
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns"])]
+    pub(crate) nodes_store: Option<HostPort>,
+    /// On which port the nodes behind that name, or on those hosts, listen.
     #[arg(
         long,
         value_name = "PORT",
         default_value_t = 8765,
-        requires = "nodes_dns"
+        requires = "directory"
     )]
     pub(crate) nodes_port: u16,
-    /// The nodes behind that name speak TLS.
-    #[arg(long, requires = "nodes_dns")]
+    /// Those nodes speak TLS.
+    #[arg(long, requires = "directory")]
     pub(crate) nodes_tls: bool,
     /// File with the token that the nodes want.
     #[arg(long, value_name = "FILE")]
     pub(crate) nodes_token_file: Option<PathBuf>,
     /// The ranks whose endpoints are in this job's store (the address of a TCPStore).
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns"])]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns", "nodes_store"])]
     pub(crate) store: Option<HostPort>,
     /// File with the token that the ranks' endpoints want over TCP.
     #[arg(long, value_name = "FILE", requires = "store")]

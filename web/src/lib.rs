@@ -15,6 +15,7 @@ mod access;
 mod api;
 mod assets;
 mod board;
+mod discovery;
 mod embed;
 mod error;
 mod history;
@@ -33,8 +34,9 @@ mod uploads;
 
 pub use access::{Access, is_loopback};
 pub use board::Board;
+pub use discovery::Nodes;
 pub use embed::{Options, Page, ServeError, serve};
 pub use metrics::{Exemplars, Form};
-pub use nodes::{NodeSource, Nodes};
+pub use nodes::NodeSource;
 pub use otel::{Settings as OtelSettings, SettingsError as OtelSettingsError, Telemetry};
 pub use server::{Limits, Server, Tls};

@@ -101,13 +101,22 @@ fn token_in(path: &Path) -> anyhow::Result<String> {
 
 /// What is looked at, and how it is judged.
 fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
-    let nodes = match &cli.nodes_dns {
-        Some(name) => Some(Nodes::Dns {
+    let (port, scheme) = (
+        cli.nodes_port,
+        if cli.nodes_tls { "https" } else { "http" }.to_owned(),
+    );
+    let nodes = match (&cli.nodes_dns, &cli.nodes_store) {
+        (Some(name), _) => Some(Nodes::Dns {
             name: name.clone(),
-            port: cli.nodes_port,
-            scheme: if cli.nodes_tls { "https" } else { "http" }.to_owned(),
+            port,
+            scheme,
         }),
-        None => (!cli.node.is_empty()).then(|| Nodes::List(cli.node.clone())),
+        (None, Some(store)) => Some(Nodes::Store {
+            store: store.clone(),
+            port,
+            scheme,
+        }),
+        (None, None) => (!cli.node.is_empty()).then(|| Nodes::List(cli.node.clone())),
     };
     if let Some(nodes) = nodes {
         let token = cli.nodes_token_file.as_deref().map(token_in).transpose()?;

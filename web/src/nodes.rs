@@ -5,75 +5,18 @@
 //! answer is as large as what happened in between, so a round costs a small message a rank.
 
 use crate::api::records::{Head, RecordHead, SCHEMA};
+use crate::discovery::{Nodes, Place};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
-use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Instant;
 
 /// The longest answer of a node, bytes.
 const MOST_BYTES: u64 = 1 << 30;
 /// The longest list of cursors that goes into an address; beyond it all is asked for.
 const LONGEST_SINCE: usize = 7 * 1024;
-
-/// Where the nodes are.
-#[derive(Clone, Debug)]
-pub enum Nodes {
-    /// Addresses: `http://n07:8765`.
-    List(Vec<String>),
-    /// A name that stands for the addresses of all nodes (a headless service, say).
-    Dns {
-        /// The name.
-        name: String,
-        /// On which port all of them listen.
-        port: u16,
-        /// `http` or `https`.
-        scheme: String,
-    },
-}
-
-/// Where one node is found.
-#[derive(Clone, Debug)]
-enum Place {
-    Url(String),
-    /// The address at this place among those that a name stands for, in order.
-    Nth {
-        name: String,
-        port: u16,
-        scheme: String,
-        place: usize,
-    },
-}
-
-impl Place {
-    fn url(&self) -> io::Result<String> {
-        match self {
-            Self::Url(url) => Ok(url.clone()),
-            Self::Nth {
-                name,
-                port,
-                scheme,
-                place,
-            } => {
-                let found = addresses(name, *port)?;
-                let address = found.get(*place).ok_or_else(|| {
-                    let text = format!("{name} stands for {} nodes now", found.len());
-                    io::Error::new(io::ErrorKind::NotFound, text)
-                })?;
-                Ok(format!("{scheme}://{address}"))
-            }
-        }
-    }
-}
-
-fn addresses(name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    let mut found: Vec<SocketAddr> = (name, port).to_socket_addrs()?.collect();
-    found.sort();
-    found.dedup();
-    Ok(found)
-}
 
 /// One node's part of a job. See the module.
 pub struct NodeSource {
@@ -86,29 +29,17 @@ pub struct NodeSource {
 }
 
 impl NodeSource {
-    /// A source for each of these nodes, which want this token. How many stand behind a name is looked
-    /// up once; where they are, whenever one does not answer.
+    /// A source for each of these nodes, which want this token.
     ///
     /// # Blocking
     ///
-    /// Until a name is looked up.
+    /// Until a name is looked up, or the job's store has answered: five seconds at most.
     ///
     /// # Errors
     ///
     /// If it stands for nothing.
     pub fn all(nodes: Nodes, token: Option<&str>) -> io::Result<Vec<Box<dyn Source>>> {
-        let places: Vec<Place> = match nodes {
-            Nodes::List(urls) => urls.into_iter().map(Place::Url).collect(),
-            Nodes::Dns { name, port, scheme } => {
-                let nth = |place| Place::Nth {
-                    name: name.clone(),
-                    port,
-                    scheme: scheme.clone(),
-                    place,
-                };
-                (0..addresses(&name, port)?.len()).map(nth).collect()
-            }
-        };
+        let places = Place::all(nodes)?;
         let source = |place| -> Box<dyn Source> {
             let config = ureq::Agent::config_builder()
                 .http_status_as_error(false)
@@ -128,10 +59,7 @@ impl NodeSource {
 
 impl Source for NodeSource {
     fn name(&self) -> String {
-        match &self.place {
-            Place::Url(url) => format!("node {url}"),
-            Place::Nth { name, place, .. } => format!("node {place} of {name}"),
-        }
+        self.place.name()
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {

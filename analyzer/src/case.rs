@@ -13,6 +13,7 @@ use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::publish::RingReader;
 
 /// Everything that is known of the job.
 pub(crate) struct Case<'a> {
@@ -496,7 +497,7 @@ impl Case<'_> {
 /// The record was read from a ring whose owner is dead.
 pub(crate) fn died(record: &Record) -> bool {
     // Word for word: a reason that quotes an error may well say "deadline".
-    record.identity.reason == "ring of a dead process"
+    record.identity.reason == RingReader::OWNER_IS_DEAD
 }
 
 /// Frames of the communication library and what wraps it.

@@ -13,6 +13,7 @@
 //! there the oldest unfinished operation of each group is.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
+use crate::case::died;
 use crate::components::components;
 use crate::p2p::{self, Half, Messages, Other};
 use crate::pending::{Arrival, Pending, What, front_is_lost, pending_of};
@@ -96,7 +97,16 @@ impl WaitGraph {
                 // A clock that nothing connects to the others' tells ages only by itself.
                 let own = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
-                let now = if foreign { own } else { now };
+                // What was pending when a record was taken may have ended since: a view that looks
+                // again too late must not take its own lateness for the job's. Only the dead stay as
+                // they are.
+                let dead = died(&aligned.records[record]);
+                let now = match aligned.records[record].identity.dump_time_ns {
+                    _ if foreign => own,
+                    _ if dead => now,
+                    0 => now,
+                    taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
+                };
                 pending.retain(|one| {
                     let op = aligned.op(record, one.position);
                     now.saturating_sub(aligned.created_ns(record, op)) >= overdue

@@ -106,7 +106,7 @@ impl Job {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        // The ring is read while its owner is still there, or is not any more: it makes no difference.
+        // A killed rank wrote no dump, and took nothing along: its ring is still there.
         let ring = default_directory()
             .join(&self.name)
             .join(format!("{CULPRIT}.0.ring"));
@@ -119,8 +119,7 @@ impl Job {
                 "\n== the ring of rank {CULPRIT}: {}",
                 ring.path().display()
             ));
-            let mut dump = ring.snapshot();
-            "read from the ring of a killed rank".clone_into(&mut dump.identity.reason);
+            let dump = ring.snapshot();
             // The ring goes; what it said stays beside the dumps of the others.
             let run = run_directory(&self.directory)?;
             write_dump_file(&run.join(format!("rank_{CULPRIT}.json")), &dump.to_json())?;

@@ -132,7 +132,7 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
         assert!(!reader.is_alive());
         let dump = reader.snapshot();
         check_story(&dump);
-        assert_eq!(dump.identity.reason, "ring of a dead process");
+        assert_eq!(dump.identity.reason, RingReader::OWNER_IS_DEAD);
         // Who comes later finds the same.
         let later = &list_rings(directory.path()).unwrap()[0];
         assert_eq!(RingReader::attach(&later.path).unwrap().snapshot(), dump);
@@ -158,7 +158,7 @@ fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
     });
     let dump = reader.snapshot();
     check_story(&dump);
-    assert_eq!(dump.identity.reason, "ring of a live process");
+    assert_eq!(dump.identity.reason, RingReader::OWNER_LIVES);
     assert!(
         remove_stale_rings(directory.path(), None)
             .unwrap()

@@ -152,7 +152,7 @@ fn every_field_of_an_operation_is_read_back_from_the_file() {
     assert_eq!(dump.identity.world_size, Some(4));
     assert_eq!(dump.identity.job, "a job");
     assert_eq!(dump.identity.pid, std::process::id());
-    assert_eq!(dump.identity.reason, "ring of a live process");
+    assert_eq!(dump.identity.reason, RingReader::OWNER_LIVES);
     let group = &dump.groups[0];
     assert_eq!(group.info.ranks, [0, 1, 2, 3]);
     assert_eq!(group.info.desc, "default_pg");
@@ -386,7 +386,7 @@ fn ring_of_a_recorder_that_was_dropped_is_kept_and_dead() {
     assert!(!reader.is_alive() && !reader.is_closed());
     let dump = reader.snapshot();
     assert_eq!(dump.entries.len(), 1);
-    assert_eq!(dump.identity.reason, "ring of a dead process");
+    assert_eq!(dump.identity.reason, RingReader::OWNER_IS_DEAD);
     assert_eq!(dump.identity.dump_time_ns, dump.entries[0].time_created_ns);
 }
 

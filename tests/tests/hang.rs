@@ -94,7 +94,10 @@ fn the_ring_of_a_killed_rank_says_where_it_was() {
     let status = record.status.expect("our rings have one");
     assert_eq!((status.phase.as_str(), status.step), ("load data", 3));
     assert_eq!(record.entries.len(), 6);
-    assert_blames_the_culprit(&judge(&job));
+    let report = judge(&job);
+    assert_blames_the_culprit(&report);
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("process of rank 2 is gone"), "{sentence}");
 }
 
 #[test]

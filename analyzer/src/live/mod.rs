@@ -79,6 +79,28 @@ struct Slot {
     /// Heartbeat and time of looks that found nothing else new; taken into the record when it is
     /// judged next.
     signs: (i64, i64),
+    /// Whether the record has unfinished operations.
+    pending: bool,
+    /// From which time of a look on one of them is overdue that was young at the last look, wall clock
+    /// of the record, ns since the epoch.
+    overdue_from: Option<i64>,
+}
+
+impl Slot {
+    /// Notes what is unfinished, as seen at `now_ns`.
+    fn note_pending(&mut self, now_ns: i64, overdue: Duration) {
+        let overdue = i64::try_from(overdue.as_nanos()).unwrap_or(i64::MAX);
+        let entries = self.dump.iter().flat_map(|dump| &dump.entries);
+        let open = entries.filter(|e| e.state < EntryState::Completed && !e.retired);
+        let mut from = open.map(|e| e.time_created_ns.saturating_add(overdue));
+        let first = from.next();
+        self.pending = first.is_some();
+        self.overdue_from = first
+            .into_iter()
+            .chain(from)
+            .filter(|&at| at > now_ns)
+            .min();
+    }
 }
 
 /// See the module.
@@ -187,6 +209,8 @@ impl Live {
             answered: None,
             failure: None,
             signs: (0, 0),
+            pending: false,
+            overdue_from: None,
         });
         self.changed |= slot.liveness != observation.liveness;
         slot.liveness = observation.liveness;
@@ -201,10 +225,19 @@ impl Live {
             Seen::Unchanged {
                 heartbeat_ns,
                 as_of_ns,
-            } => slot.signs = (heartbeat_ns, as_of_ns),
+            } => {
+                slot.signs = (heartbeat_ns, as_of_ns);
+                let looked = if as_of_ns == 0 { at.wall_ns } else { as_of_ns };
+                if slot.overdue_from.is_some_and(|from| from <= looked) {
+                    slot.note_pending(looked, self.options.policy.overdue);
+                    self.changed = true;
+                }
+            }
             Seen::Changed(mut dump) => {
                 trim(&mut dump, keep);
+                let taken = dump.identity.dump_time_ns;
                 slot.dump = Some(Arc::from(dump));
+                slot.note_pending(taken, self.options.policy.overdue);
                 slot.signs = (0, 0);
                 self.changed = true;
             }
@@ -243,8 +276,9 @@ impl Live {
 
     /// The job at this moment, if anything changed since the last time.
     ///
-    /// The records are judged again only if one of them changed, a rank fell silent, or enough time
-    /// went by for what is pending to become overdue.
+    /// The records are judged again only if one of them changed, a rank fell silent, or a look showed
+    /// that what is pending is overdue by now; and, since ages go into sentences, now and then while
+    /// anything is pending.
     pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
         if !self.is_due(at) {
             return None;
@@ -296,10 +330,7 @@ impl Live {
         self.add_seen(&mut report, &watched, &ranks, at);
         self.number += 1;
         let cost = began.elapsed();
-        self.due = policy
-            .snapshot
-            .then(|| self.next_due(&dumps, at, cost))
-            .flatten();
+        self.due = policy.snapshot.then(|| self.next_due(at, cost)).flatten();
         let uneven = watched.iter().filter(|w| w.is_uneven());
         let overdue = uneven
             .map(|w| w.since + policy.overdue)
@@ -341,23 +372,11 @@ impl Live {
         }
     }
 
-    /// When to judge again although nothing changes: when the oldest operation that is still young
-    /// becomes overdue, and, since ages go into sentences, every few seconds while anything is pending;
-    /// at most a fiftieth of the time.
-    fn next_due(&self, dumps: &[Arc<Dump>], at: Moment, cost: Duration) -> Option<Duration> {
-        let overdue = i64::try_from(self.options.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
-        let mut pause = None;
-        for entry in dumps.iter().flat_map(|dump| &dump.entries) {
-            if entry.state >= EntryState::Completed || entry.retired {
-                continue;
-            }
-            let pause = pause.get_or_insert(Duration::from_secs(5).max(cost * 50));
-            let left = overdue.saturating_sub(at.wall_ns.saturating_sub(entry.time_created_ns));
-            if let Ok(left @ 1..) = u64::try_from(left) {
-                *pause = Duration::from_nanos(left).min(*pause);
-            }
-        }
-        pause.map(|pause| at.elapsed + pause)
+    /// When to judge again although nothing changes: since ages go into sentences, every few seconds
+    /// while anything is pending; at most a fiftieth of the time.
+    fn next_due(&self, at: Moment, cost: Duration) -> Option<Duration> {
+        let pending = self.slots.values().any(|slot| slot.pending);
+        pending.then(|| at.elapsed + Duration::from_secs(5).max(cost * 50))
     }
 
     fn communicators(&self) -> impl Iterator<Item = &Watched> {
@@ -612,18 +631,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
+    fn what_is_pending_is_judged_again_when_a_look_shows_it_overdue() {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let now = simulation.fault_ns() as f64 / 1e9 + 1.0;
         let mut live = live();
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
         let snapshot = live.refresh(at(now)).expect("first look");
         assert_eq!(snapshot.report.in_flight.len(), 1);
-        let due = live.due().expect("something is pending").as_secs_f64();
-        assert!(due > now + 3.0 && due < now + 5.0, "due {due}, now {now}");
-        assert!(live.refresh(at(due - 0.1)).is_none());
-        live.observe(0, unchanged(0..16), at(due));
-        assert!(live.refresh(at(due)).is_some());
+        live.observe(0, unchanged(0..16), at(now + 3.0));
+        assert!(live.refresh(at(now + 3.0)).is_none());
+        live.observe(0, unchanged(0..16), at(now + 4.9));
+        assert!(live.refresh(at(now + 4.9)).is_some());
+    }
+
+    #[test]
+    fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
+        let simulation = Simulation::new(Situation::Healthy, 16, 0);
+        let options = LiveOptions {
+            silent_after: Duration::MAX,
+            ..LiveOptions::default()
+        };
+        let mut live = Live::new(options, crate::analyze, vec!["test".into()]);
+        // Everybody is inside the first operation of a step.
+        live.observe(0, poll(simulation.dumps_at(4_602_000_000)), at(4.602));
+        for now in [4.602, 9.7, 60.0] {
+            let snapshot = live.refresh(at(now)).expect("something is pending");
+            assert_eq!(snapshot.report.verdict, Verdict::Running, "{now}");
+        }
     }
 
     #[test]

@@ -31,6 +31,12 @@ pub struct RingReader {
 }
 
 impl RingReader {
+    /// The reason in a snapshot of a ring whose owner lives.
+    pub const OWNER_LIVES: &'static str = "ring of a live process";
+    /// The reason in a snapshot of a ring whose owner is gone without having closed it. The analysis
+    /// takes it, word for word, as the death of the rank.
+    pub const OWNER_IS_DEAD: &'static str = "ring of a dead process";
+
     /// Whether a file that begins with these bytes is a ring, or claims to be one.
     pub fn begins(bytes: &[u8]) -> bool {
         bytes.starts_with(&layout::MAGIC.to_le_bytes())
@@ -166,9 +172,9 @@ impl RingReader {
         let alive = self.is_alive();
         let mut dump = decode::dump(&self.view, &self.layout, wall_now());
         dump.identity.reason = if alive {
-            "ring of a live process".to_owned()
+            Self::OWNER_LIVES.to_owned()
         } else {
-            "ring of a dead process".to_owned()
+            Self::OWNER_IS_DEAD.to_owned()
         };
         if !alive {
             let anchor = layout::load_anchor(&self.view);

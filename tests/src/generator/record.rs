@@ -9,7 +9,7 @@ use rcomm_recorder::model::{
     Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
     Signature,
 };
-use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
+use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
 
 /// How much of its past a ring holds.
@@ -114,7 +114,7 @@ pub(super) fn dumps(
 /// What a fault leaves in a record beside the operations.
 fn show_outside(kind: Kind, dump: &mut Dump) {
     match kind {
-        Kind::Dead => dump.identity.reason = "ring of a dead process".into(),
+        Kind::Dead => dump.identity.reason = RingReader::OWNER_IS_DEAD.into(),
         Kind::Stalled => {
             let taken = dump.identity.dump_time_ns;
             if let Some(status) = &mut dump.status {

@@ -62,3 +62,33 @@ fn ranks_of_torchrun_meet_at_its_own_store() {
     let output = run(torchrun.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
     assert!(output.status.success(), "{}", text(&output));
 }
+
+#[test]
+fn ranks_of_mpich_meet_at_the_port_that_they_are_given() {
+    if Command::new("mpiexec.hydra")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        return skip("MPICH's mpiexec.hydra is not installed");
+    }
+    let port = rcomm_tests::process::free_port().to_string();
+    let mut mpiexec = Command::new("mpiexec.hydra");
+    mpiexec.args(["-genv", "MASTER_PORT", &port, "-n", "4"]);
+    let output = run(mpiexec.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn ranks_of_slurm_meet_without_further_variables() {
+    let answers = Command::new("srun")
+        .args(["--immediate=10", "true"])
+        .output();
+    if !answers.is_ok_and(|output| output.status.success()) {
+        return skip("no Slurm answers srun");
+    }
+    let mut srun = Command::new("srun");
+    srun.args(["--immediate=10", "--overcommit", "-N", "1", "-n", "4"]);
+    let output = run(srun.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
+    assert!(output.status.success(), "{}", text(&output));
+}

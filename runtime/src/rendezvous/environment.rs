@@ -105,7 +105,17 @@ impl Rendezvous {
                     .to_owned(),
             ));
         };
-        let needed = |name: &str| refused(format!("{} is set but {name} is not", names.rank));
+        let needed = |name: &str| {
+            let advice = match (name, names.launcher) {
+                ("MASTER_ADDR", _) => "give all ranks the host of rank 0",
+                ("MASTER_PORT", Launcher::Pmi) => {
+                    "give all ranks one free port, as in mpiexec -genv MASTER_PORT 29500"
+                }
+                ("MASTER_PORT", _) => "give all ranks one free port",
+                _ => "the launcher, or whoever takes its part, must set both",
+            };
+            refused(format!("{} is set but {name} is not: {advice}", names.rank))
+        };
         let rank = env.number(names.rank)?.ok_or_else(|| needed(names.rank))?;
         let world_size = env
             .first(names.world_size)?
@@ -304,7 +314,7 @@ mod tests {
         ];
         assert_eq!(
             message(&pairs),
-            "OMPI_COMM_WORLD_RANK is set but MASTER_ADDR is not"
+            "OMPI_COMM_WORLD_RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
         );
     }
 
@@ -316,7 +326,11 @@ mod tests {
             ("MPI_LOCALRANKID", "0"),
             ("MPI_LOCALNRANKS", "2"),
         ];
-        assert_eq!(message(&pairs), "PMI_RANK is set but MASTER_PORT is not");
+        assert_eq!(
+            message(&pairs),
+            "PMI_RANK is set but MASTER_PORT is not: give all ranks one free port, as in mpiexec -genv \
+             MASTER_PORT 29500"
+        );
     }
 
     #[test]
@@ -351,11 +365,11 @@ mod tests {
         assert!(message(&[]).starts_with("no launcher told this process its rank"));
         assert_eq!(
             message(&[("RANK", "0")]),
-            "RANK is set but WORLD_SIZE is not"
+            "RANK is set but WORLD_SIZE is not: the launcher, or whoever takes its part, must set both"
         );
         assert_eq!(
             message(&[("RANK", "0"), ("WORLD_SIZE", "2")]),
-            "RANK is set but MASTER_ADDR is not"
+            "RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
         );
         let mut pairs = TORCHRUN;
         pairs[0].1 = "8";

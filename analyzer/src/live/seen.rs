@@ -3,7 +3,7 @@
 use super::RankView;
 use crate::finding::{Code, Finding};
 use crate::label::rank_set;
-use crate::source::{Communicator, Member, MemberState};
+use crate::ras::{Behind, Communicator, Member, MemberState};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -79,7 +79,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Takes in what the library says now.
     pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
-        let counts = |communicator: &Communicator| -> Vec<(u32, Vec<(String, u64)>)> {
+        let counts = |communicator: &Communicator| -> Vec<_> {
             let members = communicator.members.iter();
             members.map(|m| (m.rank, m.launched.clone())).collect()
         };
@@ -99,45 +99,8 @@ impl Watched {
 
     /// Whether members launched different numbers of operations.
     pub(super) fn is_uneven(&self) -> bool {
-        !behind(&self.communicator).is_empty()
+        !self.communicator.behind().is_empty()
     }
-}
-
-/// Members that launched fewer operations of a kind than most: who, the kind, how many, how many most.
-fn behind(communicator: &Communicator) -> Vec<(&Member, &str, u64, u64)> {
-    let mut by_kind: BTreeMap<&str, Vec<(&Member, u64)>> = BTreeMap::new();
-    for member in &communicator.members {
-        // What a process that does not answer launched is not known.
-        if matches!(member.state, MemberState::Dead | MemberState::Unresponsive) {
-            continue;
-        }
-        for (kind, count) in &member.launched {
-            by_kind.entry(kind).or_default().push((member, *count));
-        }
-    }
-    let mut found = Vec::new();
-    for (kind, counts) in by_kind {
-        let told = communicator.others_launched.as_ref();
-        let most = match told.filter(|(known, _)| known == kind) {
-            Some(&(_, count)) => count,
-            None => most_frequent(counts.iter().map(|&(_, count)| count)),
-        };
-        let late = counts.into_iter().filter(|&(_, count)| count < most);
-        found.extend(late.map(|(member, count)| (member, kind, count, most)));
-    }
-    found
-}
-
-/// The value that most have; the largest of several.
-fn most_frequent(values: impl Iterator<Item = u64>) -> u64 {
-    let mut frequency: BTreeMap<u64, usize> = BTreeMap::new();
-    for value in values {
-        *frequency.entry(value).or_default() += 1;
-    }
-    let most = frequency
-        .into_iter()
-        .max_by_key(|&(value, count)| (count, value));
-    most.map_or(0, |(value, _)| value)
 }
 
 /// Which of the job's ranks a member of a communicator is.
@@ -168,7 +131,7 @@ fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> 
     match same.as_slice() {
         [one] => Some(one.rank),
         _ if communicator.size as usize == ranks.len() => {
-            ranks.get(member.rank as usize).map(|view| view.rank)
+            ranks.get(member.rank? as usize).map(|view| view.rank)
         }
         _ => None,
     }
@@ -190,10 +153,10 @@ fn member_words(member: &Member, rank: Option<Rank>) -> String {
         [] => String::new(),
         facts => format!(" ({})", facts.join(", ")),
     };
-    match rank {
-        Some(rank) => format!("rank {rank}{facts}"),
-        None if member.rank == u32::MAX => format!("a process{facts}"),
-        None => format!("rank {} of its communicator{facts}", member.rank),
+    match (rank, member.rank) {
+        (Some(rank), _) => format!("rank {rank}{facts}"),
+        (None, Some(own)) => format!("rank {own} of its communicator{facts}"),
+        (None, None) => format!("a process{facts}"),
     }
 }
 
@@ -215,8 +178,12 @@ pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
                 counts => format!(", launched {}", counts.join(", ")),
             };
             let (name, state) = (&communicator.name, member.state.word());
-            let own = member.rank;
-            let text = format!("NCCL: rank {own} of communicator {name} is {state}{launched}");
+            let text = match member.rank {
+                Some(own) => {
+                    format!("NCCL: rank {own} of communicator {name} is {state}{launched}")
+                }
+                None => format!("NCCL: its process is {state}"),
+            };
             remarks.entry(rank).or_default().push(text);
             hosts
                 .entry(rank)
@@ -252,27 +219,21 @@ pub(super) fn library(
         let rank = |member: &Member| rank_of(member, communicator, ranks);
         let name = &communicator.name;
         for member in &communicator.members {
-            let (code, confidence, what) = match member.state {
+            let (code, what) = match &member.state {
                 MemberState::Dead => (
                     Code::E150,
-                    1.0,
-                    "was given up by NCCL: its process no longer \
-                                      answers"
-                        .to_owned(),
+                    "was given up by NCCL: its process no longer answers".to_owned(),
                 ),
                 MemberState::Failed(error) => (
                     Code::E150,
-                    1.0,
-                    format!("met NCCL error {error} on communicator {name}"),
+                    format!("reported {error} on NCCL's communicator {name}"),
                 ),
-                MemberState::Unresponsive => {
-                    (Code::W150, 1.0, "does not answer NCCL's RAS".to_owned())
-                }
+                MemberState::Unresponsive => (Code::W150, "does not answer NCCL's RAS".to_owned()),
                 _ => continue,
             };
             let process = &member.process;
             let who = match process.pid {
-                0 => (member.rank, name.clone()),
+                0 => (member.rank.unwrap_or_default(), name.clone()),
                 pid => (pid, process.host.clone()),
             };
             // One process is a member of many communicators.
@@ -287,32 +248,38 @@ pub(super) fn library(
             };
             let next = format!("look for the process, and for errors of its device, on {host}");
             let culprits = rank.into_iter().collect();
-            findings.push(found(code, confidence, culprits, sentence, next));
+            findings.push(found(code, 1.0, culprits, sentence, next));
         }
         let still = at.saturating_sub(*since);
         if explained || still < overdue {
             continue;
         }
-        let behind = behind(communicator);
-        let Some(&(first, kind, count, most)) = behind.first() else {
+        let behind = communicator.behind();
+        let Some(&first) = behind.first() else {
             continue;
         };
+        let Behind {
+            kind,
+            launched,
+            others,
+            ..
+        } = first;
         let same: Vec<&Member> = behind
             .iter()
-            .filter(|(_, k, c, _)| (*k, *c) == (kind, count))
-            .map(|(member, ..)| *member)
+            .filter(|late| (late.kind, late.launched) == (kind, launched))
+            .map(|late| late.member)
             .collect();
         let mut culprits: Vec<Rank> = same.iter().filter_map(|member| rank(member)).collect();
         culprits.sort_unstable();
         let who = match (same.len(), culprits.len()) {
-            (1, _) => format!("{} has", member_words(first, rank(first))),
+            (1, _) => format!("{} has", member_words(first.member, rank(first.member))),
             (many, joined) if many == joined => {
                 format!("{many} ranks ({}) have", rank_set(&culprits, 6))
             }
             (many, _) => format!("{many} members have"),
         };
         let sentence = format!(
-            "{who} launched {count} {kind} on communicator {name}, the others {most}; no count has \
+            "{who} launched {launched} {kind} on communicator {name}, the others {others}; no count has \
              moved for {} s",
             still.as_secs()
         );
@@ -325,7 +292,7 @@ pub(super) fn library(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Process;
+    use crate::ras::Process;
     use rcomm_recorder::publish::Dump;
     use std::sync::Arc;
 
@@ -346,7 +313,7 @@ mod tests {
 
     fn member(rank: u32, host: &str, pid: u32, device: u32, launched: u64) -> Member {
         Member {
-            rank,
+            rank: Some(rank),
             process: Process {
                 host: host.into(),
                 pid,
@@ -367,7 +334,7 @@ mod tests {
                 member(1, "n1", 100, 0, launched[1]),
                 member(2, "n0", 100, 0, launched[2]),
             ],
-            others_launched: None,
+            others_launched: vec![],
         }
     }
 
@@ -425,7 +392,7 @@ mod tests {
         let ranks = ranks();
         let mut dead = communicator([42, 42, 42]);
         dead.members[0].state = MemberState::Dead;
-        dead.members[1].state = MemberState::Failed(6);
+        dead.members[1].state = MemberState::Failed("remote error".into());
         let mut other = dead.clone();
         other.name = "cf26".into();
         let watched = Watched::update(&[], vec![dead, other], seconds(1));
@@ -436,7 +403,9 @@ mod tests {
             .collect();
         assert_eq!(told, [(Code::E150, vec![3]), (Code::E150, vec![2])]);
         assert!(
-            findings[1].sentence.contains("NCCL error 6"),
+            findings[1]
+                .sentence
+                .contains("remote error on NCCL's communicator 27a0"),
             "{}",
             findings[1].sentence
         );

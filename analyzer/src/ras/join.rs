@@ -39,6 +39,8 @@ fn gravity(what: &What) -> u8 {
         What::Error(_) => 1,
         What::Unresponsive => 2,
         What::Behind { .. } => 3,
+        // Whose program waits too long aborts: victims do.
+        What::Aborted => 4,
     }
 }
 
@@ -92,6 +94,7 @@ fn say(fact: &Fact) -> String {
             launched,
             others,
         } => format!("launched {launched} {function} operations where most launched {others}"),
+        What::Aborted => "aborted its communicator".to_owned(),
     };
     let Who {
         host, pid, device, ..

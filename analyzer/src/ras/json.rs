@@ -1,147 +1,102 @@
 //! The JSON form (`SET FORMAT json`, since NCCL 2.28.7).
 
-use super::{Fact, RasReport, What, Who};
+use super::communicator::{Communicator, Member, MemberState, Process};
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
-struct Whole {
-    #[serde(rename = "nccl_version")]
-    _nccl_version: serde_json::Value,
-    communicators: Vec<Communicator>,
+struct Report {
+    communicators: Vec<Comm>,
 }
 
 #[derive(Deserialize)]
-struct Communicator {
+struct Comm {
+    hash: String,
     #[serde(default)]
     size: u32,
     #[serde(default)]
-    ranks: Vec<Member>,
+    ranks: Vec<Ranked>,
     #[serde(default)]
-    missing_ranks: Vec<Member>,
+    missing_ranks: Vec<Ranked>,
 }
 
 #[derive(Deserialize)]
-struct Member {
+struct Ranked {
     rank: u32,
     #[serde(default)]
     host: String,
     #[serde(default)]
     pid: u32,
+    nvml_dev: Option<i64>,
     cuda_dev: Option<i64>,
     #[serde(default)]
-    status: Status,
+    status: BTreeMap<String, Value>,
     #[serde(default)]
     collective_counts: BTreeMap<String, u64>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    init_state: i64,
-    async_error: i64,
-    unresponsive: bool,
-    considered_dead: bool,
+/// In which list a rank is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    Present,
+    Missing,
 }
 
-/// `ncclInProgress`: not an error.
-const IN_PROGRESS: i64 = 7;
-
-pub(super) fn parse(bytes: &[u8]) -> Option<RasReport> {
-    // Only the keys at the top tell such a report from a dump, and a dump may be large.
-    let head = &bytes[..bytes.len().min(4096)];
-    let holds = |key: &[u8]| head.windows(key.len()).any(|part| part == key);
-    if !holds(b"\"nccl_version\"") || !holds(b"\"communicators") {
-        return None;
-    }
-    let whole: Whole = serde_json::from_slice(bytes).ok()?;
-    let mut facts = Vec::new();
-    for communicator in &whole.communicators {
-        for member in &communicator.missing_ranks {
-            let what = match &member.status {
-                status if status.considered_dead => What::Dead,
-                status if status.unresponsive => What::Unresponsive,
-                // Answered, and does not know this communicator (yet, or any more).
-                _ => continue,
-            };
-            facts.push(communicator.fact(member, what));
+impl Ranked {
+    /// A flag or a code of its status, written as a number or as a truth.
+    fn status(&self, name: &str) -> i64 {
+        match self.status.get(name) {
+            Some(Value::Bool(flag)) => i64::from(*flag),
+            Some(value) => value.as_i64().unwrap_or(0),
+            None => 0,
         }
-        for member in &communicator.ranks {
-            let status = &member.status;
-            for (when, code) in [
-                ("initializing", status.init_state),
-                ("later", status.async_error),
-            ] {
-                if code != 0 && code != IN_PROGRESS {
-                    let error = format!("{} ({when})", name(code));
-                    facts.push(communicator.fact(member, What::Error(error)));
-                }
-            }
-        }
-        communicator.find_behind(&mut facts);
     }
-    Some(RasReport { facts })
-}
 
-impl Communicator {
-    fn fact(&self, member: &Member, what: What) -> Fact {
-        Fact {
-            who: Who {
-                host: member.host.clone(),
-                pid: member.pid,
-                device: member
-                    .cuda_dev
-                    .map(|dev| dev.to_string())
-                    .unwrap_or_default(),
-                rank: Some((member.rank, self.size)),
+    fn state(&self, listed: Listed) -> MemberState {
+        /// NCCL's code for "still at it".
+        const IN_PROGRESS: i64 = 7;
+        let failed = |code: i64| code != 0 && code != IN_PROGRESS;
+        let (init, error) = (self.status("init_state"), self.status("async_error"));
+        if self.status("considered_dead") != 0 {
+            MemberState::Dead
+        } else if self.status("unresponsive") != 0 {
+            MemberState::Unresponsive
+        } else if listed == Listed::Missing {
+            MemberState::Absent
+        } else if failed(error) {
+            MemberState::Failed(error_name(error))
+        } else if failed(init) {
+            MemberState::Failed(format!("{} while initializing", error_name(init)))
+        } else if self.status("abort_flag") != 0 {
+            MemberState::Aborted
+        } else if init == IN_PROGRESS {
+            MemberState::Initialising
+        } else if self.status("finalize_called") != 0 || self.status("destroy_flag") != 0 {
+            MemberState::Finalizing
+        } else {
+            MemberState::Running
+        }
+    }
+
+    fn member(self, listed: Listed) -> Member {
+        // The number on the host, whatever part of the devices the process was given to see.
+        let device = self.nvml_dev.or(self.cuda_dev);
+        Member {
+            rank: Some(self.rank),
+            state: self.state(listed),
+            process: Process {
+                host: self.host,
+                pid: self.pid,
+                device: device.and_then(|device| u32::try_from(device).ok()),
             },
-            what,
-        }
-    }
-
-    /// Members that launched fewer operations of a function than most.
-    fn find_behind(&self, facts: &mut Vec<Fact>) {
-        let mut functions: Vec<&String> = Vec::new();
-        for member in &self.ranks {
-            functions.extend(member.collective_counts.keys());
-        }
-        functions.sort_unstable();
-        functions.dedup();
-        for function in functions {
-            let count = |member: &Member| member.collective_counts.get(function).copied();
-            let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
-            for launched in self.ranks.iter().filter_map(count) {
-                *votes.entry(launched).or_default() += 1;
-            }
-            let most = votes
-                .iter()
-                .max_by_key(|&(launched, votes)| (*votes, *launched));
-            let Some((&others, &agree)) = most else {
-                continue;
-            };
-            // Two halves that differ blame nobody.
-            if agree * 2 <= self.ranks.len() {
-                continue;
-            }
-            for member in &self.ranks {
-                if let Some(launched) = count(member)
-                    && launched < others
-                {
-                    let function = function.clone();
-                    let what = What::Behind {
-                        function,
-                        launched,
-                        others,
-                    };
-                    facts.push(self.fact(member, what));
-                }
-            }
+            launched: self.collective_counts.into_iter().collect(),
         }
     }
 }
 
 /// NCCL's result codes, as its documentation names them.
-fn name(code: i64) -> String {
+fn error_name(code: i64) -> String {
     let known = match code {
         1 => "unhandled CUDA error",
         2 => "unhandled system error",
@@ -152,4 +107,58 @@ fn name(code: i64) -> String {
         _ => return format!("NCCL error {code}"),
     };
     known.to_owned()
+}
+
+/// Whether these bytes look like such a report. Cheap: only the keys at the top tell one from a dump,
+/// and a dump may be large.
+pub(super) fn is_report(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(4096)];
+    let holds = |key: &[u8]| head.windows(key.len()).any(|part| part == key);
+    holds(b"\"nccl_version\"") && holds(b"\"communicators")
+}
+
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
+    let report: Report = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let communicators = report.communicators.into_iter().map(|comm| {
+        let ranks = comm.ranks.into_iter().map(|it| it.member(Listed::Present));
+        let missing = comm.missing_ranks.into_iter();
+        let missing = missing.map(|it| it.member(Listed::Missing));
+        let mut members: Vec<Member> = ranks.chain(missing).collect();
+        members.sort_by_key(|member| member.rank);
+        Communicator {
+            name: comm.hash,
+            size: comm.size,
+            members,
+            others_launched: Vec::new(),
+        }
+    });
+    Ok(communicators.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(status: &str, listed: Listed) -> MemberState {
+        let text = format!(r#"{{"rank": 1, "status": {{{status}}}}}"#);
+        let ranked: Ranked = serde_json::from_str(&text).expect("a member of a report");
+        ranked.state(listed)
+    }
+
+    #[test]
+    fn an_error_says_more_than_the_abort_that_follows_it() {
+        let status = r#""init_state": 0, "async_error": 6, "abort_flag": true"#;
+        let failed = MemberState::Failed("remote error".into());
+        assert_eq!(state(status, Listed::Present), failed);
+        let status = r#""init_state": 0, "async_error": 7, "abort_flag": 1"#;
+        assert_eq!(state(status, Listed::Present), MemberState::Aborted);
+    }
+
+    #[test]
+    fn a_missing_rank_that_answers_is_not_silent() {
+        let status = r#""unresponsive": false, "considered_dead": false"#;
+        assert_eq!(state(status, Listed::Missing), MemberState::Absent);
+        let status = r#""unresponsive": true, "considered_dead": false"#;
+        assert_eq!(state(status, Listed::Missing), MemberState::Unresponsive);
+    }
 }

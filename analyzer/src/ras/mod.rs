@@ -7,13 +7,20 @@
 //! that a finding names, and speaks up by itself (E150) only for a rank that is dead or failed and
 //! that no finding names.
 //!
+//! The one reader of both forms is here: [`communicators`] for who watches a job (see
+//! [`RasSource`](crate::source::RasSource)), [`RasReport`] for what of it is kept beside dumps.
+//!
 //! Facts are joined to ranks by host, process id and device; where the dumps tell neither host nor
 //! process (PyTorch's do not), by the rank in a communicator as large as the world.
 
+mod communicator;
+mod facts;
 mod join;
 mod json;
 mod text;
 
+pub(crate) use communicator::Behind;
+pub use communicator::{Communicator, Member, MemberState, Process};
 pub use join::join;
 
 use serde::{Deserialize, Serialize};
@@ -41,9 +48,9 @@ pub struct Who {
     pub host: String,
     /// Process id; 0 if RAS does not know.
     pub pid: u32,
-    /// CUDA device, as RAS spells it; empty if it does not say.
+    /// The device's number on the host; empty if RAS does not say.
     pub device: String,
-    /// Rank in a communicator, and that communicator's size; size 0 = not said.
+    /// Rank in a communicator, and that communicator's size.
     pub rank: Option<(u32, u32)>,
 }
 
@@ -65,15 +72,27 @@ pub enum What {
         /// How many most others did.
         others: u64,
     },
+    /// Its program aborted the communicator.
+    Aborted,
 }
 
 impl RasReport {
     /// Reads a report; `None` if these bytes are none.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let start = bytes.iter().position(|byte| !byte.is_ascii_whitespace())?;
-        match bytes[start] {
-            b'{' => json::parse(bytes),
-            _ => text::parse(bytes),
+        if bytes.trim_ascii_start().first() == Some(&b'{') && !json::is_report(bytes) {
+            return None;
         }
+        let communicators = communicators(bytes).ok()?;
+        Some(Self {
+            facts: facts::of(&communicators),
+        })
+    }
+}
+
+/// Reads a report of either form: its communicators, or why these bytes are none.
+pub(crate) fn communicators(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
+    match bytes.trim_ascii_start().first() {
+        Some(b'{') => json::read(bytes),
+        _ => text::read(bytes),
     }
 }

@@ -1,191 +1,298 @@
-//! The text form: what `ncclras` prints.
+//! The text form: what `ncclras` prints. Tables, then what stands out.
 //!
-//! Lines of interest name a process (`Process 812 on node n7 managing GPU 3`) or a rank (`Rank 5 ...
-//! -- GPU 5 managed by process 812 on node n7`). What is wrong with it stands in the same line, in the
-//! line before (`2 ranks reported ...`), or is the kind of the section. Outliers beyond a quarter are
-//! not listed by NCCL unless it is asked for the verbose report.
+//! Only communicators with something to tell are named there, each by a line that begins with
+//! `#<group>-<number> (<hash>)`; how large they are, the table of their group says. Below it, a line
+//! names a rank (`Rank 5 ... -- GPU 5 managed by process 812 on node n7`) or a process (`Process 812 on
+//! node n7 managing GPU 3`). What is wrong with it stands in the same line, in the line before (`2 ranks
+//! reported ...`), or is the kind of the section. NCCL lists outliers beyond a quarter of the ranks only
+//! if it is asked for the verbose report.
 
-use super::{Fact, RasReport, What, Who};
-use std::collections::HashMap;
+use super::communicator::{Communicator, Member, MemberState, Process};
+use std::collections::BTreeMap;
 
-pub(super) fn parse(bytes: &[u8]) -> Option<RasReport> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let is_report = text.trim_start().starts_with("NCCL version ")
-        && text.contains("Job summary")
-        && text.contains("Communicators...");
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
+    let report = std::str::from_utf8(bytes).map_err(|_| "it is no UTF-8".to_owned())?;
+    let is_report = report.trim_start().starts_with("NCCL version ")
+        && report.contains("Job summary")
+        && report.contains("Communicators...");
     if !is_report {
-        return None;
+        let begin: String = report.chars().take(60).collect();
+        return Err(format!("it begins with {begin:?}"));
     }
     let mut reader = Reader::default();
-    text.lines().for_each(|line| reader.line(line.trim_end()));
-    Some(RasReport {
-        facts: reader.facts,
-    })
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Section {
-    #[default]
-    Other,
-    Incomplete,
-    Dead,
-    Error,
-    Mismatch,
+    for line in report.lines() {
+        reader.line(line.trim_end());
+    }
+    Ok(reader.finish())
 }
 
 #[derive(Default)]
 struct Reader {
-    section: Section,
-    /// Size of the communicator at hand; 0 = unknown.
-    size: u32,
-    /// Sizes by the number of the row in the table.
-    sizes: HashMap<u32, u32>,
-    /// What holds for the ranks that follow.
-    heading: Option<What>,
-    /// In a comparison of launches: the function, and what most launched.
-    function: String,
-    others: Option<u64>,
-    facts: Vec<Fact>,
+    /// Ranks a communicator, by the number of its group.
+    sizes: BTreeMap<u32, u32>,
+    known: BTreeMap<String, Communicator>,
+    /// What the lines below a headline are about.
+    block: Block,
+    /// Processes in trouble.
+    troubled: Vec<(Process, MemberState)>,
+}
+
+#[derive(Default)]
+enum Block {
+    /// Something that no communicator is concerned with.
+    #[default]
+    Other,
+    /// A communicator.
+    Of {
+        name: String,
+        /// How ranks do that are listed without a word.
+        silent: MemberState,
+        /// What the counts are of.
+        kind: String,
+        /// What holds for the ranks listed below.
+        heading: Option<Said>,
+    },
+    /// Processes in this state.
+    Processes(MemberState),
+}
+
+/// What a line says of one rank or of several.
+#[derive(Clone)]
+enum Said {
+    Launched(u64),
+    Is(MemberState),
+}
+
+impl Said {
+    fn of(text: &str) -> Option<Self> {
+        if let Some(error) = text.strip_prefix("reported ") {
+            return Some(Self::Is(MemberState::Failed(error.to_owned())));
+        }
+        if text.ends_with(" status ABORT") {
+            return Some(Self::Is(MemberState::Aborted));
+        }
+        if text.ends_with("not launched any operations") {
+            return Some(Self::Launched(0));
+        }
+        number_after(text, "launched up to operation ").map(Self::Launched)
+    }
 }
 
 impl Reader {
     fn line(&mut self, line: &str) {
-        let Some(inner) = line.strip_prefix("  ") else {
-            return self.heading(line);
-        };
-        let inner = inner.trim_start();
-        if let Some(rest) = inner.strip_prefix("Process ") {
-            self.process(rest);
-        } else if let Some(rest) = inner.strip_prefix("Rank ") {
-            self.rank(rest);
-        } else if let Some(rest) = inner.strip_prefix("Communicator ranks have different ") {
-            let function = rest.strip_suffix(" operation counts");
-            self.function = function.unwrap_or_default().to_owned();
-            (self.others, self.heading) = (None, None);
-        } else if let Some((_, said)) = inner.split_once(" ranks ") {
-            let launched = launched(said);
-            if let (Some(launched), None) = (launched, self.others) {
-                // The most frequent count comes first.
-                self.others = Some(launched);
+        let text = line.trim_start();
+        if let Some((group, ranks)) = group_row(text) {
+            self.sizes.insert(group, ranks);
+        } else if let Some((group, name, section)) = headline(text) {
+            let size = self.sizes.get(&group).copied().unwrap_or(0);
+            let known = self.known.entry(name.clone()).or_default();
+            known.name.clone_from(&name);
+            known.size = size;
+            self.block = Block::Of {
+                name,
+                silent: match section {
+                    "INCOMPLETE" => MemberState::Unresponsive,
+                    _ => MemberState::Running,
+                },
+                kind: "collective".into(),
+                heading: None,
+            };
+        } else if !line.starts_with(' ') && !text.is_empty() {
+            self.block = match text {
+                "DEAD" => Block::Processes(MemberState::Dead),
+                "INCOMPLETE" => Block::Processes(MemberState::Unresponsive),
+                _ => Block::Other,
+            };
+        } else {
+            self.detail(text);
+        }
+    }
+
+    fn detail(&mut self, text: &str) {
+        match &mut self.block {
+            Block::Other => {}
+            Block::Processes(state) => {
+                if let Some(process) = process_line(text) {
+                    self.troubled.push((process, state.clone()));
+                }
             }
-            self.heading = self.what(said);
-        } else {
-            self.table_row(inner);
+            Block::Of {
+                name,
+                silent,
+                kind,
+                heading,
+            } => {
+                let Some(communicator) = self.known.get_mut(name) else {
+                    return;
+                };
+                if let Some(what) = text.strip_prefix("Communicator ranks have different ") {
+                    let what = what.strip_suffix(" operation counts");
+                    *kind = what.unwrap_or("collective").to_owned();
+                    *heading = None;
+                } else if let Some(ranks) = missing_ranks(text) {
+                    for rank in ranks {
+                        member(communicator, rank).state = MemberState::Unresponsive;
+                    }
+                } else if let Some(rest) = text.strip_prefix("Rank ") {
+                    let (said, process) = rest.split_once(" -- ").unwrap_or((rest, ""));
+                    let (rank, said) = said.split_once(' ').unwrap_or((said, ""));
+                    let Ok(rank) = rank.parse() else { return };
+                    let said = match said {
+                        "" => heading.clone(),
+                        said => Said::of(said),
+                    };
+                    let member = member(communicator, rank);
+                    if let Some(process) = managed(process) {
+                        member.process = process;
+                    }
+                    match said {
+                        Some(Said::Launched(count)) => {
+                            member.launched.retain(|(known, _)| known != kind);
+                            member.launched.push((kind.clone(), count));
+                        }
+                        Some(Said::Is(state)) => member.state = state,
+                        // A rank is listed in several sections; this one says nothing of its state.
+                        None if *silent == MemberState::Running => {}
+                        None => member.state = silent.clone(),
+                    }
+                } else if let Some((_, said)) = text.split_once(" ranks ") {
+                    *heading = Said::of(said);
+                    // The most frequent count comes first.
+                    if let Some(Said::Launched(count)) = heading
+                        && !communicator
+                            .others_launched
+                            .iter()
+                            .any(|(known, _)| known == kind)
+                    {
+                        communicator.others_launched.push((kind.clone(), *count));
+                    }
+                }
+            }
         }
     }
 
-    fn heading(&mut self, line: &str) {
-        if line.is_empty() {
-            return;
+    fn finish(self) -> Vec<Communicator> {
+        let largest = self.sizes.values().copied().max().unwrap_or(0);
+        let mut communicators: Vec<Communicator> = self.known.into_values().collect();
+        let mut alone = Vec::new();
+        for (process, state) in self.troubled {
+            let mut found = false;
+            for member in communicators.iter_mut().flat_map(|c| &mut c.members) {
+                let own = &member.process;
+                if (own.pid, &own.host) == (process.pid, &process.host) {
+                    // The dead are listed among those that do not answer, too.
+                    if member.state != MemberState::Dead {
+                        member.state = state.clone();
+                    }
+                    found = true;
+                }
+            }
+            if !found {
+                alone.push(Member {
+                    rank: None,
+                    process,
+                    state,
+                    launched: vec![],
+                });
+            }
         }
-        self.table_row(line);
-        let kind = line.rsplit(' ').next().unwrap_or_default();
-        self.section = match kind {
-            "INCOMPLETE" => Section::Incomplete,
-            "DEAD" => Section::Dead,
-            "ERROR" => Section::Error,
-            "MISMATCH" => Section::Mismatch,
-            _ => Section::Other,
-        };
-        self.heading = None;
-        // `#0-2 (hash) KIND`: the second communicator... of row 0 of the table.
-        let row = line
-            .strip_prefix('#')
-            .and_then(|rest| rest.split('-').next());
-        let row = row.and_then(|row| row.parse::<u32>().ok());
-        self.size = row
-            .and_then(|row| self.sizes.get(&row))
-            .copied()
-            .unwrap_or(0);
-    }
-
-    /// Row, communicators, nodes, ranks of each node, ranks of the communicator, ranks, status, errors.
-    fn table_row(&mut self, line: &str) {
-        let columns: Vec<&str> = line.split_whitespace().collect();
-        if let [row, _, _, _, size, _, status, _] = columns[..]
-            && status.bytes().all(|byte| byte.is_ascii_uppercase())
-            && let (Ok(row), Ok(size)) = (row.parse(), size.parse())
-        {
-            self.sizes.insert(row, size);
+        // So that the job's size, and processes that no communicator names, are told in any case.
+        let has_largest = communicators.iter().any(|c| c.size == largest);
+        if !alone.is_empty() || (largest > 0 && !has_largest) {
+            communicators.push(Communicator {
+                name: String::new(),
+                size: largest,
+                members: alone,
+                others_launched: Vec::new(),
+            });
         }
-    }
-
-    /// `812 on node n7 managing GPU 3`
-    fn process(&mut self, rest: &str) {
-        let what = match self.section {
-            Section::Dead => What::Dead,
-            Section::Incomplete => What::Unresponsive,
-            _ => return,
-        };
-        let Some((pid, rest)) = rest.split_once(" on node ") else {
-            return;
-        };
-        let (host, device) = rest.split_once(" managing GPU").unwrap_or((rest, ""));
-        self.facts.push(Fact {
-            who: Who {
-                host: host.to_owned(),
-                pid: pid.parse().unwrap_or(0),
-                device: device.trim_start_matches('s').trim().to_owned(),
-                rank: None,
-            },
-            what,
-        });
-    }
-
-    /// `5 has launched up to operation 41 -- GPU 5 managed by process 812 on node n7`
-    fn rank(&mut self, rest: &str) {
-        let (said, process) = rest.split_once(" -- ").unwrap_or((rest, ""));
-        let (number, said) = said.split_once(' ').unwrap_or((said, ""));
-        let Ok(number) = number.parse() else { return };
-        let what = if said.is_empty() {
-            self.heading.clone()
-        } else {
-            self.what(said)
-        };
-        let what = match (what, self.section) {
-            (Some(what), _) => what,
-            (None, Section::Incomplete) => What::Unresponsive,
-            (None, _) => return,
-        };
-        let mut who = Who {
-            rank: Some((number, self.size)),
-            ..Who::default()
-        };
-        if let Some((device, rest)) = process.split_once(" managed by process ")
-            && let Some((pid, host)) = rest.split_once(" on node ")
-        {
-            who.host = host.to_owned();
-            who.pid = pid.parse().unwrap_or(0);
-            who.device = device.trim_start_matches("GPU ").to_owned();
-        }
-        self.facts.push(Fact { who, what });
-    }
-
-    /// What is said of a rank, if it is something wrong.
-    fn what(&self, said: &str) -> Option<What> {
-        if let Some(error) = said.strip_prefix("reported ") {
-            return Some(What::Error(error.to_owned()));
-        }
-        if said.ends_with("have status ABORT") || said.ends_with("has status ABORT") {
-            return Some(What::Error("communicator aborted".to_owned()));
-        }
-        let launched = launched(said)?;
-        let others = self.others?;
-        (self.section == Section::Mismatch && launched < others).then(|| What::Behind {
-            function: self.function.clone(),
-            launched,
-            others,
-        })
+        communicators
     }
 }
 
-/// How many operations were launched, if that is what is said.
-fn launched(said: &str) -> Option<u64> {
-    if said.ends_with("not launched any operations") {
-        return Some(0);
+fn member(communicator: &mut Communicator, rank: u32) -> &mut Member {
+    let members = &mut communicator.members;
+    let at = match members.binary_search_by_key(&Some(rank), |member| member.rank) {
+        Ok(at) => at,
+        Err(at) => {
+            let new = Member {
+                rank: Some(rank),
+                ..Member::default()
+            };
+            members.insert(at, new);
+            at
+        }
+    };
+    &mut members[at]
+}
+
+/// A row of the table of groups: its number, and the ranks of each of its communicators.
+fn group_row(text: &str) -> Option<(u32, u32)> {
+    let mut words = text.split_whitespace();
+    let numbers: Vec<u32> = words
+        .by_ref()
+        .take(6)
+        .map_while(|w| w.parse().ok())
+        .collect();
+    // A status and an error follow six numbers.
+    match (numbers.as_slice(), words.count()) {
+        (&[group, _, _, _, ranks, _], 2..) => Some((group, ranks)),
+        _ => None,
     }
-    let (_, number) = said.split_once("launched up to operation ")?;
-    number.parse().ok()
+}
+
+/// `#<group>-<number> (<hash>) <section>`.
+fn headline(text: &str) -> Option<(u32, String, &str)> {
+    let rest = text.strip_prefix('#')?;
+    let (numbers, rest) = rest.split_once(" (")?;
+    let (name, section) = rest.split_once(')')?;
+    let group = numbers.split('-').next()?.parse().ok()?;
+    Some((group, name.to_owned(), section.trim()))
+}
+
+/// `The missing rank: 21`, `The missing ranks: 3,7-9`.
+fn missing_ranks(text: &str) -> Option<Vec<u32>> {
+    /// Nobody lists more in words.
+    const MOST: usize = 1 << 20;
+    let (_, list) = text.strip_prefix("The missing rank")?.split_once(':')?;
+    let mut ranks = Vec::new();
+    for part in list.split([',', ' ']).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        ranks.extend((first..=last).take(MOST - ranks.len()));
+    }
+    Some(ranks)
+}
+
+/// `GPU 3 managed by process 1650386 on node node1`.
+fn managed(text: &str) -> Option<Process> {
+    Some(Process {
+        pid: number_after(text, "managed by process ")?,
+        host: node(text)?,
+        device: number_after(text, "GPU "),
+    })
+}
+
+/// `Process 3487984 on node 172.16.64.213 managing GPU 5`.
+fn process_line(text: &str) -> Option<Process> {
+    Some(Process {
+        pid: number_after(text, "Process ")?,
+        host: node(text)?,
+        device: number_after(text, "managing GPU "),
+    })
+}
+
+fn node(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once(" on node ")?;
+    Some(rest.split_whitespace().next()?.to_owned())
+}
+
+fn number_after<N: std::str::FromStr>(text: &str, before: &str) -> Option<N> {
+    let (_, rest) = text.split_once(before)?;
+    let digits = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
+    rest[..digits].parse().ok()
 }
 
 #[cfg(test)]
@@ -229,45 +336,53 @@ Warnings
   Communicator ranks have different AllReduce operation counts
   6 ranks have launched up to operation 42
   Rank 5 has launched up to operation 41 -- GPU 1 managed by process 712 on node n2
+  Communicator ranks have different Broadcast operation counts
+  7 ranks have launched up to operation 2
+  Rank 6 has not launched any operations -- GPU 2 managed by process 713 on node n2
 
 ";
 
+    fn members(text: &str) -> Vec<Member> {
+        let mut communicators = read(text.as_bytes()).expect("a report");
+        assert_eq!(communicators.len(), 1, "{communicators:?}");
+        communicators.remove(0).members
+    }
+
     #[test]
     fn dead_silent_and_late_ranks_are_read() {
-        let facts = parse(REPORT.as_bytes()).unwrap_or_default().facts;
-        let who = |rank, pid, device: &str| Who {
-            host: "n2".into(),
-            pid,
-            device: device.into(),
-            rank,
+        let communicators = read(REPORT.as_bytes()).expect("a report");
+        let [communicator] = communicators.as_slice() else {
+            panic!("{communicators:?}");
         };
+        assert_eq!(communicator.size, 8);
+        let told: Vec<_> = communicator
+            .members
+            .iter()
+            .map(|m| (m.rank, m.process.pid, m.process.device, m.state.word()))
+            .collect();
         assert_eq!(
-            facts,
+            told,
             [
-                Fact {
-                    who: who(None, 777, "3"),
-                    what: What::Dead
-                },
-                Fact {
-                    who: who(Some((7, 8)), 777, "3"),
-                    what: What::Unresponsive
-                },
-                Fact {
-                    who: who(Some((5, 8)), 712, "1"),
-                    what: What::Behind {
-                        function: "AllReduce".into(),
-                        launched: 41,
-                        others: 42
-                    }
-                },
+                (Some(5), 712, Some(1), "running"),
+                (Some(6), 713, Some(2), "running"),
+                (Some(7), 777, Some(3), "dead"),
             ]
+        );
+        let behind: Vec<_> = communicator
+            .behind()
+            .iter()
+            .map(|late| (late.member.rank, late.kind, late.launched, late.others))
+            .collect();
+        assert_eq!(
+            behind,
+            [(Some(5), "AllReduce", 41, 42), (Some(6), "Broadcast", 0, 2)]
         );
     }
 
     #[test]
     fn other_text_is_no_report() {
-        assert_eq!(parse(b"NCCL version 2.28.9\n"), None);
-        assert_eq!(parse(b"\xff\xfe"), None);
+        assert!(read(b"NCCL version 2.28.9\n").is_err());
+        assert!(read(b"\xff\xfe").is_err());
     }
 
     #[test]
@@ -278,12 +393,17 @@ Warnings
              Rank 1 -- GPU 1 managed by process 11 on node n1\n  \
              Rank 2 -- [process information not found]\n\nWarnings\n",
         );
-        let facts = parse(text.as_bytes()).unwrap_or_default().facts;
-        let failed: Vec<_> = facts
-            .iter()
-            .filter(|fact| fact.what == What::Error("remote error".into()))
-            .map(|fact| (fact.who.rank, fact.who.pid))
+        let failed: Vec<_> = members(&text)
+            .into_iter()
+            .filter(|member| member.state == MemberState::Failed("remote error".into()))
+            .map(|member| (member.rank, member.process.pid))
             .collect();
-        assert_eq!(failed, [(Some((1, 8)), 11), (Some((2, 8)), 0)]);
+        assert_eq!(failed, [(Some(1), 11), (Some(2), 0)]);
+    }
+
+    #[test]
+    fn a_range_of_missing_ranks_without_end_takes_bounded_memory() {
+        let line = "The missing ranks: 0-4294967295,0-4294967295";
+        assert_eq!(missing_ranks(line).map(|ranks| ranks.len()), Some(1 << 20));
     }
 }

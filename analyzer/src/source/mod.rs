@@ -4,7 +4,6 @@
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
 mod collector;
-mod communicator;
 mod endpoints;
 mod files;
 mod net;
@@ -15,7 +14,6 @@ mod store;
 mod worker_servers;
 
 pub use collector::CollectorSource;
-pub use communicator::{Communicator, Member, MemberState, Process};
 pub use endpoints::EndpointSource;
 pub use files::FileSource;
 pub use net::{AddressError, HostPort, HttpAddress};
@@ -25,6 +23,7 @@ pub use simulated::SimulatedSource;
 pub use store::hosts_in_store;
 pub use worker_servers::{DumpAnswers, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
+use crate::ras::Communicator;
 use crate::report::{Problem, Report};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;

@@ -1,18 +1,16 @@
 //! NCCL's RAS service (2.24 and later): one process of a job answers for all of them.
 //!
 //! Lines of text over a TCP connection that the server closes after a report. Reports are asked for as
-//! JSON (2.28.7 and later), or else read from the text. A second connection listens to events (2.29
+//! JSON (2.28.7 and later), or else as text; [`ras`](crate::ras) reads both. A second connection listens to events (2.29
 //! and later), which tell of a process that died before the next report does. The service knows
 //! launches, not completions, and ranks of communicators, not of the job: [`Live`](crate::Live) joins
 //! them by host, process and device.
 
-mod json;
 mod monitor;
-mod text;
 
-use super::communicator::Communicator;
 use super::net::{HostPort, Timed};
 use super::{Poll, Source, SourceError};
+use crate::ras::{Communicator, communicators};
 use monitor::Monitor;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
@@ -65,23 +63,17 @@ impl RasSource {
         // A process that does not answer is told as missing within our time, not after the five
         // seconds that are usual. A server that does not know the word waits for those.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
-        let json = match ask(&mut stream, "SET FORMAT json").map_err(failed)? {
-            said if said == "OK" => true,
-            // Older than 2.28.7.
-            said if said.starts_with("ERROR") => false,
-            said => return Err(unusable(format!("it answered {said:?}: is it NCCL's RAS?"))),
-        };
+        let said = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
+        // An error: older than 2.28.7, its report will be text.
+        if said != "OK" && !said.starts_with("ERROR") {
+            return Err(unusable(format!("it answered {said:?}: is it NCCL's RAS?")));
+        }
         let command = b"VERBOSE STATUS\n";
         stream.get_mut().write_all(command).map_err(failed)?;
         let mut report = Vec::new();
         let whole = stream.take(MOST_REPORT).read_to_end(&mut report);
         whole.map_err(failed)?;
-        if json {
-            json::read(&report).map_err(|why| unusable(format!("its report makes no sense: {why}")))
-        } else {
-            let report = String::from_utf8_lossy(&report);
-            text::read(&report).map_err(|why| unusable(format!("its report makes no sense: {why}")))
-        }
+        communicators(&report).map_err(|why| unusable(format!("its report makes no sense: {why}")))
     }
 }
 

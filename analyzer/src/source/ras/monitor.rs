@@ -3,9 +3,9 @@
 //! An event is a JSON object over several lines: objects are told apart by their braces. Every server
 //! that has events can write them so.
 
-use super::super::communicator::{Communicator, MemberState, Process};
 use super::super::net::HostPort;
 use super::{ask, open};
+use crate::ras::{Communicator, MemberState, Process};
 use serde::Deserialize;
 use std::io::{BufReader, Read};
 use std::net::{Shutdown, TcpStream};

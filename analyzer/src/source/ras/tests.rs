@@ -1,7 +1,7 @@
 //! Against a server that answers as NCCL's documentation shows and its sources say.
 
 use super::*;
-use crate::source::communicator::{MemberState, Process};
+use crate::ras::{MemberState, Process};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 
@@ -142,7 +142,7 @@ fn a_report_in_json_is_read_with_its_missing_ranks() {
         .collect();
     let expected = [
         MemberState::Running,
-        MemberState::Failed(3),
+        MemberState::Failed("internal error".into()),
         MemberState::Initialising,
         MemberState::Dead,
     ];
@@ -174,7 +174,7 @@ fn a_report_in_text_tells_who_stands_out() {
         found.unwrap_or_else(|| panic!("{name} in {:?}", poll.communicators))
     };
     let uneven = of("27a079b828ff1a75");
-    assert_eq!(uneven.others_launched, Some(("AllReduce".into(), 6650)));
+    assert_eq!(uneven.others_launched, [("AllReduce".to_owned(), 6650)]);
     let launched: Vec<_> = uneven
         .members
         .iter()
@@ -182,13 +182,17 @@ fn a_report_in_text_tells_who_stands_out() {
         .collect();
     assert_eq!(
         launched,
-        [(0, 483_072, 6649), (2, 483_074, 6649), (9, 99, 6600)]
+        [
+            (Some(0), 483_072, 6649),
+            (Some(2), 483_074, 6649),
+            (Some(9), 99, 6600)
+        ]
     );
     assert_eq!(uneven.members[2].process.host, "n001");
     let missing = of("cf264af53edbe986");
     assert_eq!(missing.size, 8);
-    let ranks: Vec<u32> = missing.members.iter().map(|m| m.rank).collect();
-    assert_eq!(ranks, [5, 7]);
+    let ranks: Vec<_> = missing.members.iter().map(|m| m.rank).collect();
+    assert_eq!(ranks, [Some(5), Some(7)]);
     let dead = &of("").members[0];
     assert_eq!(
         (dead.process.pid, &dead.state),

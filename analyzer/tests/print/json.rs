@@ -1,9 +1,11 @@
 //! The JSON report against its schema.
 
 use crate::sample;
-use rcomm_analyzer::Report;
+use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::print::json;
+use rcomm_analyzer::{Analysis, Extent, Policy, Report, Unread};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// The schema with every object closed: a field that it does not describe is an error here, though
 /// not for readers, who must accept what later versions add.
@@ -49,6 +51,53 @@ fn every_report_keeps_to_the_schema() {
             .collect();
         assert!(errors.is_empty(), "{errors:#?}");
     }
+}
+
+/// What lies in a folder, judged.
+fn judge(folder: &Path) -> Report {
+    let mut analysis = Analysis::new(Policy::default());
+    let folder = [folder.to_owned()];
+    let loaded = load(&folder, &LoadOptions::default(), |loaded| {
+        let extent = if loaded.cut {
+            Extent::Cut
+        } else {
+            Extent::Whole
+        };
+        analysis.add_from(&loaded.path, &loaded.dump, extent);
+    });
+    for problem in loaded.unwrap().problems {
+        analysis.add_problem(problem, Unread::Part);
+    }
+    analysis.finish()
+}
+
+#[test]
+fn the_report_of_every_checked_in_job_keeps_to_the_schema() {
+    let validator = jsonschema::validator_for(&closed_schema()).unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
+    let folders = |of: &Path| -> Vec<PathBuf> {
+        let items = std::fs::read_dir(of).unwrap().map(|item| item.unwrap());
+        let paths = items.map(|item| item.path());
+        paths.filter(|path| path.is_dir()).collect()
+    };
+    let jobs: Vec<PathBuf> = folders(&fixtures)
+        .iter()
+        .flat_map(|job| folders(job))
+        .collect();
+    assert!(jobs.len() > 40, "{jobs:?}");
+    let mut found = 0;
+    for job in jobs {
+        let report = judge(&job);
+        assert!(report.input.entries > 0, "{} holds nothing", job.display());
+        found += report.findings.len();
+        let value: Value = serde_json::from_str(&printed(&report)).unwrap();
+        let errors: Vec<String> = validator
+            .iter_errors(&value)
+            .map(|error| format!("{} at {}", error, error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{}: {errors:#?}", job.display());
+    }
+    assert!(found > 30, "{found} findings in all");
 }
 
 #[test]

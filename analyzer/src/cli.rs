@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Summarize(SummarizeArgs),
     Rings(RingsArgs),
     Dump(DumpArgs),
+    #[cfg(feature = "tables")]
+    Query(QueryArgs),
     Explain(ExplainArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -374,6 +376,47 @@ pub(crate) enum DumpFormat {
     Pickle,
     /// The same as text.
     Json,
+}
+
+/// Ask the records as tables, in SQL.
+///
+/// Four tables: `entries` (one row for each operation of each rank), `collectives` (joined over the
+/// ranks), `groups` and `findings`. `select * from entries limit 1` shows the columns. All records are
+/// held in memory, and a copy of them as columns.
+#[cfg(feature = "tables")]
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 answered; 2 a wrong query, or no readable input.
+
+Example, the ranks that moved most bytes:
+  rcomm-fr query 'select rank, sum(input_bytes) as b from entries group by rank order by b desc' dumps/")]
+pub(crate) struct QueryArgs {
+    /// A select statement.
+    #[arg(value_name = "SQL")]
+    pub(crate) sql: String,
+    /// Records, as for `analyze`.
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = QueryFormat::Text, value_name = "FORMAT")]
+    pub(crate) format: QueryFormat,
+    /// Write to this file instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
+}
+
+/// How the answer to a query is written.
+#[cfg(feature = "tables")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QueryFormat {
+    /// Columns for people.
+    Text,
+    /// Comma-separated values.
+    Csv,
+    /// Apache Parquet.
+    Parquet,
 }
 
 /// Say what a code means, where it usually comes from and what to do.

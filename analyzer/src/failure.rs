@@ -41,6 +41,10 @@ pub(crate) enum Failure {
     /// A dump file could not be written.
     #[error(transparent)]
     DumpFile(#[from] rcomm_recorder::publish::DumpFileError),
+    /// A query that the tables cannot answer.
+    #[cfg(feature = "tables")]
+    #[error(transparent)]
+    Query(#[from] rcomm_analyzer::export::tables::TableError),
     /// The answer could not be written.
     #[error("cannot write {}: {source}", target.display())]
     Write { target: PathBuf, source: io::Error },
@@ -56,6 +60,10 @@ impl Failure {
             Self::MemoryLimit { .. } => {
                 Some("raise --memory-limit, or leave out --format html and perfetto")
             }
+            #[cfg(feature = "tables")]
+            Self::Query(_) => Some(
+                "`show tables` lists the tables, `select * from entries limit 1` shows columns",
+            ),
             Self::Usage { .. }
             | Self::Read { .. }
             | Self::Find(_)
@@ -69,6 +77,8 @@ impl Failure {
     /// 2 = could not tell: a script must not take it for a finding.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
+            #[cfg(feature = "tables")]
+            Self::Query(_) => ExitCode::from(2),
             Self::UnknownCode { .. }
             | Self::Usage { .. }
             | Self::Read { .. }

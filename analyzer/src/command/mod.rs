@@ -8,6 +8,8 @@ mod dump;
 mod explain;
 mod judge;
 mod man;
+#[cfg(feature = "tables")]
+mod query;
 mod rings;
 mod summarize;
 mod watch;
@@ -27,6 +29,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Summarize(args) => summarize::run(&args, color),
         Command::Rings(args) => rings::run(&args, color),
         Command::Dump(args) => dump::run(&args, color),
+        #[cfg(feature = "tables")]
+        Command::Query(args) => query::run(&args),
         Command::Explain(args) => explain::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),
         Command::Man(args) => man::run(&args, color),

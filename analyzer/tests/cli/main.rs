@@ -5,6 +5,8 @@ mod analyze;
 mod collect;
 mod diff;
 mod explain;
+// The pages are those of the program as it is built by default.
+#[cfg(not(feature = "tables"))]
 mod help;
 mod program;
 mod ras;

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `rcomm-web`.
 
 use clap::{ArgGroup, Parser, ValueEnum};
 use rcomm_analyzer::simulate::Situation;
@@ -18,35 +18,35 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-web", version, after_help = HELP, max_term_width = 100)]
 #[command(group = ArgGroup::new("directory").args(["nodes_dns", "nodes_store"]))]
-pub(crate) struct Cli {
+pub struct Cli {
     /// Dump files, folders or archives to show instead of this node's rings.
     #[arg(value_name = "PATH", conflicts_with = "demo")]
-    pub(crate) paths: Vec<PathBuf>,
+    pub paths: Vec<PathBuf>,
     /// Where to listen; port 0 takes any free one. Beyond loopback it takes a token of yours and TLS.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
-    pub(crate) listen: SocketAddr,
+    pub listen: SocketAddr,
     /// Only the rings of this job; otherwise the newest.
     #[arg(long, value_name = "NAME")]
-    pub(crate) job: Option<String>,
+    pub job: Option<String>,
     /// Folder of the rings.
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
-    pub(crate) ring_dir: Option<PathBuf>,
+    pub ring_dir: Option<PathBuf>,
     /// A job that does not exist: healthy, stuck, deadlock, mismatch, straggler, silent.
     #[arg(long, value_name = "SITUATION", value_parser = situation)]
-    pub(crate) demo: Option<Situation>,
+    pub demo: Option<Situation>,
     /// Ranks of the job that does not exist.
     #[arg(long, value_name = "N", default_value_t = 16, requires = "demo", value_parser = clap::value_parser!(u32).range(2..=8192))]
-    pub(crate) ranks: u32,
+    pub ranks: u32,
     /// A collector: show the job of these instances of rcomm-web, one a node; may be given again.
     #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo"])]
-    pub(crate) node: Vec<String>,
+    pub node: Vec<String>,
     /// A collector over all addresses that this name stands for (a headless service).
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node"])]
-    pub(crate) nodes_dns: Option<String>,
+    pub nodes_dns: Option<String>,
     /// A collector over the hosts that are in this job's store (the address of a TCPStore), one instance
     /// on each.
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns"])]
-    pub(crate) nodes_store: Option<HostPort>,
+    pub nodes_store: Option<HostPort>,
     /// On which port the nodes behind that name, or on those hosts, listen.
     #[arg(
         long,
@@ -54,58 +54,58 @@ pub(crate) struct Cli {
         default_value_t = 8765,
         requires = "directory"
     )]
-    pub(crate) nodes_port: u16,
+    pub nodes_port: u16,
     /// Those nodes speak TLS.
     #[arg(long, requires = "directory")]
-    pub(crate) nodes_tls: bool,
+    pub nodes_tls: bool,
     /// File with the token that the nodes want.
     #[arg(long, value_name = "FILE")]
-    pub(crate) nodes_token_file: Option<PathBuf>,
+    pub nodes_token_file: Option<PathBuf>,
     /// The ranks whose endpoints are in this job's store (the address of a TCPStore).
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns", "nodes_store"])]
-    pub(crate) store: Option<HostPort>,
+    pub store: Option<HostPort>,
     /// File with the token that the ranks' endpoints want over TCP.
     #[arg(long, value_name = "FILE", requires = "store")]
-    pub(crate) endpoint_token_file: Option<PathBuf>,
+    pub endpoint_token_file: Option<PathBuf>,
     /// File with the token that requests must bring (or the variable RCOMM_WEB_TOKEN); otherwise one is
     /// made at every start.
     #[arg(long, value_name = "FILE", conflicts_with = "no_token")]
-    pub(crate) token_file: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
     /// Ask for no token. Only on a loopback address.
     #[arg(long)]
-    pub(crate) no_token: bool,
+    pub no_token: bool,
     /// PEM file with the certificate to show, and those that vouch for it.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub(crate) tls_cert: Option<PathBuf>,
+    pub tls_cert: Option<PathBuf>,
     /// PEM file with the certificate's private key.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub(crate) tls_key: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
     /// Speak plain HTTP beyond loopback: something in front of this program speaks TLS.
     #[arg(long, conflicts_with = "tls_cert")]
-    pub(crate) plain_http: bool,
+    pub plain_http: bool,
     /// Answer also under this host name; may be given again.
     #[arg(long, value_name = "NAME")]
-    pub(crate) host_name: Vec<String>,
+    pub host_name: Vec<String>,
     /// Connections at a time.
     #[arg(long, value_name = "N", default_value_t = 512)]
-    pub(crate) max_connections: usize,
+    pub max_connections: usize,
     /// Bytes of an upload, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
-    pub(crate) upload_limit: u64,
+    pub upload_limit: u64,
     /// Between two looks at the records.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
-    pub(crate) refresh: Duration,
+    pub refresh: Duration,
     /// From which age on a pending operation counts as stuck.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
-    pub(crate) overdue: Duration,
+    pub overdue: Duration,
     /// How the log on standard error is written; RCOMM_LOG chooses what is (`info`, `rcomm_web=debug`).
     #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub(crate) log_format: LogFormat,
+    pub log_format: LogFormat,
 }
 
 /// How a log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     /// For people.
     Text,
     /// One JSON object a line.

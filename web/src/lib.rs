@@ -15,6 +15,7 @@ mod access;
 mod api;
 mod assets;
 mod board;
+pub mod cli;
 mod discovery;
 mod embed;
 mod error;

@@ -1,16 +1,14 @@
 //! `rcomm-web`: see the library.
 #![forbid(unsafe_code)]
 
-mod cli;
-
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
-use cli::{Cli, LogFormat};
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{EndpointSource, FileSource, RingSource, SimulatedSource, Source};
 use rcomm_analyzer::{Anchor, LiveOptions, Pace};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
+use rcomm_web::cli::{Cli, LogFormat};
 use rcomm_web::{
     Access, Board, Limits, NodeSource, Nodes, OtelSettings, Server, Telemetry, Tls, is_loopback,
 };

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::operation::Operation;
+use super::operation::Operation;
 use clap::{Parser, ValueEnum};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -16,7 +16,7 @@ Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or sr
 /// Measures collectives: latency and bandwidth by size, in the manner of nccl-tests.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rcomm-bench", version, after_help = EXIT_CODES, max_term_width = 100)]
-pub(crate) struct Args {
+pub struct Args {
     /// What to measure; several with commas.
     #[arg(value_enum, value_delimiter = ',', required = true)]
     pub(crate) operations: Vec<Operation>,

@@ -1,9 +1,9 @@
 //! The measurement: every rank times every call, the slowest rank's percentiles are told.
 
-use crate::cli::{Args, Calls, Dtype};
-use crate::operation::{Case, Operation, Whole};
-use crate::print::{Printer, Row};
-use crate::ranks;
+use super::cli::{Args, Calls, Dtype};
+use super::operation::{Case, Operation, Whole};
+use super::print::{Printer, Row};
+use super::ranks;
 use anyhow::{Context, ensure};
 use rcomm::{Config, ProcessGroup, ReduceOp, World};
 use std::time::Instant;

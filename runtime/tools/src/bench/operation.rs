@@ -1,6 +1,6 @@
 //! One operation at one size: its buffers, how it is called, and what must come out.
 
-use crate::cli::Reduce;
+use super::cli::Reduce;
 use clap::ValueEnum;
 use rcomm::{Element, ProcessGroup, ReduceOp, Result};
 

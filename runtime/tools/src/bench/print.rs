@@ -1,7 +1,7 @@
 //! The table: for people, as JSON, as CSV. Only one rank writes.
 
-use crate::cli::{Args, Format};
-use crate::operation::Operation;
+use super::cli::{Args, Format};
+use super::operation::Operation;
 use rcomm::ReduceOp;
 use serde::Serialize;
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! Starting the ranks on this machine: the same program again, told by the environment who it is.
 
-use crate::cli::Bind;
+use super::cli::Bind;
 use anyhow::{Context, bail};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitCode};

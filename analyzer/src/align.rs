@@ -44,6 +44,8 @@ pub(crate) struct Group {
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that play the same part for other ranks share a family.
     pub(crate) family: u32,
+    /// Some record names the members; else they are those that name the group.
+    pub(crate) told: bool,
     /// Starts of operations are recorded, so that "not started" means "not arrived".
     pub(crate) shows_starts: bool,
 }
@@ -219,9 +221,8 @@ impl<'a> Aligned<'a> {
             None if self.records[record].only_active && self.completes_together(group, seq) => {
                 Presence::Absent
             }
-            None if self.records[record].wrapped() || self.records[record].only_active => {
-                Presence::Unknown(Why::HistoryLost)
-            }
+            None if self.records[record].only_active => Presence::Unknown(Why::HistoryLost),
+            None if self.records[record].wrapped() => self.by_peers(group, record, seq),
             None => Presence::Absent,
         };
         if presence == Presence::Absent && self.completed_to[group].is_some_and(|to| seq <= to) {
@@ -265,9 +266,38 @@ impl<'a> Aligned<'a> {
             };
         }
         if lane.collectives.is_empty() && whole.wrapped() {
-            return Presence::Unknown(Why::HistoryLost);
+            return self.by_peers(lane.group, record, seq);
         }
         Presence::Absent
+    }
+
+    /// A collective of a group of which the ring shows nothing: not issued, if a peer issued it after
+    /// something that both did and that the ring still shows.
+    fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
+        const ASKED: usize = 4;
+        let issued = self.groups[group].lanes.iter().flatten();
+        let issued = issued.filter_map(|&(peer, lane)| {
+            let lane = &self.lanes[peer][lane];
+            Some((peer, lane.collectives[self.find(peer, lane, seq).ok()?]))
+        });
+        let mut asked = issued.take(ASKED);
+        let later = asked.any(|(peer, position)| {
+            self.lanes[record].iter().any(|lane| {
+                let Some(&oldest) = lane.collectives.first() else {
+                    return false;
+                };
+                let there = self.lanes[peer].iter().find(|one| one.group == lane.group);
+                there.is_some_and(|there| {
+                    let found = self.find(peer, there, self.seq(record, oldest));
+                    found.is_ok_and(|at| there.collectives[at] < position)
+                })
+            })
+        });
+        if later {
+            Presence::Absent
+        } else {
+            Presence::Unknown(Why::HistoryLost)
+        }
     }
 
     /// Whether the members that recorded this collective issued what needs everybody, and none of them

@@ -3,12 +3,12 @@
 use crate::align::{Aligned, GroupIx, Presence, RecordIx};
 use crate::clocks::Offset;
 use crate::disagreement::Disagreement;
+use crate::event;
 use crate::finding::{Code, Evidence, FrameRef, GroupRef, SeqKind};
 use crate::lateness::Lateness;
 use crate::p2p::{Half, Messages};
 use crate::pending::What;
 use crate::policy::Policy;
-use crate::program_order;
 use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
@@ -156,7 +156,7 @@ impl Case<'_> {
 
     /// What most members issued under a number, in words.
     pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
-        let call = program_order::usual_call(self.aligned, group, seq);
+        let call = event::usual_call(self.aligned, group, seq);
         call.map_or("collective", |call| {
             self.aligned.shared.calls.get(call).op_name()
         })

@@ -7,10 +7,14 @@
 
 use crate::align::{Aligned, GroupIx, RecordIx, needs_everybody, retiring_is_all};
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Newest common collectives that an estimate rests on.
 const SAMPLES: usize = 33;
+
+/// Members of a group that are asked for the others' clocks: one ring may be too short to have anything
+/// in common with another's.
+const MEMBERS_ASKED: usize = 4;
 
 /// Where one record's clock stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,28 +26,50 @@ pub(crate) struct Offset {
     pub(crate) spread_ns: i64,
 }
 
-/// The clock of each record; `None` where no common collective connects it to the others.
+/// The clock of each record; `None` where no common collective connects it to most of the others.
 pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
-    let mut offsets: Vec<Option<Offset>> = vec![None; aligned.records.len()];
+    let records = aligned.records.len();
+    let mut offsets: Vec<Option<Offset>> = vec![None; records];
+    let mut best: Vec<RecordIx> = Vec::new();
+    // Who began with a leftover of another run would know nobody else's clock: the largest circle counts.
+    for start in 0..records {
+        if offsets[start].is_none() {
+            let circle = circle_of(aligned, start, &mut offsets);
+            if circle.len() > best.len() {
+                best = circle;
+            }
+        }
+        if best.len() * 2 > records {
+            break;
+        }
+    }
+    let mut known = vec![None; records];
+    for record in best {
+        known[record] = offsets[record];
+    }
+    known
+}
+
+/// The records whose clocks common collectives connect to that of `start`, which is their common one.
+fn circle_of(
+    aligned: &Aligned<'_>,
+    start: RecordIx,
+    offsets: &mut [Option<Offset>],
+) -> Vec<RecordIx> {
     let members = |group: GroupIx| aligned.groups[group].lanes.iter().flatten().count();
-    // The clock of a record in the largest group is the common one.
-    let largest = (0..aligned.groups.len()).max_by_key(|&group| (members(group), Reverse(group)));
-    let Some(start) = largest.and_then(|group| aligned.groups[group].lanes.iter().flatten().next())
-    else {
-        return offsets;
-    };
-    offsets[start.0] = Some(Offset::default());
-    let mut visited = vec![false; aligned.groups.len()];
-    let mut queue = VecDeque::from([start.0]);
+    let mut asked: HashMap<GroupIx, usize> = HashMap::new();
+    offsets[start] = Some(Offset::default());
+    let mut circle = vec![start];
+    let mut queue = VecDeque::from([start]);
     while let Some(record) = queue.pop_front() {
         let lanes = aligned.lanes[record].iter();
         let mut groups: Vec<GroupIx> = lanes
             .map(|lane| lane.group)
-            .filter(|&group| !visited[group])
+            .filter(|group| asked.get(group).is_none_or(|&asked| asked < MEMBERS_ASKED))
             .collect();
         groups.sort_by_key(|&group| Reverse(members(group)));
         for group in groups {
-            visited[group] = true;
+            *asked.entry(group).or_default() += 1;
             for &(other, _) in aligned.groups[group].lanes.iter().flatten() {
                 if offsets[other].is_none()
                     && let Some(base) = offsets[record]
@@ -53,12 +79,13 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
                         ns: base.ns.saturating_add(difference.ns),
                         spread_ns: base.spread_ns.saturating_add(difference.spread_ns),
                     });
+                    circle.push(other);
                     queue.push_back(other);
                 }
             }
         }
     }
-    offsets
+    circle
 }
 
 /// `other`'s clock less `one`'s, from their newest common collectives in the group.

@@ -154,11 +154,12 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, b
         let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
         let beheaded = at == 0 && aligned.records[record].wrapped();
         let open = block.end == lane.collectives.len() && !closed;
+        let torn = open && aligned.records[record].cut;
         let calls: Vec<u32> = block
             .map(|at| aligned.op(record, lane.collectives[at]).call)
             .collect();
         blocks.push((rank, record, calls));
-        cut.push((beheaded, open, closed));
+        cut.push((beheaded || torn, open, closed));
     }
     // Of a coalesced block the ring may have dropped the head, and the rank may be within it still.
     let coalesced = blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|cut| cut.2);
@@ -167,7 +168,7 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, b
         let mut cut = cut.into_iter();
         blocks.retain(|_| {
             cut.next()
-                .is_some_and(|(beheaded, open, _)| !(beheaded || open && closes))
+                .is_some_and(|(part, open, _)| !(part || open && closes))
         });
     }
     Some((blocks, completed))
@@ -253,10 +254,13 @@ fn put_right_first(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &mut 
     if tied == 1 {
         return Ground::Majority;
     }
-    let members = aligned.groups[group].ranks.len() as u64;
+    let (told, members) = (
+        aligned.groups[group].told,
+        aligned.groups[group].ranks.len() as u64,
+    );
     let consistent: Vec<usize> = parts[..tied]
         .iter()
-        .map(|part| usize::from(is_consistent(aligned, part.call, members)))
+        .map(|part| usize::from(!told || is_consistent(aligned, part.call, members)))
         .collect();
     let siblings = || ask_siblings(aligned, group, seq, &parts[..tied]);
     let past = || ask_past(aligned, group, seq, &parts[..tied]);

@@ -7,8 +7,10 @@
 //! on another group. What it waited since the group's previous instance, beyond what the second last
 //! did, is taken off: what remains is its own doing.
 //!
-//! Waits are the backend's durations, else issue to completion. Where a recorder has neither (gloo's
-//! own), issue times on the common clock stand in.
+//! Waits are the backend's durations, else issue to completion. Completions may be noticed late (a
+//! watchdog looks now and then): by as much as the members' moments of completion lie apart in common
+//! time, such waits are in doubt, and so much is not held against anybody. Where a recorder has neither
+//! (gloo's own), issue times on the common clock stand in.
 
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody, retiring_is_all};
 use crate::record::Op;
@@ -65,12 +67,13 @@ impl Lateness {
             ..Self::default()
         };
         let mut usual = Vec::new();
-        let mut row = Vec::new();
+        let mut row = Row::default();
         let mut waits = message_waits(aligned);
         for group in 0..aligned.groups.len() {
             each_instance(aligned, group, &mut row, |row| {
-                let least = row.iter().map(|one| one.wait_ms).fold(f32::MAX, f32::min);
-                for one in row {
+                let least = row.members.iter().map(|one| one.wait_ms);
+                let least = least.fold(f32::MAX, f32::min);
+                for one in &row.members {
                     waits[one.record][one.position as usize] = one.wait_ms - least;
                 }
             });
@@ -93,13 +96,13 @@ impl Lateness {
         &mut self,
         aligned: &Aligned<'_>,
         group: GroupIx,
-        row: &[Arrived],
+        row: &Row,
         waits: &[Vec<f32>],
         usual: &mut Vec<f32>,
     ) {
         let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
         let mut most = 0.0f32;
-        for one in row {
+        for one in &row.members {
             most = most.max(one.wait_ms);
             let mut carried = Some(one);
             for place in &mut by_wait {
@@ -126,8 +129,8 @@ impl Lateness {
         } else {
             0.0
         };
-        let lost = (gap - excused).max(0.0);
-        for one in row {
+        let lost = (gap - excused - row.doubt_ms).max(0.0);
+        for one in &row.members {
             let rank = &mut self.ranks[one.record];
             rank.instances += 1;
             if rank.lags.len() < SAMPLES {
@@ -146,18 +149,13 @@ impl Lateness {
 
     /// The same with hosts for ranks: a host is late if all its ranks are, so its earliest counts, and
     /// one that waited for another rank since, on whatever host, excuses it.
-    fn take_hosts(
-        &mut self,
-        aligned: &Aligned<'_>,
-        row: &[Arrived],
-        waited: impl Fn(&Arrived) -> f32,
-    ) {
+    fn take_hosts(&mut self, aligned: &Aligned<'_>, row: &Row, waited: impl Fn(&Arrived) -> f32) {
         let host = |record: RecordIx| aligned.records[record].identity.host.as_str();
-        if row.iter().any(|one| host(one.record).is_empty()) {
+        if row.members.iter().any(|one| host(one.record).is_empty()) {
             return;
         }
         let mut hosts: Vec<HostPart<'_>> = Vec::new();
-        for one in row {
+        for one in &row.members {
             let (name, excuse) = (host(one.record), waited(one));
             match hosts.iter_mut().find(|part| part.name == name) {
                 Some(part) => {
@@ -179,13 +177,16 @@ impl Lateness {
             }
         }
         // One rank says nothing of its host.
-        if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
+        if hosts.len() < 2 {
             return;
         }
         hosts.sort_by(|a, b| a.wait_ms.total_cmp(&b.wait_ms));
+        if hosts[0].ranks < 2 {
+            return;
+        }
         let (last, second) = (&hosts[0], &hosts[1]);
         let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
-        let lost = (second.wait_ms - last.wait_ms - excused).max(0.0);
+        let lost = (second.wait_ms - last.wait_ms - excused - row.doubt_ms).max(0.0);
         if lost <= 0.0 {
             return;
         }
@@ -221,6 +222,14 @@ struct Arrived {
     wait_ms: f32,
 }
 
+/// All members' parts in one instance.
+#[derive(Default)]
+struct Row {
+    members: Vec<Arrived>,
+    /// How far the differences of their waits may be off.
+    doubt_ms: f32,
+}
+
 /// What each rank waited in messages, by position; the rest is zero.
 fn message_waits(aligned: &Aligned<'_>) -> Vec<Vec<f32>> {
     let of_record = |record: &crate::record::Record| {
@@ -234,12 +243,7 @@ fn message_waits(aligned: &Aligned<'_>) -> Vec<Vec<f32>> {
 }
 
 /// Walks a group's completed instances that all members recorded.
-fn each_instance(
-    aligned: &Aligned<'_>,
-    group: GroupIx,
-    row: &mut Vec<Arrived>,
-    mut see: impl FnMut(&[Arrived]),
-) {
+fn each_instance(aligned: &Aligned<'_>, group: GroupIx, row: &mut Row, mut see: impl FnMut(&Row)) {
     let lanes: Vec<(RecordIx, usize)> = aligned.groups[group]
         .lanes
         .iter()
@@ -266,13 +270,9 @@ fn each_instance(
 }
 
 /// The waits of all members in one instance; `false` if one is not known.
-fn read_row(
-    aligned: &Aligned<'_>,
-    lanes: &[(RecordIx, usize)],
-    seq: u32,
-    row: &mut Vec<Arrived>,
-) -> bool {
-    row.clear();
+fn read_row(aligned: &Aligned<'_>, lanes: &[(RecordIx, usize)], seq: u32, row: &mut Row) -> bool {
+    row.members.clear();
+    row.doubt_ms = 0.0;
     let mut measured = true;
     let mut newest: Option<i64> = None;
     for &(record, lane_at) in lanes {
@@ -297,14 +297,15 @@ fn read_row(
         let before = at.checked_sub(1);
         let previous = before.map_or(0, |before| lane.collectives[before] + 1);
         wait_ms = wait_ms.min(alone_ms(aligned, record, lane, op, before));
-        row.push(Arrived {
+        row.members.push(Arrived {
             record,
             position: lane.collectives[at],
             previous,
             wait_ms,
         });
     }
-    for (one, &(record, lane)) in row.iter_mut().zip(lanes) {
+    let (mut ends, mut ends_before) = (Span::default(), Span::default());
+    for (one, &(record, lane)) in row.members.iter_mut().zip(lanes) {
         let lane = &aligned.lanes[record][lane];
         let Ok(at) = aligned.find(record, lane, seq) else {
             return false;
@@ -324,6 +325,12 @@ fn read_row(
             };
             let before = one.previous.checked_sub(1);
             let before = before.and_then(|position| lane.collectives.binary_search(&position).ok());
+            ends.take(end.saturating_sub(aligned.offsets_ns[record]));
+            let previous =
+                before.and_then(|at| aligned.op(record, lane.collectives[at]).completed_ns());
+            if let Some(end) = previous {
+                ends_before.take(end.saturating_sub(aligned.offsets_ns[record]));
+            }
             one.wait_ms = end.saturating_sub(op.created_ns) as f32 / 1e6;
             one.wait_ms = one
                 .wait_ms
@@ -332,7 +339,24 @@ fn read_row(
             break;
         }
     }
+    row.doubt_ms = ends.ms() + ends_before.ms();
     true
+}
+
+/// From the first to the last of some moments, ns.
+#[derive(Default)]
+struct Span(Option<(i64, i64)>);
+
+impl Span {
+    fn take(&mut self, at: i64) {
+        let (first, last) = self.0.unwrap_or((at, at));
+        self.0 = Some((first.min(at), last.max(at)));
+    }
+
+    fn ms(&self) -> f32 {
+        self.0
+            .map_or(0.0, |(first, last)| last.saturating_sub(first) as f32 / 1e6)
+    }
 }
 
 /// How long at most an operation waited by itself: a group's operations end one after the other, and

@@ -15,6 +15,7 @@ mod comm_counter;
 mod components;
 mod difference;
 mod disagreement;
+mod event;
 mod explain;
 pub mod export;
 pub mod filter;

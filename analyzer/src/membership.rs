@@ -47,6 +47,8 @@ pub(crate) fn resolve_groups(
         for (lane, local) in record.groups.iter().enumerate() {
             let ix = *numbers.entry(local.group).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
+                let told = !group.ranks.is_empty()
+                    || (nameless_world.is_some() && group.desc == "default_pg");
                 let ranks: Vec<Rank> = if !group.ranks.is_empty() {
                     group.ranks.clone()
                 } else {
@@ -62,6 +64,7 @@ pub(crate) fn resolve_groups(
                     desc: group.desc.clone(),
                     lanes: vec![None; ranks.len()],
                     ranks,
+                    told,
                     family: 0,
                     shows_starts: false,
                 });

@@ -6,8 +6,9 @@
 
 use crate::align::{Aligned, RecordIx};
 use crate::case::Case;
+use crate::event::{self, Event};
 use crate::p2p::peer_of;
-use crate::program_order::{self, Event, ask};
+use crate::program_order::ask;
 use crate::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
 
@@ -64,7 +65,7 @@ pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Even
     match case.graph.places[place] {
         Place::Collective { group, seq } => {
             let like = aligned.record_of(rank).or_else(|| witness(case, place))?;
-            Some(program_order::collective(aligned, like, group, seq))
+            Some(event::collective(aligned, like, group, seq))
         }
         Place::Batch {
             group,
@@ -76,7 +77,7 @@ pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Even
                 .iter()
                 .map(|half| half.position)
                 .find(|&position| peer_rank(aligned, group, record, position) == Some(rank));
-            program_order::other_half(aligned, record, group, position?)
+            event::other_half(aligned, record, group, position?)
         }
     }
 }
@@ -100,7 +101,7 @@ pub(crate) fn peer_rank(
 pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event> {
     let aligned = case.aligned;
     match case.graph.places[place] {
-        Place::Collective { group, seq } => Some(program_order::collective(
+        Place::Collective { group, seq } => Some(event::collective(
             aligned,
             aligned.record_of(rank)?,
             group,
@@ -110,11 +111,6 @@ pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event
             group,
             record,
             pending,
-        } => Some(program_order::message(
-            aligned,
-            record,
-            group,
-            case.first_of_batch(record, pending),
-        )),
+        } => event::message(aligned, record, group, case.first_of_batch(record, pending)),
     }
 }

@@ -214,10 +214,12 @@ fn align_pair(
     let preferred = by_anchor.unwrap_or(by_completion);
     let mut candidates: Vec<i64> = (-2..=2).map(|step| preferred + step).collect();
     candidates.extend((-2..=2).map(|step| by_completion + step));
+    // Only a message that one end posted before the anchor and the other after it is counted off by it.
+    let off_anchor = |shift: i64| by_anchor.map_or(0, |anchor| 2 * shift.abs_diff(anchor));
     pair.shift = candidates
         .into_iter()
         .min_by_key(|&shift| {
-            let cost = misfit(aligned, sender, receiver, pair, shift);
+            let cost = misfit(aligned, sender, receiver, pair, shift) + off_anchor(shift);
             (
                 cost,
                 (shift - preferred).abs(),
@@ -279,8 +281,11 @@ fn misfit(
             Some(None) => cost += u64::from(received) * 100,
             Some(Some(&send)) => {
                 let sent = done(aligned, sender, send);
-                // One end done and the other not is rare; other sizes are a fault that shows as both pending.
-                cost += u64::from(received != sent) * 3;
+                // One end done and the other not is rare, unless one of them was posted with others in a
+                // batch that ends as a whole; other sizes are a fault that shows as both pending.
+                let alone =
+                    !in_company(aligned, sender, send) && !in_company(aligned, receiver, receive);
+                cost += u64::from(received != sent && alone) * 3;
                 let differ = aligned
                     .shared
                     .calls
@@ -302,6 +307,17 @@ fn misfit(
         cost += u64::from(over && !done(aligned, sender, send)) * 2;
     }
     cost
+}
+
+/// Whether a half was posted in one batch with others.
+fn in_company(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
+    let seq = aligned.op(record, half.position).p2p_seq;
+    let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
+    half.teller != half.position
+        && beside.into_iter().flatten().any(|at| {
+            let op = aligned.records[record].ops.get(at as usize);
+            op.is_some_and(|op| op.kind.is_p2p() && op.p2p_seq == seq)
+        })
 }
 
 /// Whether an unfinished half still waits: failed ones have given up but did wait.

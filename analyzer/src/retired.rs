@@ -95,14 +95,15 @@ impl Aligned<'_> {
     }
 
     /// Where `retired` is all that a recorder says, and others wait for a rank that seems to wait for
-    /// nothing: if the newest that it issued is the newest of all members of that group, as far as their
-    /// records are there, they are still in it. `true` if any was found.
+    /// nothing: it is still in the newest that it issued, if that is the newest of all members of the
+    /// group, as far as their records are there, or if a member has not issued it. `true` if any was
+    /// found.
     fn reopen_newest(&mut self) -> bool {
         let newest = |record: RecordIx| {
             let op = self.records[record].ops.last()?;
             is_collective(op.kind).then_some((usize::from(op.group), op.seq))
         };
-        let mut reopened: Vec<(GroupIx, u32)> = Vec::new();
+        let mut reopened: BTreeSet<(RecordIx, usize, u32)> = BTreeSet::new();
         let idle = self.idle();
         let missed = self.missed();
         for record in idle {
@@ -115,6 +116,9 @@ impl Aligned<'_> {
             if !missed.contains(&record) && members.all(|&rank| self.record_of(rank).is_some()) {
                 continue;
             }
+            if self.groups[group].ranks.len() < 2 {
+                continue;
+            }
             let together = self.groups[group].ranks.iter().all(|&rank| {
                 let Some(other) = self.record_of(rank) else {
                     return true;
@@ -122,22 +126,30 @@ impl Aligned<'_> {
                 let there = newest(other).map(|(lane, seq)| (self.lanes[other][lane].group, seq));
                 self.records[other].cut || there == Some((group, seq))
             });
-            if together && self.groups[group].ranks.len() > 1 {
-                reopened.push((group, seq));
+            if together {
+                let lanes = self.groups[group].lanes.iter().flatten();
+                reopened.extend(lanes.map(|&(record, lane)| (record, lane, seq)));
+            } else if self.is_behind(group, seq) {
+                reopened.insert((record, lane, seq));
             }
         }
-        for &(group, seq) in &reopened {
-            for member in 0..self.groups[group].ranks.len() {
-                let Some((record, lane)) = self.groups[group].lanes[member] else {
-                    continue;
-                };
-                if let Ok(at) = self.find(record, &self.lanes[record][lane], seq) {
-                    let from = &mut self.lanes[record][lane].pending_from;
-                    *from = (*from).min(at);
-                }
+        for &(record, lane, seq) in &reopened {
+            if let Ok(at) = self.find(record, &self.lanes[record][lane], seq) {
+                let from = &mut self.lanes[record][lane].pending_from;
+                *from = (*from).min(at);
             }
         }
         !reopened.is_empty()
+    }
+
+    /// Whether a member whose record is whole has not issued this collective of the group.
+    fn is_behind(&self, group: GroupIx, seq: u32) -> bool {
+        let mut lanes = self.groups[group].lanes.iter().flatten();
+        lanes.any(|&(record, lane)| {
+            let newest = self.lanes[record][lane].collectives.last();
+            let newest = newest.map(|&at| self.seq(record, at));
+            !self.records[record].cut && newest.is_some_and(|newest| newest < seq)
+        })
     }
 
     /// Records with such a recorder and nothing pending.

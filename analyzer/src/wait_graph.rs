@@ -330,13 +330,10 @@ impl WaitGraph {
             return Vec::new();
         };
         let Some(peer) = p2p::peer_of(op, me as u32, ranks.len() as u32) else {
-            if op.kind == OpType::Recv
-                && any_is_served(aligned, messages, group, me as u32, record, half)
-            {
+            if op.kind == OpType::Recv && any_is_served(aligned, messages, group, me as u32, half) {
                 return Vec::new();
             }
-            let others = ranks.iter().filter(|&&rank| rank != ranks[me]);
-            return others.map(|&rank| (rank, Missing::Candidate)).collect();
+            return possible_senders(aligned, messages, group, me as u32);
         };
         let rank = ranks[peer as usize];
         let ends = if op.kind == OpType::Send {
@@ -384,6 +381,41 @@ impl WaitGraph {
     }
 }
 
+/// Who may be the one that a receive from anybody waits for: where all tell how much they have sent to
+/// this receiver, those that have sent least.
+fn possible_senders(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    group: GroupIx,
+    me: u32,
+) -> Vec<(Rank, Missing)> {
+    let ranks = &aligned.groups[group].ranks;
+    let others = (0..ranks.len() as u32).filter(|&member| member != me);
+    let mut senders: Vec<(Rank, Missing, usize)> = Vec::with_capacity(ranks.len());
+    let mut all_tell = true;
+    for member in others {
+        let rank = ranks[member as usize];
+        let record = aligned.record_of(rank).map(|at| &aligned.records[at]);
+        let why = match record {
+            None => Missing::Unknown(Why::NoRecord),
+            Some(record) if record.cut => Missing::Unknown(Why::Cut),
+            Some(record) => {
+                all_tell &= !record.wrapped() && !record.only_active;
+                Missing::Candidate
+            }
+        };
+        all_tell &= why == Missing::Candidate;
+        let pair = messages.pairs.get(&(group, (member, me)));
+        senders.push((rank, why, pair.map_or(0, |pair| pair.sends.len())));
+    }
+    let least = senders.iter().map(|&(.., sent)| sent).min();
+    senders.retain(|&(.., sent)| !all_tell || Some(sent) == least);
+    senders
+        .into_iter()
+        .map(|(rank, why, _)| (rank, why))
+        .collect()
+}
+
 /// Whether the receiver of a group also takes from whoever sends first.
 fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
@@ -395,7 +427,6 @@ fn any_is_served(
     messages: &Messages,
     group: GroupIx,
     me: u32,
-    record: RecordIx,
     half: Half,
 ) -> bool {
     let Some(list) = messages.any.get(&(group, me)) else {
@@ -405,7 +436,6 @@ fn any_is_served(
         .iter()
         .filter(|any| any.position < half.position)
         .count();
-    let _ = (aligned, record);
     // Sends to me that none of my receives by name takes.
     let unclaimed: usize = (0..aligned.groups[group].ranks.len() as u32)
         .filter_map(|source| messages.pairs.get(&(group, (source, me))))

@@ -11,10 +11,11 @@
 
 use super::Check;
 use crate::case::{Case, Draft, Spot, name_ranks};
+use crate::event::Event;
 use crate::finding::Code;
 use crate::missed::{event_at, event_for};
 use crate::pending::What;
-use crate::program_order::{Event, Votes, ask, past};
+use crate::program_order::{Votes, ask, past};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
 use rcomm_recorder::model::Rank;
@@ -52,7 +53,7 @@ pub(super) struct Odd {
     votes: Votes,
     /// Nobody but the rank's own past decided.
     by_past: bool,
-    instead: usize,
+    pub(super) instead: usize,
     at: usize,
 }
 
@@ -249,9 +250,22 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                 let Some(done) = event_at(case, at, rank) else {
                     continue;
                 };
-                let votes = *asked
-                    .entry((expected, done))
-                    .or_insert_with(|| ask(case.aligned, case.messages, record, expected, done));
+                let mut ask = |done: Event| {
+                    let answer = || ask(case.aligned, case.messages, record, expected, done);
+                    *asked.entry((expected, done)).or_insert_with(answer)
+                };
+                let mut votes = ask(done);
+                // Too few have messages like this one: what it follows has its place in the program too.
+                if votes.first == votes.second
+                    && let (Event::Collective { .. }, Event::Message(posted)) = (expected, done)
+                    && let Some(before) = posted.follows()
+                    && before != expected
+                {
+                    let earlier = ask(before);
+                    if earlier.first > earlier.second {
+                        votes = earlier;
+                    }
+                }
                 let by_past = votes.first == votes.second
                     && past(case.aligned, record, expected, done) == Some(true);
                 if votes.first > votes.second || by_past {

@@ -12,8 +12,8 @@ use crate::finding::Code;
 use crate::missed::first_missed;
 use crate::record::Record;
 use crate::sink::Sink;
-use crate::wait_graph::Node;
-use rcomm_recorder::model::Rank;
+use crate::wait_graph::{Node, Place};
+use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
@@ -153,6 +153,23 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
     }
+    let failed = failed_there(case, place);
+    if !failed.is_empty() {
+        draft.ruled_out.push(format!(
+            "no certainty: the operation failed on {}, which may be the cause or an echo",
+            name_ranks(&failed)
+        ));
+        draft
+            .alternatives
+            .extend(failed.iter().map(|&rank| vec![rank]));
+    }
+    if let &[alone] = case.graph.arrived[place].as_slice() {
+        draft.ruled_out.push(
+            "no certainty: a rank that waits alone may have come to what its peers never issue"
+                .to_owned(),
+        );
+        draft.alternatives.push(vec![case.rank(alone)]);
+    }
     if culprits.iter().any(|&rank| exchanges_messages(case, rank)) {
         draft.ruled_out.push(
             "no certainty: it exchanges messages, and a peer that left one out would leave the same records"
@@ -175,6 +192,31 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
     draft.culprits = culprits;
     draft.at = Some(spot);
     draft
+}
+
+/// Ranks on which the collective that others wait in has failed.
+fn failed_there(case: &Case<'_>, place: usize) -> Vec<Rank> {
+    const MOST: usize = 8;
+    let Place::Collective { group, seq } = case.graph.places[place] else {
+        return Vec::new();
+    };
+    let failed = case.graph.arrived[place].iter().filter(|&&node| {
+        let record = case.aligned.record_of(case.rank(node));
+        record.is_some_and(|record| {
+            let lane = case.aligned.lanes[record]
+                .iter()
+                .find(|lane| lane.group == group);
+            lane.is_some_and(|lane| {
+                case.aligned.find(record, lane, seq).is_ok_and(|at| {
+                    case.aligned.teller(record, lane, at).state == EntryState::Failed
+                })
+            })
+        })
+    });
+    let mut failed: Vec<Rank> = failed.map(|&node| case.rank(node)).collect();
+    failed.sort_unstable();
+    failed.truncate(MOST);
+    failed
 }
 
 /// Whether peers recorded messages to or from a rank.

@@ -68,16 +68,15 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
         .copied()
         .filter(|&place| matches!(case.graph.places[place], Place::Batch { .. }))
         .collect();
-    let mut culprits: Vec<Node> = Vec::new();
-    for &place in &open {
-        for &(node, why) in &case.graph.missing[place] {
-            if why == Missing::Absent && ranks.contains(&node) {
-                culprits.push(node);
-            }
-        }
-    }
-    culprits.sort_unstable();
-    culprits.dedup();
+    let absent = |places: &[usize]| {
+        let missing = places.iter().flat_map(|&place| &case.graph.missing[place]);
+        let absent = missing.filter(|(node, why)| *why == Missing::Absent && ranks.contains(node));
+        let mut absent: Vec<Node> = absent.map(|&(node, _)| node).collect();
+        absent.sort_unstable();
+        absent.dedup();
+        absent
+    };
+    let mut culprits = absent(&open);
     let first = open
         .iter()
         .copied()
@@ -87,7 +86,20 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     }
     // The ranks that do the same elsewhere may tell who left its half out.
     let odd = super::cross_group_deadlock::oddest(case, ranks, places);
-    if !odd.is_empty() && odd.len() < ranks.len() {
+    // One that left out a collective is no matter of messages.
+    let in_collective = |one: &super::cross_group_deadlock::Odd| {
+        matches!(case.graph.places[one.instead], Place::Collective { .. })
+    };
+    if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
+        return None;
+    }
+    let decided = !odd.is_empty() && odd.len() < ranks.len();
+    // Others are missed in a collective of the same cycle: a rank whose message comes after something else
+    // than ever before may have left that collective out.
+    if !decided && absent(places) != culprits && is_out_of_turn(case, first) {
+        return None;
+    }
+    if decided {
         culprits = odd.iter().map(|one| one.node).collect();
         culprits.sort_unstable();
     }
@@ -101,16 +113,26 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
         })
         .min_by_key(|&place| (case.waiting_since(place), place))
         .unwrap_or(first);
-    // Everybody waits for everybody's message: nobody can be blamed alone.
-    let symmetric = culprits.len() == ranks.len();
+    // Each of several left one half out: nobody can be blamed alone.
+    let symmetric = culprits.len() > 1 && !decided;
     let mut draft = draft(case, first, &culprits, false);
     draft.cycle = case.ranks(&super::cross_group_deadlock::walk(case, ranks, places));
     if symmetric {
-        draft.sentence = format!(
-            "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
-            name_ranks(&draft.cycle),
-            case.group_name(group)
-        );
+        draft.sentence = if culprits.len() == ranks.len() {
+            format!(
+                "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
+                name_ranks(&draft.cycle),
+                case.group_name(group)
+            )
+        } else {
+            format!(
+                "{} wait on each other on group {}, where the other halves of messages are missing from {}; which \
+                 of them left one out cannot be told",
+                name_ranks(&draft.cycle),
+                case.group_name(group),
+                name_ranks(&case.ranks(&culprits))
+            )
+        };
         draft.alternatives = culprits
             .iter()
             .take(16)
@@ -122,6 +144,51 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     draft.targets = ranks.to_vec();
     Some(draft)
 }
+
+/// Whether messages like that of a batch always came after something else of their group before.
+fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = case.graph.places[place]
+    else {
+        return false;
+    };
+    let aligned = case.aligned;
+    let first = case.first_of_batch(record, pending);
+    let Some(lane) = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group)
+    else {
+        return false;
+    };
+    let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
+    // What the rank did in the group before a message, but for the rest of its batch.
+    let before = |message: u32| {
+        let seq = aligned.op(record, message).p2p_seq;
+        let collectives = &lane.collectives[..upto(&lane.collectives, message)];
+        let messages = lane.messages[..upto(&lane.messages, message)].iter().rev();
+        let mut others = messages.filter(|&&at| {
+            let op = aligned.op(record, at);
+            op.p2p_seq != seq && op.kind.is_p2p()
+        });
+        let newest = collectives.last().max(others.next())?;
+        let op = aligned.op(record, *newest);
+        Some((op.kind, op.peer, op.call))
+    };
+    let wanted = aligned.op(record, first);
+    let like = lane.messages[..upto(&lane.messages, first)].iter().rev();
+    let like = like.filter(|&&at| {
+        let op = aligned.op(record, at);
+        op.kind == wanted.kind && op.peer == wanted.peer
+    });
+    let past: Vec<_> = like.take(PAST).filter_map(|&at| before(at)).collect();
+    before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
+}
+
+/// So many earlier messages tell what such a message comes after.
+const PAST: usize = 64;
 
 fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft {
     let culprits = case.ranks(nodes);

@@ -15,7 +15,7 @@
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use rcomm_recorder::publish::{Dump, Recorder};
-use rcomm_tests::generator::{Kind, Past, Recording, Spec, Window};
+use rcomm_tests::generator::{Kind, Mix, Past, Recording, Spec, Window};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -85,6 +85,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
         ep: 1,
         steps: 6,
         micro_batches: 1,
+        mix: Mix::default(),
         recording: Recording {
             recorder: Recorder::Nccl,
             starts: true,
@@ -96,6 +97,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
             frames: true,
             splits: false,
             taken_at: None,
+            notice_ms: 0,
         },
         faults: vec![Kind::Stuck],
     };

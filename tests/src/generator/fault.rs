@@ -2,126 +2,8 @@
 
 use super::mesh::Mesh;
 use super::program::{Act, Call, Message, Program, collective};
-use super::{Random, Spec};
-use rcomm_analyzer::Code;
+use super::{Kind, Random, Spec};
 use rcomm_recorder::model::{OpType, Rank};
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// A rank stops issuing anything.
-    Stuck,
-    /// A rank stops, and leaves no record.
-    Crash,
-    /// A rank leaves out one collective.
-    Skip,
-    /// A rank issues one collective that nobody else does.
-    Extra,
-    /// A rank issues another operation.
-    Op,
-    /// Another element type.
-    Dtype,
-    /// Another size.
-    Size,
-    /// Two neighbouring collectives of one group in the other order.
-    Swap,
-    /// A rank leaves out a message.
-    LostMessage,
-    /// The sizes of the two halves of a message differ.
-    MessageSize,
-    /// A collective in which everybody arrives and nobody finishes.
-    Fabric,
-    /// A rank comes late in every step.
-    Slow,
-    /// A rank takes two neighbouring steps on different groups in the other order.
-    Detour,
-    /// A rank takes itself for the root of a gather.
-    Root,
-    /// A rank sends other split sizes in an exchange than its peers expect.
-    Splits,
-    /// As [`Kind::Splits`], where only sums are recorded.
-    Sum,
-    /// A rank's process is gone (a record that outlives it only).
-    Dead,
-    /// An operation fails on one rank while everybody is in it (a record that tells failures only).
-    Fails,
-    /// A rank's watchdog makes no rounds; the job runs on.
-    Stalled,
-    /// A rank's ring holds less than a step.
-    ShortRing,
-    /// A rank moves far more bytes than its peers in exchanges.
-    Uneven,
-    /// Rows of small operations, again and again.
-    Tiny,
-    /// An operation succeeds shortly before its time-out.
-    NearTimeout,
-    /// Two ranks leave no record, and clocks are too far apart to tell which was missed first.
-    Clocks,
-}
-
-impl Kind {
-    /// All kinds that end in a hang.
-    pub const HANGS: &'static [Self] = &[
-        Self::Stuck,
-        Self::Crash,
-        Self::Skip,
-        Self::Extra,
-        Self::Op,
-        Self::Dtype,
-        Self::Size,
-        Self::Swap,
-        Self::LostMessage,
-        Self::MessageSize,
-        Self::Detour,
-        Self::Root,
-        Self::Splits,
-        Self::Sum,
-        Self::Dead,
-        Self::Fails,
-    ];
-
-    /// Kinds that let the job run on.
-    pub const WARNINGS: &'static [Self] = &[
-        Self::Stalled,
-        Self::ShortRing,
-        Self::Uneven,
-        Self::Tiny,
-        Self::NearTimeout,
-    ];
-
-    /// Whether the job runs to its end.
-    pub fn runs_on(self) -> bool {
-        self == Self::Slow || Self::WARNINGS.contains(&self)
-    }
-
-    /// Codes that say it; what the same dumps support equally well is among them.
-    pub fn codes(self) -> &'static [Code] {
-        use Code::*;
-        match self {
-            Self::Stuck => &[E101, E120],
-            Self::Crash => &[E102],
-            Self::Skip | Self::Extra => &[E103, E104, E110, E111, E112, E113, E101, E130],
-            Self::Op => &[E110, E103, E104],
-            Self::Dtype => &[E111],
-            Self::Size => &[E112],
-            Self::Swap => &[E113, E110, E112, E103, E104],
-            Self::LostMessage => &[E120, E121, E130, E103],
-            Self::MessageSize => &[E121],
-            Self::Fabric => &[E135],
-            Self::Slow => &[W220],
-            Self::Detour => &[E130, E113, E101, E120, E103],
-            Self::Root | Self::Splits => &[E114],
-            Self::Sum => &[E112],
-            Self::Dead | Self::Fails => &[E150],
-            Self::Stalled => &[E140],
-            Self::ShortRing => &[W160],
-            Self::Uneven => &[W230],
-            Self::Tiny => &[W240],
-            Self::NearTimeout => &[W250],
-            Self::Clocks => &[E102, W260],
-        }
-    }
-}
 
 /// A fault as it was put in.
 #[derive(Clone, Debug)]
@@ -184,7 +66,13 @@ fn try_at(
     use rcomm_recorder::publish::Recorder;
     let recorder = spec.recording.recorder;
     let needs = match kind {
-        Kind::Dead | Kind::Fails | Kind::Stalled => recorder == Recorder::Rcomm,
+        Kind::Dead
+        | Kind::Fails
+        | Kind::Stalled
+        | Kind::SlowHost
+        | Kind::ShortRing
+        | Kind::Dropped => recorder == Recorder::Rcomm,
+        Kind::Overrun | Kind::Clocks => recorder == Recorder::Nccl,
         // Messages that nobody records.
         Kind::LostMessage | Kind::MessageSize => recorder != Recorder::NativeGloo,
         // Nobody tells how long anything took.
@@ -192,6 +80,13 @@ fn try_at(
         _ => true,
     };
     if !needs {
+        return None;
+    }
+    // What is taken from any is told by nobody's order.
+    if let Act::Batch { messages, .. } = &programs[rank as usize].acts[at]
+        && messages.iter().any(|message| message.any)
+        && kind == Kind::MessageSize
+    {
         return None;
     }
     let program = &mut programs[rank as usize];
@@ -214,9 +109,8 @@ fn try_at(
         _ => None,
     };
     match kind {
-        Kind::Stuck | Kind::Crash | Kind::Dead => {
+        Kind::Stuck | Kind::Crash | Kind::Dead | Kind::Overrun => {
             program.acts.truncate(at);
-            program.stops = true;
             // Gloo's recorder names no members of groups: that one left no record shows by the other groups
             // of the kind, if there are any, and if nobody else is at fault.
             let lost = kind == Kind::Crash && recorder == Recorder::NativeGloo;
@@ -269,16 +163,18 @@ fn try_at(
             fault(told)
         }
         Kind::LostMessage => {
-            let Act::Batch { .. } = program.acts[at] else {
+            let Act::Batch { messages, .. } = &program.acts[at] else {
                 return None;
             };
+            let any = messages.iter().any(|message| message.any);
             // Without another message or a collective after it the rank just ends.
             if at + 1 >= program.acts.len() {
                 return None;
             }
             program.acts.remove(at);
-            // torchcomms names no peers.
-            fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms)
+            // torchcomms names no peers. Who of all left out what one takes from any, or whether that one
+            // took too few, the halves do not tell.
+            fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
         }
         Kind::MessageSize => {
             let Act::Batch { messages, .. } = &mut program.acts[at] else {
@@ -384,7 +280,7 @@ fn try_at(
                 decidable: recorder != Recorder::NativeGloo,
             })
         }
-        Kind::Stalled | Kind::ShortRing => fault(true),
+        Kind::Stalled | Kind::ShortRing | Kind::Dropped => fault(true),
         Kind::Uneven => {
             let mine = spec.recording.window == super::Window::Whole && members > 2;
             let heavy = program
@@ -445,21 +341,80 @@ fn try_at(
                 decidable: waited_for && spec.recording.window == super::Window::Whole,
             })
         }
-        Kind::Clocks => None,
+        Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
-            // Where a step begins: after the norm over the world.
-            let norm = |act: &Act| single(act).is_some_and(|call| call.line == 95);
-            let starts: Vec<usize> = (1..program.acts.len())
-                .filter(|&at| norm(&program.acts[at - 1]))
+            program.late = step_starts(program)?;
+            // In a bare pipeline, or ring, everybody waits for the one before, late or not.
+            let met = spec.tp > 1 || spec.pp == 1;
+            // Completions that are noticed by as much too late as a rank is late hide it.
+            let noticed = recorder != Recorder::Nccl
+                || spec.recording.starts
+                || spec.recording.notice_ms == 0;
+            fault(met && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
+        }
+        Kind::SlowHost => {
+            let host = super::record::host_of(rank);
+            let culprits: Vec<Rank> = (0..spec.world())
+                .filter(|&other| super::record::host_of(other) == host)
                 .collect();
-            if starts.len() < 3 {
+            // A job of one host has none that is late.
+            if culprits.len() == spec.world() as usize || culprits.len() < 2 {
                 return None;
             }
-            program.late = starts.into_iter().map(|at| (at, 200)).collect();
-            // In a bare pipeline everybody waits for the stage before, late or not.
-            fault(spec.tp > 1 || spec.pp == 1)
+            for &late in &culprits {
+                let program = &mut programs[late as usize];
+                program.late = step_starts(program)?;
+            }
+            Some(Fault {
+                kind,
+                rank,
+                at,
+                culprits,
+                group,
+                decidable: spec.pp == 1,
+            })
         }
     }
+}
+
+/// Late by 200 ms where each step begins: after the norm over the world.
+fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
+    let norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
+    let starts = (1..program.acts.len()).filter(|&at| norm(&program.acts[at - 1]));
+    let late: Vec<(usize, u64)> = starts.map(|at| (at, 200)).collect();
+    (late.len() >= 3).then_some(late)
+}
+
+/// Two ranks of different groups of one kind are gone from the same point of the program on, where
+/// nobody of either group has a part in the other's wait.
+fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> Option<Fault> {
+    let act = &programs[rank as usize].acts[at];
+    let group = act.group();
+    if !matches!(act, Act::Collective { .. }) || group == 0 {
+        return None;
+    }
+    let (desc, members) = (mesh.groups[group].desc, &mesh.groups[group].ranks);
+    let apart = |other: &usize| {
+        let one = &mesh.groups[*other];
+        *other != group && one.desc == desc && !one.ranks.iter().any(|r| members.contains(r))
+    };
+    let elsewhere = (0..mesh.groups.len()).find(apart)?;
+    let other = mesh.groups[elsewhere].ranks[mesh.member(group, rank)? as usize];
+    if programs[other as usize].acts.get(at).map(Act::group) != Some(elsewhere) {
+        return None;
+    }
+    for gone in [rank, other] {
+        let program = &mut programs[gone as usize];
+        program.acts.truncate(at);
+    }
+    Some(Fault {
+        kind: Kind::Clocks,
+        rank,
+        at,
+        culprits: vec![rank.min(other), rank.max(other)],
+        group,
+        decidable: true,
+    })
 }
 
 /// Nobody leaves it before everybody has come.

@@ -28,6 +28,10 @@ pub(super) struct Roles {
     pub(super) dp: Option<usize>,
     pub(super) pp: Option<usize>,
     pub(super) ep: Option<usize>,
+    /// Members share out the parameters.
+    pub(super) shard: Option<usize>,
+    /// Members hold the same part of the parameters.
+    pub(super) replicate: Option<usize>,
     /// A group that lives for a moment.
     pub(super) brief: Option<usize>,
 }
@@ -97,6 +101,9 @@ impl Mesh {
                 }
             }
         }
+        if spec.mix.sharded && dp > 1 {
+            mesh.add_shards(spec, reused, rank);
+        }
         if spec.seed.is_multiple_of(3) && world >= 4 {
             for half in 0..2 {
                 let ranks = (0..world).filter(|r| r % 2 == half).collect();
@@ -104,6 +111,28 @@ impl Mesh {
             }
         }
         mesh
+    }
+
+    /// Parameters are shared out over all replicas, or over half of them where there are enough.
+    fn add_shards(&mut self, spec: &Spec, reused: bool, rank: impl Fn(u32, u32, u32) -> Rank) {
+        let wide = if spec.dp >= 4 && spec.dp.is_multiple_of(2) && spec.seed.is_multiple_of(2) {
+            spec.dp / 2
+        } else {
+            spec.dp
+        };
+        for p in 0..spec.pp {
+            for t in 0..spec.tp {
+                for first in (0..spec.dp).step_by(wide as usize) {
+                    let ranks = (first..first + wide).map(|d| rank(d, p, t)).collect();
+                    self.add("shard", reused, ranks, |r| &mut r.shard);
+                }
+                for first in (0..wide).filter(|_| wide < spec.dp) {
+                    let ranks = (first..spec.dp).step_by(wide as usize);
+                    let ranks = ranks.map(|d| rank(d, p, t)).collect();
+                    self.add("replicate", reused, ranks, |r| &mut r.replicate);
+                }
+            }
+        }
     }
 
     fn add(

@@ -4,16 +4,20 @@
 //! Everything follows from one seed. The truth comes from what was put in, never from the analysis.
 
 mod damage;
+mod entry;
 mod fault;
+mod kind;
 mod mesh;
 mod past;
 mod program;
 mod random;
 mod record;
+mod script;
 mod simulate;
 
 pub use damage::Damage;
-pub use fault::{Fault, Kind};
+pub use fault::Fault;
+pub use kind::Kind;
 pub use past::Past;
 pub use random::Random;
 pub use record::{Recording, Window};
@@ -40,10 +44,24 @@ pub struct Spec {
     pub steps: u32,
     /// Micro-batches of a step.
     pub micro_batches: u32,
+    /// What the program does beside.
+    pub mix: Mix,
     /// Who records, and what.
     pub recording: Recording,
     /// Faults to put in, of these kinds, each on a rank of its own.
     pub faults: Vec<Kind>,
+}
+
+/// What a program does beside the usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mix {
+    /// Parameters are sharded over the data-parallel replicas, and over half of them where there are
+    /// enough: gathered ahead of each layer, reduced behind it.
+    pub sharded: bool,
+    /// Tensor-parallel groups pass blocks around a ring, a send and a receive in each batch.
+    pub rings: bool,
+    /// The first rank takes a message from each other one, in whatever order they come.
+    pub collects: bool,
 }
 
 /// A job with its truth.
@@ -110,6 +128,14 @@ impl Spec {
         } else {
             &[0, 3, 8]
         };
+        // Drawn apart, so that what a seed gave before it still gives.
+        let mut beside = Random::new(seed ^ 0xbe51_de00);
+        let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
+        let mix = Mix {
+            sharded: beside.chance(0.25),
+            rings: peers && beside.chance(0.2),
+            collects: peers && tp * pp * dp <= 16 && beside.chance(0.2),
+        };
         Self {
             seed,
             tp,
@@ -118,6 +144,7 @@ impl Spec {
             ep,
             steps: random.between(2, 6) as u32,
             micro_batches: *random.pick(&[1, 2, 4]),
+            mix,
             recording: Recording {
                 recorder,
                 starts: random.chance(0.5),
@@ -133,6 +160,7 @@ impl Spec {
                 frames: random.chance(0.5),
                 splits: random.chance(0.5),
                 taken_at: None,
+                notice_ms: *beside.pick(&[0, 0, 100]),
             },
             faults: Vec::new(),
         }
@@ -148,7 +176,7 @@ impl Spec {
         let mut random = Random::new(self.seed ^ 0x9e37_79b9);
         let mesh = Mesh::new(self);
         let mut programs: Vec<program::Program> = (0..self.world())
-            .map(|rank| program::write(self, &mesh, rank))
+            .map(|rank| script::write(self, &mesh, rank))
             .collect();
         let mut faults = Vec::new();
         for &kind in &self.faults {
@@ -160,7 +188,7 @@ impl Spec {
         }
         let run = simulate::run(&mesh, &programs, &faults, &mut random);
         let dumps = record::dumps(self, &mesh, &programs, &run, &faults, &mut random);
-        let blocked = run.blocked(&programs);
+        let blocked = run.blocked();
         let decidable = faults.iter().all(|fault| fault.decidable);
         Job {
             spec: self.clone(),

@@ -1,12 +1,14 @@
 //! The records that the ranks of a simulated job leave, in the manner of each recorder.
 
-use super::fault::{Fault, Kind};
+use super::Kind;
+use super::entry::{Issued, Outcome};
+use super::fault::Fault;
 use super::mesh::Mesh;
-use super::program::{Act, Call, Program};
+use super::program::{Act, Call, Program, collective};
 use super::simulate::{Run, Times};
 use super::{Random, Spec};
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    Entry, EntryState, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
     Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, RingReader};
@@ -44,6 +46,8 @@ pub struct Recording {
     pub frames: bool,
     /// Split sizes of exchanges are recorded.
     pub splits: bool,
+    /// NCCL's watchdog notices completions up to so much later, ms.
+    pub notice_ms: u64,
     /// The records are taken when so much of the job's time has gone by, 0..1; `None` = at its end.
     pub taken_at: Option<f64>,
 }
@@ -61,9 +65,10 @@ pub(super) fn dumps(
     let crashed = |rank: Rank| {
         faults
             .iter()
-            .any(|fault| fault.kind == Kind::Crash && fault.rank == rank)
+            .filter(|fault| matches!(fault.kind, Kind::Crash | Kind::Clocks))
+            .any(|fault| fault.culprits.contains(&rank))
     };
-    let hosts = spec.world().div_ceil(8);
+    let hosts = host_of(spec.world() - 1) + 1;
     let spread = spec.recording.clock_spread_ms as i64 * 1_000_000;
     let offsets: Vec<i64> = (0..hosts)
         .map(|_| {
@@ -93,7 +98,7 @@ pub(super) fn dumps(
                 Window::Unequal => random.between(24, 200) as usize,
             };
             let clock = Clock {
-                offset: offsets[(rank / 8) as usize],
+                offset: offsets[host_of(rank) as usize],
                 ppm: spec.recording.drift_ppm,
             };
             let mut writer = Writer::new(spec, mesh, rank, clock);
@@ -104,15 +109,20 @@ pub(super) fn dumps(
                 .map(|fault| fault.at);
             let mut dump = writer.write(&programs[rank as usize], run, keep);
             for fault in faults.iter().filter(|fault| fault.rank == rank) {
-                show_outside(fault.kind, &mut dump);
+                show_outside(fault.kind, spec.steps, &mut dump);
             }
             dump
         })
         .collect()
 }
 
+/// Which host a rank runs on.
+pub(super) fn host_of(rank: Rank) -> u32 {
+    rank / 8
+}
+
 /// What a fault leaves in a record beside the operations.
-fn show_outside(kind: Kind, dump: &mut Dump) {
+fn show_outside(kind: Kind, steps: u32, dump: &mut Dump) {
     match kind {
         Kind::Dead => dump.identity.reason = RingReader::OWNER_IS_DEAD.into(),
         Kind::Stalled => {
@@ -122,38 +132,43 @@ fn show_outside(kind: Kind, dump: &mut Dump) {
             }
         }
         Kind::ShortRing => {
-            dump.entries.drain(..dump.entries.len().saturating_sub(12));
-            dump.status.get_or_insert_default().dropped = 3;
+            let step = dump.entries.len() / steps as usize;
+            dump.entries.drain(..dump.entries.len() - step / 2);
         }
+        Kind::Dropped => dump.status.get_or_insert_default().dropped = 3,
         _ => {}
     }
 }
 
 #[derive(Clone, Copy)]
-struct Clock {
+pub(super) struct Clock {
     offset: i64,
     ppm: i64,
 }
 
 impl Clock {
-    fn wall(self, ns: i64) -> i64 {
+    pub(super) fn wall(self, ns: i64) -> i64 {
         START_NS + self.offset + ns + ns / 1_000_000 * self.ppm
     }
 }
 
-struct Writer<'a> {
-    spec: &'a Spec,
+pub(super) struct Writer<'a> {
+    pub(super) spec: &'a Spec,
     mesh: &'a Mesh,
     rank: Rank,
-    clock: Clock,
-    dump: Dump,
-    local: HashMap<usize, u32>,
-    seq: HashMap<usize, [u64; 3]>,
-    signatures: HashMap<Signature, u32>,
-    stacks: HashMap<u32, u32>,
-    everything: u64,
+    pub(super) clock: Clock,
+    pub(super) dump: Dump,
+    pub(super) local: HashMap<usize, u32>,
+    /// Of each group: collectives, messages and operations so far.
+    pub(super) seq: HashMap<usize, [u64; 3]>,
+    pub(super) signatures: HashMap<Signature, u32>,
+    pub(super) stacks: HashMap<u32, u32>,
+    pub(super) everything: u64,
+    pub(super) notice: Random,
     /// When the record is taken, ns since the start.
-    taken: i64,
+    pub(super) taken: i64,
+    /// Of the batch that is being written: the messages whose other half was posted.
+    met: u32,
     /// Which act failed by itself.
     failed_at: Option<usize>,
 }
@@ -180,7 +195,9 @@ impl<'a> Writer<'a> {
             signatures: HashMap::new(),
             stacks: HashMap::new(),
             everything: 0,
+            notice: Random::new(spec.seed ^ u64::from(rank) << 32),
             taken: 0,
+            met: 0,
             failed_at: None,
         }
     }
@@ -199,14 +216,19 @@ impl<'a> Writer<'a> {
         if self.dump.recorder == Recorder::Rcomm {
             self.dump.identity = Identity {
                 world_size: Some(self.spec.world()),
-                host: format!("host{}", self.rank / 8),
+                host: format!("host{}", host_of(self.rank)),
                 job: "job".into(),
                 dump_time_ns: self.clock.wall(taken),
                 reason: "time-out".into(),
                 ..self.dump.identity
             };
+            let named = self.spec.faults.contains(&Kind::ShortRing);
             self.dump.status = Some(RankStatus {
-                step: -1,
+                step: if named {
+                    i64::from(self.spec.steps) - 1
+                } else {
+                    -1
+                },
                 heartbeat_ns: self.clock.wall(taken - 100_000_000),
                 ..RankStatus::default()
             });
@@ -246,12 +268,12 @@ impl<'a> Writer<'a> {
         for (at, act) in program.acts[..issued].iter().enumerate() {
             if self.failed_at == Some(at) {
                 let arrived = times.get(at).map_or(0, |times| times.arrived);
-                self.act(
-                    act,
-                    EntryState::Failed,
+                let failed = Outcome {
+                    state: EntryState::Failed,
                     arrived,
-                    Some(arrived + 1_000_000_000),
-                );
+                    ended: Some(arrived + 1_000_000_000),
+                };
+                self.act(act, failed);
                 continue;
             }
             let seen = times.get(at);
@@ -267,7 +289,13 @@ impl<'a> Writer<'a> {
                 Some(_) => EntryState::Started,
                 None => EntryState::Scheduled,
             };
-            self.act(act, state, arrived, seen.and_then(|times| times.ended));
+            let outcome = Outcome {
+                state,
+                arrived,
+                ended: seen.and_then(|times| times.ended),
+            };
+            self.met = seen.map_or(0, |times| times.met);
+            self.act(act, outcome);
         }
         if keep < self.dump.entries.len() {
             let drop = self.dump.entries.len() - keep;
@@ -279,7 +307,7 @@ impl<'a> Writer<'a> {
         self.dump
     }
 
-    fn act(&mut self, act: &Act, state: EntryState, arrived: i64, ended: Option<i64>) {
+    fn act(&mut self, act: &Act, outcome: Outcome) {
         let group = act.group();
         let counts = self.seq.entry(group).or_insert([0; 3]);
         match act {
@@ -287,27 +315,22 @@ impl<'a> Writer<'a> {
                 counts[0] += 1;
                 // Others than these record each operation on its own.
                 let blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
+                // Members of a coalesced block take no state of their own in NCCL's records.
+                let marked = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
                 for (nth, call) in calls.iter().enumerate() {
                     let counts = self.seq.entry(group).or_insert([0; 3]);
                     counts[0] += u64::from(nth > 0 && !blocks);
                     counts[2] += 1;
-                    // Members of a coalesced block take no state of their own in NCCL's records.
-                    let hidden = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
-                    let state = if hidden { EntryState::Scheduled } else { state };
-                    let ended = ended.filter(|_| !hidden);
-                    self.entry(
+                    let issued = Issued {
                         group,
-                        call.clone(),
-                        Peer::None,
-                        state,
-                        arrived,
-                        ended,
-                        false,
-                    );
+                        call: call.clone(),
+                        peer: Peer::None,
+                        is_p2p: false,
+                    };
+                    self.entry(issued, if marked { outcome.hidden() } else { outcome });
                 }
-                if calls.len() > 1 && self.dump.recorder == Recorder::Nccl {
-                    let marker = marker(calls[0].line);
-                    self.entry(group, marker, Peer::None, state, arrived, ended, false);
+                if marked {
+                    self.entry(marker(group, calls[0].line, false), outcome);
                 }
             }
             Act::Batch { messages, line, .. } => {
@@ -315,17 +338,14 @@ impl<'a> Writer<'a> {
                     counts[2] += messages.len() as u64;
                     return;
                 }
-                let batched = self.spec.recording.batched;
+                let batched = self.spec.recording.batched || messages.len() > 1;
                 let markers =
                     batched && matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
-                if markers {
-                    counts[1] += 1;
-                }
-                for message in messages {
+                let hidden = markers && self.dump.recorder == Recorder::Nccl;
+                counts[1] += u64::from(markers);
+                for (nth, message) in messages.iter().enumerate() {
                     let counts = self.seq.entry(group).or_insert([0; 3]);
-                    if !markers {
-                        counts[1] += 1;
-                    }
+                    counts[1] += u64::from(!markers);
                     counts[2] += 1;
                     let (op, name) = if message.sends {
                         (OpType::Send, "send")
@@ -333,184 +353,42 @@ impl<'a> Writer<'a> {
                         (OpType::Recv, "recv")
                     };
                     let shape = vec![message.elements];
-                    let hidden = markers && self.dump.recorder == Recorder::Nccl;
-                    let state = if hidden { EntryState::Scheduled } else { state };
-                    let ended = ended.filter(|_| !hidden);
-                    let call = Call {
-                        input: shape.clone(),
-                        output: shape,
-                        ..super::program::collective(op, name, &[], &[], *line)
-                    };
-                    self.entry(
+                    let issued = Issued {
                         group,
-                        call,
-                        Peer::Rank(message.peer),
-                        state,
-                        arrived,
-                        ended,
-                        true,
-                    );
+                        call: Call {
+                            input: shape.clone(),
+                            output: shape,
+                            ..collective(op, name, &[], &[], *line)
+                        },
+                        peer: if message.any && !message.sends {
+                            Peer::Any
+                        } else {
+                            Peer::Rank(message.peer)
+                        },
+                        is_p2p: true,
+                    };
+                    // Outside of NCCL's blocks each message ends on its own.
+                    let met = self.met & 1 << nth != 0;
+                    let outcome = match outcome {
+                        _ if hidden => outcome.hidden(),
+                        Outcome {
+                            ended: None,
+                            arrived,
+                            ..
+                        } if met => Outcome {
+                            state: EntryState::Completed,
+                            arrived,
+                            ended: Some(arrived + 200_000),
+                        },
+                        _ => outcome,
+                    };
+                    self.entry(issued, outcome);
                 }
                 if markers {
-                    self.entry(
-                        group,
-                        marker(*line),
-                        Peer::None,
-                        state,
-                        arrived,
-                        ended,
-                        true,
-                    );
+                    self.entry(marker(group, *line, true), outcome);
                 }
             }
         }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one entry")]
-    fn entry(
-        &mut self,
-        group: usize,
-        call: Call,
-        peer: Peer,
-        state: EntryState,
-        arrived: i64,
-        ended: Option<i64>,
-        is_p2p: bool,
-    ) {
-        let recorder = self.dump.recorder;
-        let counts = self.seq[&group];
-        let starts =
-            self.spec.recording.starts && matches!(recorder, Recorder::Nccl | Recorder::Rcomm);
-        let state = match (recorder, state) {
-            (Recorder::NativeGloo, _) => EntryState::Scheduled,
-            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if starts => {
-                EntryState::Started
-            }
-            (_, EntryState::Started) => EntryState::Scheduled,
-            (_, state) => state,
-        };
-        let wall = |ns: i64| self.clock.wall(ns);
-        let retired = ended.is_some() || recorder == Recorder::NativeGloo;
-        let ended = ended.filter(|_| recorder != Recorder::NativeGloo);
-        let completed = ended.map_or(0, wall);
-        let started = match recorder {
-            Recorder::NativeGloo => 0,
-            Recorder::Hook | Recorder::Torchcomms => completed,
-            _ if starts && state != EntryState::Scheduled => wall(arrived),
-            _ => 0,
-        };
-        let timed = starts || recorder == Recorder::Hook;
-        let is_collective = !is_p2p;
-        let reduce_op = call.reduce_op.filter(|_| recorder == Recorder::Rcomm);
-        let root = call.root.filter(|_| recorder == Recorder::Rcomm);
-        let torchcomms = recorder == Recorder::Torchcomms;
-        let entry = Entry {
-            record_id: self.everything + u64::from(recorder == Recorder::Rcomm),
-            collective_seq_id: if torchcomms {
-                self.everything
-            } else {
-                counts[0]
-            },
-            p2p_seq_id: if torchcomms || (is_collective && recorder == Recorder::Nccl) {
-                0
-            } else {
-                counts[1]
-            },
-            op_id: counts[2],
-            group: self.local[&group],
-            signature: self.signature(&call),
-            stack: self.stack(call.line),
-            op: call.op,
-            state,
-            retired,
-            is_p2p: is_p2p && !torchcomms,
-            peer: if torchcomms { Peer::None } else { peer },
-            root,
-            reduce_op,
-            time_created_ns: self.clock.wall(arrived),
-            time_discovered_started_ns: started,
-            time_discovered_completed_ns: completed,
-            duration_ms: ended
-                .filter(|_| timed)
-                .map(|ended| (ended - arrived) as f32 / 1e6),
-            timeout_ms: 600_000,
-            thread: None,
-        };
-        self.everything += 1;
-        self.dump.entries.push(entry);
-    }
-
-    fn signature(&mut self, call: &Call) -> u32 {
-        let shapes = |shape: &[u64]| {
-            if shape.is_empty() {
-                vec![]
-            } else {
-                vec![shape.to_vec()]
-            }
-        };
-        let types = |shape: &[u64]| {
-            if shape.is_empty() {
-                vec![]
-            } else {
-                vec![call.dtype.to_owned()]
-            }
-        };
-        let backend = match self.dump.recorder {
-            Recorder::Hook => "frgloo",
-            Recorder::NativeGloo => "gloo",
-            Recorder::Rcomm => "cpu",
-            _ => "nccl",
-        };
-        let (input, output) = match (self.dump.recorder, call.op) {
-            (Recorder::Hook, OpType::Send) => (call.input.clone(), vec![]),
-            (Recorder::Hook, OpType::Recv) => (vec![], call.output.clone()),
-            _ => (call.input.clone(), call.output.clone()),
-        };
-        let none = [Vec::new(), Vec::new()];
-        let recorded = self.spec.recording.splits
-            && !matches!(
-                self.dump.recorder,
-                Recorder::NativeGloo | Recorder::Torchcomms
-            );
-        let splits = if recorded { &call.splits } else { &none };
-        let signature = Signature {
-            backend: backend.into(),
-            op_name: call.name.into(),
-            input_sizes: shapes(&input),
-            output_sizes: shapes(&output),
-            input_dtypes: types(&input),
-            output_dtypes: types(&output),
-            input_splits: splits[0].clone(),
-            output_splits: splits[1].clone(),
-        };
-        if let Some(&at) = self.signatures.get(&signature) {
-            return at;
-        }
-        let at = self.dump.signatures.len() as u32;
-        self.dump.signatures.push(signature.clone());
-        self.signatures.insert(signature, at);
-        at
-    }
-
-    fn stack(&mut self, line: u32) -> Option<u32> {
-        if !self.spec.recording.frames {
-            return None;
-        }
-        if let Some(&at) = self.stacks.get(&line) {
-            return Some(at);
-        }
-        let at = self.dump.stacks.len() as u32;
-        let frame = self.dump.frames.len() as u32;
-        let own = |name: &str, line| Frame {
-            name: name.into(),
-            filename: "/srv/train.py".into(),
-            line,
-        };
-        self.dump.frames.push(own("forward", line));
-        self.dump.frames.push(own("main", 300));
-        self.dump.stacks.push(vec![frame, frame + 1]);
-        self.stacks.insert(line, at);
-        Some(at)
     }
 
     fn add_status(&mut self) {
@@ -538,6 +416,11 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn marker(line: u32) -> Call {
-    super::program::collective(OpType::Coalesced, "coalesced", &[], &[], line)
+fn marker(group: usize, line: u32, is_p2p: bool) -> Issued {
+    Issued {
+        group,
+        call: collective(OpType::Coalesced, "coalesced", &[], &[], line),
+        peer: Peer::None,
+        is_p2p,
+    }
 }

@@ -1,8 +1,9 @@
 //! Who completes what, and when: each rank does one act after the other; a collective ends when all
 //! members are in it and agree, a message when both halves are posted and agree.
 
+use super::Kind;
 use super::Random;
-use super::fault::{Fault, Kind};
+use super::fault::Fault;
 use super::mesh::Mesh;
 use super::program::{Act, Call, Program};
 use rcomm_recorder::model::{OpType, Rank};
@@ -13,6 +14,8 @@ use std::collections::{HashMap, VecDeque};
 pub(super) struct Times {
     pub(super) arrived: i64,
     pub(super) ended: Option<i64>,
+    /// Of a batch that did not end: the messages whose other half was posted, a bit each.
+    pub(super) met: u32,
 }
 
 /// What came of the programs.
@@ -24,7 +27,7 @@ pub(super) struct Run {
 
 impl Run {
     /// Ranks that are in an act that did not end.
-    pub(super) fn blocked(&self, _programs: &[Program]) -> Vec<Rank> {
+    pub(super) fn blocked(&self) -> Vec<Rank> {
         let ranks = self.times.iter().enumerate();
         ranks
             .filter(|(_, times)| times.last().is_some_and(|last| last.ended.is_none()))
@@ -35,6 +38,31 @@ impl Run {
 
 /// The receive and the send of a message: who posted it, when, and how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
+
+/// Messages that a receiver takes in whatever order they come: who waits for whom, by group and
+/// receiver.
+#[derive(Default)]
+struct FromAny {
+    sends: HashMap<(usize, u32), VecDeque<Rank>>,
+    receives: HashMap<(usize, u32), VecDeque<Rank>>,
+}
+
+impl FromAny {
+    /// Posts one half; returns who posted the other, if it was there.
+    fn post(&mut self, group: usize, receiver: u32, rank: Rank, sends: bool) -> Option<Rank> {
+        let (own, others) = if sends {
+            (&mut self.sends, &mut self.receives)
+        } else {
+            (&mut self.receives, &mut self.sends)
+        };
+        let key = (group, receiver);
+        let met = others.get_mut(&key).and_then(VecDeque::pop_front);
+        if met.is_none() {
+            own.entry(key).or_default().push_back(rank);
+        }
+        met
+    }
+}
 
 /// What members of a group have to agree on.
 fn agree(a: &[Call], b: &[Call]) -> bool {
@@ -56,6 +84,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     let mut seq: Vec<HashMap<usize, u32>> = vec![HashMap::new(); world];
     let mut counted: HashMap<(usize, u32, u32, bool), usize> = HashMap::new();
     let mut posted: HashMap<(usize, u32, u32, usize), Halves> = HashMap::new();
+    let mut from_any = FromAny::default();
     let mut inside: HashMap<(usize, u32), Vec<Rank>> = HashMap::new();
     let mut queue: VecDeque<Rank> = (0..world as Rank).collect();
     let broken: Vec<(usize, u32)> = faults
@@ -88,6 +117,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
             times[me].push(Times {
                 arrived: clock[me],
                 ended: None,
+                met: 0,
             });
         }
         match act {
@@ -129,10 +159,30 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                 let Some(member) = mesh.member(*group, rank) else {
                     continue;
                 };
+                if let [message] = messages.as_slice()
+                    && message.any
+                {
+                    let receiver = if message.sends { message.peer } else { member };
+                    let met = fresh
+                        .then(|| from_any.post(*group, receiver, rank, message.sends))
+                        .flatten();
+                    if let Some(other) = met {
+                        let other = other as usize;
+                        let there = times[other][times[other].len() - 1].arrived;
+                        for one in [me, other] {
+                            clock[one] = clock[me].max(there) + 200_000;
+                            if let Some(last) = times[one].last_mut() {
+                                last.ended = Some(clock[one]);
+                            }
+                            queue.push_back(one as Rank);
+                        }
+                    }
+                    continue;
+                }
                 let mut complete = true;
                 let mut end = clock[me];
                 let mut wake = Vec::new();
-                for message in messages {
+                for (at_batch, message) in messages.iter().enumerate() {
                     let ends = if message.sends {
                         (member, message.peer)
                     } else {
@@ -152,6 +202,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     match halves {
                         [Some(a), Some(b)] if a.2 == b.2 => {
                             end = end.max(a.1).max(b.1);
+                            times[me][at].met |= 1 << at_batch;
                             wake.push(mesh.groups[*group].ranks[message.peer as usize]);
                         }
                         _ => complete = false,
@@ -161,6 +212,9 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     clock[me] = end + 200_000;
                     times[me][at].ended = Some(clock[me]);
                     queue.push_back(rank);
+                }
+                // What is posted here may be all that another batch has waited for.
+                if complete || fresh {
                     queue.extend(wake.into_iter().filter(|&other| {
                         times[other as usize]
                             .last()

@@ -1,0 +1,192 @@
+//! One operation in the manner of each recorder.
+
+use super::program::Call;
+use super::record::Writer;
+use rcomm_recorder::model::{Entry, EntryState, Frame, OpType, Peer, Signature};
+use rcomm_recorder::publish::Recorder;
+
+/// An operation as the rank issued it.
+pub(super) struct Issued {
+    pub(super) group: usize,
+    pub(super) call: Call,
+    pub(super) peer: Peer,
+    pub(super) is_p2p: bool,
+}
+
+/// What became of it, ns since the start.
+#[derive(Clone, Copy)]
+pub(super) struct Outcome {
+    pub(super) state: EntryState,
+    pub(super) arrived: i64,
+    pub(super) ended: Option<i64>,
+}
+
+impl Outcome {
+    /// As a member of a block shows it whose closing marker alone tells.
+    pub(super) fn hidden(self) -> Self {
+        Self {
+            state: EntryState::Scheduled,
+            ended: None,
+            ..self
+        }
+    }
+}
+
+impl Writer<'_> {
+    pub(super) fn entry(&mut self, issued: Issued, outcome: Outcome) {
+        let Issued {
+            group,
+            call,
+            peer,
+            is_p2p,
+        } = issued;
+        let Outcome {
+            state,
+            arrived,
+            ended,
+        } = outcome;
+        let recorder = self.dump.recorder;
+        let counts = self.seq[&group];
+        let starts =
+            self.spec.recording.starts && matches!(recorder, Recorder::Nccl | Recorder::Rcomm);
+        let state = match (recorder, state) {
+            (Recorder::NativeGloo, _) => EntryState::Scheduled,
+            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if starts => {
+                EntryState::Started
+            }
+            (_, EntryState::Started) => EntryState::Scheduled,
+            (_, state) => state,
+        };
+        let retired = ended.is_some() || recorder == Recorder::NativeGloo;
+        let ended = ended.filter(|_| recorder != Recorder::NativeGloo);
+        let completed = ended.map_or(0, |ended| self.noticed(ended));
+        let started = match recorder {
+            Recorder::NativeGloo => 0,
+            Recorder::Hook | Recorder::Torchcomms => completed,
+            _ if starts && state != EntryState::Scheduled => self.clock.wall(arrived),
+            _ => 0,
+        };
+        let timed = starts || recorder == Recorder::Hook;
+        let is_collective = !is_p2p;
+        let reduce_op = call.reduce_op.filter(|_| recorder == Recorder::Rcomm);
+        let root = call.root.filter(|_| recorder == Recorder::Rcomm);
+        let torchcomms = recorder == Recorder::Torchcomms;
+        let entry = Entry {
+            record_id: self.everything + u64::from(recorder == Recorder::Rcomm),
+            collective_seq_id: if torchcomms {
+                self.everything
+            } else {
+                counts[0]
+            },
+            p2p_seq_id: if torchcomms || (is_collective && recorder == Recorder::Nccl) {
+                0
+            } else {
+                counts[1]
+            },
+            op_id: counts[2],
+            group: self.local[&group],
+            signature: self.signature(&call),
+            stack: self.stack(call.line),
+            op: call.op,
+            state,
+            retired,
+            is_p2p: is_p2p && !torchcomms,
+            peer: if torchcomms { Peer::None } else { peer },
+            root,
+            reduce_op,
+            time_created_ns: self.clock.wall(arrived),
+            time_discovered_started_ns: started,
+            time_discovered_completed_ns: completed,
+            duration_ms: ended
+                .filter(|_| timed)
+                .map(|ended| (ended - arrived) as f32 / 1e6),
+            timeout_ms: 600_000,
+            thread: None,
+        };
+        self.everything += 1;
+        self.dump.entries.push(entry);
+    }
+
+    /// When the host writes down that an operation has ended: NCCL's watchdog looks now and then.
+    fn noticed(&mut self, ended: i64) -> i64 {
+        let late_ms = match self.dump.recorder {
+            Recorder::Nccl => self.spec.recording.notice_ms,
+            _ => 0,
+        };
+        let late = (self.notice.draw() % (late_ms * 1_000_000 + 1)) as i64;
+        self.clock.wall((ended + late).min(self.taken.max(ended)))
+    }
+
+    fn signature(&mut self, call: &Call) -> u32 {
+        let shapes = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![shape.to_vec()]
+            }
+        };
+        let types = |shape: &[u64]| {
+            if shape.is_empty() {
+                vec![]
+            } else {
+                vec![call.dtype.to_owned()]
+            }
+        };
+        let backend = match self.dump.recorder {
+            Recorder::Hook => "frgloo",
+            Recorder::NativeGloo => "gloo",
+            Recorder::Rcomm => "cpu",
+            _ => "nccl",
+        };
+        let (input, output) = match (self.dump.recorder, call.op) {
+            (Recorder::Hook, OpType::Send) => (call.input.clone(), vec![]),
+            (Recorder::Hook, OpType::Recv) => (vec![], call.output.clone()),
+            _ => (call.input.clone(), call.output.clone()),
+        };
+        let none = [Vec::new(), Vec::new()];
+        let recorded = self.spec.recording.splits
+            && !matches!(
+                self.dump.recorder,
+                Recorder::NativeGloo | Recorder::Torchcomms
+            );
+        let splits = if recorded { &call.splits } else { &none };
+        let signature = Signature {
+            backend: backend.into(),
+            op_name: call.name.into(),
+            input_sizes: shapes(&input),
+            output_sizes: shapes(&output),
+            input_dtypes: types(&input),
+            output_dtypes: types(&output),
+            input_splits: splits[0].clone(),
+            output_splits: splits[1].clone(),
+        };
+        if let Some(&at) = self.signatures.get(&signature) {
+            return at;
+        }
+        let at = self.dump.signatures.len() as u32;
+        self.dump.signatures.push(signature.clone());
+        self.signatures.insert(signature, at);
+        at
+    }
+
+    fn stack(&mut self, line: u32) -> Option<u32> {
+        if !self.spec.recording.frames {
+            return None;
+        }
+        if let Some(&at) = self.stacks.get(&line) {
+            return Some(at);
+        }
+        let at = self.dump.stacks.len() as u32;
+        let frame = self.dump.frames.len() as u32;
+        let own = |name: &str, line| Frame {
+            name: name.into(),
+            filename: "/srv/train.py".into(),
+            line,
+        };
+        self.dump.frames.push(own("forward", line));
+        self.dump.frames.push(own("main", 300));
+        self.dump.stacks.push(vec![frame, frame + 1]);
+        self.stacks.insert(line, at);
+        Some(at)
+    }
+}

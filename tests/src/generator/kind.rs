@@ -1,0 +1,128 @@
+//! What can be wrong with a job.
+
+use rcomm_analyzer::Code;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// A rank stops issuing anything.
+    Stuck,
+    /// A rank stops, and leaves no record.
+    Crash,
+    /// A rank leaves out one collective.
+    Skip,
+    /// A rank issues one collective that nobody else does.
+    Extra,
+    /// A rank issues another operation.
+    Op,
+    /// Another element type.
+    Dtype,
+    /// Another size.
+    Size,
+    /// Two neighbouring collectives of one group in the other order.
+    Swap,
+    /// A rank leaves out a message.
+    LostMessage,
+    /// The sizes of the two halves of a message differ.
+    MessageSize,
+    /// A collective in which everybody arrives and nobody finishes.
+    Fabric,
+    /// A rank comes late in every step.
+    Slow,
+    /// All ranks of a host come late in every step (a record that names hosts only).
+    SlowHost,
+    /// A rank takes two neighbouring steps on different groups in the other order.
+    Detour,
+    /// A rank takes itself for the root of a gather.
+    Root,
+    /// A rank sends other split sizes in an exchange than its peers expect.
+    Splits,
+    /// As [`Kind::Splits`], where only sums are recorded.
+    Sum,
+    /// A rank's process is gone (a record that outlives it only).
+    Dead,
+    /// An operation fails on one rank while everybody is in it (a record that tells failures only).
+    Fails,
+    /// A rank's watchdog makes no rounds; the job runs on.
+    Stalled,
+    /// A rank's ring holds less than a step of a program that names its steps.
+    ShortRing,
+    /// A rank stops, and the others' programs run so far ahead of their devices that what they are in
+    /// has left their rings.
+    Overrun,
+    /// A rank's recorder lost records because writers met.
+    Dropped,
+    /// A rank moves far more bytes than its peers in exchanges.
+    Uneven,
+    /// Rows of small operations, again and again.
+    Tiny,
+    /// An operation succeeds shortly before its time-out.
+    NearTimeout,
+    /// Two ranks leave no record, and completions are noticed too late to tell from the clocks which of
+    /// them was missed first.
+    Clocks,
+}
+
+impl Kind {
+    /// All kinds that end in a hang.
+    pub const HANGS: &'static [Self] = &[
+        Self::Stuck,
+        Self::Crash,
+        Self::Skip,
+        Self::Extra,
+        Self::Op,
+        Self::Dtype,
+        Self::Size,
+        Self::Swap,
+        Self::LostMessage,
+        Self::MessageSize,
+        Self::Detour,
+        Self::Root,
+        Self::Splits,
+        Self::Sum,
+        Self::Dead,
+        Self::Fails,
+    ];
+
+    /// Kinds that are warned of.
+    pub const WARNINGS: &'static [Self] = &[
+        Self::Stalled,
+        Self::ShortRing,
+        Self::Dropped,
+        Self::SlowHost,
+        Self::Uneven,
+        Self::Tiny,
+        Self::NearTimeout,
+        Self::Overrun,
+        Self::Clocks,
+    ];
+
+    /// Codes that say it; what the same dumps support equally well is among them.
+    pub fn codes(self) -> &'static [Code] {
+        use Code::*;
+        match self {
+            Self::Stuck => &[E101, E120],
+            Self::Crash => &[E102],
+            // Between two uneven exchanges only the splits, or their sums, are not those of the peers.
+            Self::Skip | Self::Extra => &[E103, E104, E110, E111, E112, E113, E114, E101, E130],
+            Self::Op => &[E110, E103, E104],
+            Self::Dtype => &[E111],
+            Self::Size => &[E112],
+            Self::Swap => &[E113, E110, E112, E103, E104],
+            Self::LostMessage => &[E120, E121, E130, E103],
+            Self::MessageSize => &[E121],
+            Self::Fabric => &[E135],
+            Self::Slow | Self::SlowHost => &[W220],
+            Self::Detour => &[E130, E113, E101, E120, E103],
+            Self::Root | Self::Splits => &[E114],
+            Self::Sum => &[E112],
+            Self::Dead | Self::Fails => &[E150],
+            Self::Stalled => &[E140],
+            Self::ShortRing | Self::Overrun | Self::Dropped => &[W160],
+            Self::Uneven => &[W230],
+            Self::Tiny => &[W240],
+            Self::NearTimeout => &[W250],
+            Self::Clocks => &[W260],
+        }
+    }
+}

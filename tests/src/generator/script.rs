@@ -1,0 +1,337 @@
+//! What each rank does: steps of pipeline messages, tensor-parallel collectives and rings, expert
+//! exchange, sharded parameters, gradients, what is gathered from any, and a norm over the world.
+
+use super::mesh::{Mesh, Roles};
+use super::program::{Act, Call, Message, Program, collective};
+use super::{Random, Spec};
+use rcomm_recorder::model::{OpType, Rank, ReduceOp};
+
+/// Writes a rank's program.
+pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
+    // What all ranks of the job draw alike.
+    let mut shared = Random::new(spec.seed ^ 0x5555);
+    let mut script = Script {
+        spec,
+        mesh,
+        rank,
+        roles: mesh.roles(rank),
+        layers: shared.between(1, 3),
+        hidden: 512 * shared.between(1, 4),
+        acts: Vec::new(),
+    };
+    // Parameters from the first rank.
+    let hidden = script.hidden;
+    script.issue(
+        0,
+        Call {
+            root: Some(0),
+            ..collective(OpType::Broadcast, "broadcast", &[hidden], &[hidden], 10)
+        },
+    );
+    for step in 0..spec.steps {
+        script.pass(step, Pass::Forward);
+        script.pass(step, Pass::Backward);
+        script.gradients();
+        if step >= spec.steps / 2 {
+            script.save();
+        }
+        script.collect();
+        script.issue(
+            0,
+            Call {
+                reduce_op: Some(ReduceOp::Sum),
+                dtype: "Float",
+                ..collective(OpType::AllReduce, "all_reduce", &[1], &[1], 95)
+            },
+        );
+    }
+    Program {
+        acts: script.acts,
+        ..Program::default()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+struct Script<'a> {
+    spec: &'a Spec,
+    mesh: &'a Mesh,
+    rank: Rank,
+    roles: Roles,
+    layers: u64,
+    hidden: u64,
+    acts: Vec<Act>,
+}
+
+impl Script<'_> {
+    fn issue(&mut self, group: usize, call: Call) {
+        self.acts.push(Act::Collective {
+            group,
+            calls: vec![call],
+        });
+    }
+
+    fn members(&self, group: usize) -> u64 {
+        self.mesh.groups[group].ranks.len() as u64
+    }
+
+    /// All micro-batches, through all layers of this stage.
+    fn pass(&mut self, step: u32, pass: Pass) {
+        let (line, away) = match pass {
+            Pass::Forward => (20, 1i64),
+            Pass::Backward => (60, -1),
+        };
+        let (stage, stages) = (self.mesh.stage(self.rank), self.spec.pp);
+        let neighbour = |by: i64| {
+            let at = i64::from(stage) + by;
+            (0..i64::from(stages)).contains(&at).then_some(at as u32)
+        };
+        for micro_batch in 0..self.spec.micro_batches {
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbour(-away)) {
+                self.acts.push(message(pp, false, peer, self.hidden, line));
+            }
+            for layer in 0..self.layers {
+                self.fetch(pass, layer);
+                self.layer(layer, micro_batch, line);
+                if let Some(group) = self.roles.ep {
+                    let call = self.exchange(group, step, micro_batch, line + 4);
+                    self.issue(group, call);
+                }
+                self.reduce(pass, layer);
+            }
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbour(away)) {
+                self.acts
+                    .push(message(pp, true, peer, self.hidden, line + 5));
+            }
+        }
+    }
+
+    /// What a layer does on its tensor-parallel group.
+    fn layer(&mut self, layer: u64, micro_batch: u32, line: u32) {
+        let Some(group) = self.roles.tp else { return };
+        let (hidden, tp) = (self.hidden, u64::from(self.spec.tp));
+        if self.spec.mix.rings {
+            self.pass_around(group, line + 6);
+        }
+        self.issue(
+            group,
+            collective(
+                OpType::AllGatherSingle,
+                "_all_gather_base",
+                &[hidden],
+                &[hidden * tp],
+                line + 1,
+            ),
+        );
+        self.issue(
+            group,
+            collective(
+                OpType::ReduceScatterSingle,
+                "_reduce_scatter_base",
+                &[hidden * tp],
+                &[hidden],
+                line + 2,
+            ),
+        );
+        if layer == 0 {
+            let shape = [hidden, 1 + u64::from(micro_batch)];
+            self.issue(
+                group,
+                collective(OpType::AllReduce, "all_reduce", &shape, &shape, line + 3),
+            );
+        }
+    }
+
+    /// A ring over the group: in each hop everybody sends to the next and receives from the one before,
+    /// in one batch.
+    fn pass_around(&mut self, group: usize, line: u32) {
+        let (Some(me), members) = (
+            self.mesh.member(group, self.rank),
+            self.members(group) as u32,
+        ) else {
+            return;
+        };
+        for _ in 1..members {
+            let half = |sends: bool, peer: u32| Message {
+                sends,
+                peer,
+                elements: self.hidden,
+                any: false,
+            };
+            let messages = vec![
+                half(true, (me + 1) % members),
+                half(false, (me + members - 1) % members),
+            ];
+            self.acts.push(Act::Batch {
+                group,
+                messages,
+                line,
+            });
+        }
+    }
+
+    /// Sharded parameters: a layer's are gathered while the one before is still at work.
+    fn fetch(&mut self, pass: Pass, layer: u64) {
+        let Some(group) = self.roles.shard else {
+            return;
+        };
+        let gather = |layer: u64, hidden: u64, members: u64| {
+            let own = hidden + 64 * layer;
+            collective(
+                OpType::AllGatherSingle,
+                "_all_gather_base",
+                &[own],
+                &[own * members],
+                match pass {
+                    Pass::Forward => 30,
+                    Pass::Backward => 70,
+                },
+            )
+        };
+        let members = self.members(group);
+        if layer == 0 {
+            self.issue(group, gather(0, self.hidden, members));
+        }
+        if layer + 1 < self.layers {
+            self.issue(group, gather(layer + 1, self.hidden, members));
+        }
+    }
+
+    /// Sharded gradients of a layer.
+    fn reduce(&mut self, pass: Pass, layer: u64) {
+        let (Some(group), Pass::Backward) = (self.roles.shard, pass) else {
+            return;
+        };
+        let own = self.hidden + 64 * layer;
+        let call = collective(
+            OpType::ReduceScatterSingle,
+            "_reduce_scatter_base",
+            &[own * self.members(group)],
+            &[own],
+            75,
+        );
+        self.issue(group, call);
+    }
+
+    /// What replicas of the model exchange at the end of a step.
+    fn gradients(&mut self) {
+        if self.roles.shard.is_some() {
+            if let Some(group) = self.roles.replicate {
+                for layer in 0..self.layers {
+                    let shape = [self.hidden + 64 * layer];
+                    self.issue(
+                        group,
+                        collective(OpType::AllReduce, "all_reduce", &shape, &shape, 83),
+                    );
+                }
+            }
+            return;
+        }
+        let Some(group) = self.roles.dp else { return };
+        let (hidden, dp) = (self.hidden, u64::from(self.spec.dp));
+        let scatter = |times: u64| {
+            collective(
+                OpType::ReduceScatterSingle,
+                "_reduce_scatter_base",
+                &[hidden * dp * times],
+                &[hidden * times],
+                80,
+            )
+        };
+        if self.spec.seed % 4 == 1 {
+            let calls = (1..=3).map(scatter).collect();
+            self.acts.push(Act::Collective { group, calls });
+        } else {
+            self.issue(group, scatter(1));
+        }
+        self.issue(
+            group,
+            collective(
+                OpType::AllGatherSingle,
+                "_all_gather_base",
+                &[hidden],
+                &[hidden * dp],
+                81,
+            ),
+        );
+    }
+
+    /// On groups that live for a moment.
+    fn save(&mut self) {
+        let Some(group) = self.roles.brief else {
+            return;
+        };
+        let gathered = [16 * self.members(group)];
+        let output: &[u64] = if self.mesh.member(group, self.rank) == Some(0) {
+            &gathered
+        } else {
+            &[]
+        };
+        let gather = Call {
+            root: Some(0),
+            ..collective(OpType::Gather, "gather", &[16], output, 90)
+        };
+        self.issue(group, gather);
+        self.issue(group, collective(OpType::Barrier, "barrier", &[], &[], 91));
+    }
+
+    /// The first rank takes a number from each other one, in whatever order they come.
+    fn collect(&mut self) {
+        if !self.spec.mix.collects {
+            return;
+        }
+        let takes = self.rank == 0;
+        let messages = if takes { self.spec.world() - 1 } else { 1 };
+        for _ in 0..messages {
+            self.acts.push(Act::Batch {
+                group: 0,
+                messages: vec![Message {
+                    sends: !takes,
+                    peer: 0,
+                    elements: 4,
+                    any: true,
+                }],
+                line: 92,
+            });
+        }
+    }
+
+    /// An uneven exchange: what goes from one member to another is the same number seen from both.
+    fn exchange(&self, group: usize, step: u32, micro_batch: u32, line: u32) -> Call {
+        let part = |from: Rank, to: Rank| {
+            let key =
+                u64::from(from) << 40 | u64::from(to) << 20 | u64::from(step * 64 + micro_batch);
+            Random::new(self.spec.seed ^ key).between(0, 64)
+        };
+        let members = &self.mesh.groups[group].ranks;
+        let sent: Vec<u64> = members.iter().map(|&to| part(self.rank, to)).collect();
+        let taken: Vec<u64> = members.iter().map(|&from| part(from, self.rank)).collect();
+        Call {
+            splits: [sent.clone(), taken.clone()],
+            ..collective(
+                OpType::AllToAllSingle,
+                "all_to_all_single",
+                &[sent.iter().sum()],
+                &[taken.iter().sum()],
+                line,
+            )
+        }
+    }
+}
+
+fn message(group: usize, sends: bool, peer: u32, elements: u64, line: u32) -> Act {
+    Act::Batch {
+        group,
+        messages: vec![Message {
+            sends,
+            peer,
+            elements,
+            any: false,
+        }],
+        line,
+    }
+}

@@ -1,0 +1,32 @@
+//! How the ranks of a world find and reach each other: one mesh for each rank, shared by its groups.
+//!
+//! Every rank listens on one port and puts its address under `cpu/addr/<rank>` in the store. Nothing is
+//! connected until it is needed. A *lane* is one connection for one group, one kind of traffic and one
+//! pair of ranks, so that no group's bytes stand in another's way; the higher rank dials, the lower
+//! waits to be called. Who dials or calls without the job's secret is refused and counted (see
+//! [`hello`](super::hello)).
+//!
+//! The thread `rcomm/mesh` answers callers. It never touches a lane that it has handed over.
+
+mod connections;
+mod failure;
+mod reception;
+
+pub(super) use connections::Mesh;
+pub(super) use failure::Failure;
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(())
+}

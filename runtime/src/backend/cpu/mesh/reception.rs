@@ -1,0 +1,317 @@
+//! The thread `rcomm/mesh`: takes callers through their first words, and hands lanes over.
+
+use super::super::hello::{
+    ANSWER_LEN, End, HELLO_LEN, Hello, Identity, LaneKind, PROOF_LEN, Verdict,
+};
+use super::super::transport::{handover, shm::Segment};
+use super::{fill_random, lock};
+use rcomm_recorder::model::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Callers that may be in the middle of their first words at one time.
+const MAX_GREETINGS: usize = 1024;
+/// How long a caller may take over its first words.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LaneId {
+    pub(super) group: u64,
+    pub(super) kind: LaneKind,
+    pub(super) peer: Rank,
+}
+
+/// What the listening thread and the others share.
+pub(super) struct Desk {
+    pub(super) arrived: Mutex<HashMap<LaneId, TcpStream>>,
+    pub(super) bell: Condvar,
+    pub(super) refused: AtomicU64,
+    pub(super) stop: AtomicBool,
+}
+
+pub(super) fn milliseconds(count: i64) -> Timespec {
+    Timespec {
+        tv_sec: count / 1000,
+        tv_nsec: count % 1000 * 1_000_000,
+    }
+}
+
+/// The listening thread: takes every caller through its first words, none at another's cost.
+pub(super) struct Reception {
+    identity: Identity,
+    desk: Arc<Desk>,
+    listener: TcpListener,
+    /// Where neighbours ask for the shared memory, on the one rank of a host that made it.
+    keeper: Option<(UnixListener, Arc<Segment>)>,
+    wake: Arc<OwnedFd>,
+    greetings: Vec<Greeting>,
+}
+
+/// How a caller came.
+enum Caller {
+    /// From anywhere, for a lane.
+    Tcp(TcpStream),
+    /// From this host and user, for the shared memory.
+    Unix(UnixStream),
+}
+
+impl Caller {
+    fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).read(into),
+            Self::Unix(stream) => (&*stream).read(into),
+        }
+    }
+
+    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => (&*stream).write_all(bytes),
+            Self::Unix(stream) => (&*stream).write_all(bytes),
+        }
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// One caller in the middle of its first words.
+struct Greeting {
+    stream: Caller,
+    since: Instant,
+    heard: Vec<u8>,
+    /// The hello, and the nonce that we answered with.
+    answered: Option<(Hello, [u8; HELLO_LEN], [u8; 32])>,
+}
+
+enum Outcome {
+    /// Not all words are here yet.
+    More,
+    /// Proof given: it is what it says.
+    Lane(LaneId),
+    /// Not one of us, or gone.
+    Refused,
+}
+
+impl Reception {
+    /// Nobody has called yet. Only the rank that made the host's shared memory is its keeper.
+    pub(super) fn new(
+        identity: Identity,
+        desk: Arc<Desk>,
+        listener: TcpListener,
+        keeper: Option<(UnixListener, Arc<Segment>)>,
+        wake: Arc<OwnedFd>,
+    ) -> Self {
+        Self {
+            identity,
+            desk,
+            listener,
+            keeper,
+            wake,
+            greetings: Vec::new(),
+        }
+    }
+
+    pub(super) fn work(mut self) {
+        while !self.desk.stop.load(Ordering::Acquire) {
+            let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+            // With all places taken, new callers wait in the queue of the system.
+            if self.greetings.len() < MAX_GREETINGS {
+                sockets.push(PollFd::new(&self.listener, PollFlags::IN));
+                if let Some((listener, _)) = &self.keeper {
+                    sockets.push(PollFd::new(listener, PollFlags::IN));
+                }
+            }
+            for greeting in &self.greetings {
+                sockets.push(PollFd::from_borrowed_fd(
+                    greeting.stream.as_fd(),
+                    PollFlags::IN,
+                ));
+            }
+            let patience = if self.greetings.is_empty() {
+                None
+            } else {
+                Some(milliseconds(250))
+            };
+            match rustix::event::poll(&mut sockets, patience.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot wait for other ranks; no more will be heard");
+                    return;
+                }
+            }
+            drop(sockets);
+            self.accept();
+            self.listen();
+        }
+    }
+
+    fn accept(&mut self) {
+        self.accept_neighbours();
+        while self.greetings.len() < MAX_GREETINGS {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
+                        self.greetings.push(Greeting::new(Caller::Tcp(stream)));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Out of file descriptors, or a caller that left at once: others may still come.
+                    tracing::warn!(%error, "a rank's call could not be taken");
+                    std::thread::sleep(Duration::from_millis(1));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the calls of this host's ranks; other users' are dropped.
+    fn accept_neighbours(&mut self) {
+        let Some((listener, _)) = &self.keeper else {
+            return;
+        };
+        while self.greetings.len() < MAX_GREETINGS {
+            let Ok((stream, _)) = listener.accept() else {
+                // None there, or one that left at once.
+                return;
+            };
+            let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
+            if user == Ok(rustix::process::geteuid()) && stream.set_nonblocking(true).is_ok() {
+                self.greetings.push(Greeting::new(Caller::Unix(stream)));
+            } else {
+                self.desk.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn listen(&mut self) {
+        let mut at = 0;
+        while at < self.greetings.len() {
+            let outcome = self.greetings[at].hear(&self.identity);
+            let expired = self.greetings[at].since.elapsed() > GREETING_TIME;
+            match outcome {
+                Outcome::More if !expired => at += 1,
+                Outcome::Lane(id) => {
+                    let greeting = self.greetings.swap_remove(at);
+                    // Before the lane is handed over: its user may write at once. Four bytes always
+                    // fit into a fresh socket; a broken one shows at first use.
+                    let welcome = Verdict::Welcome.to_bytes();
+                    match (greeting.stream, &self.keeper) {
+                        (Caller::Tcp(stream), _) if id.kind != LaneKind::Segment => {
+                            let _ = (&stream).write_all(&welcome);
+                            lock(&self.desk.arrived).insert(id, stream);
+                            self.desk.bell.notify_all();
+                        }
+                        (Caller::Unix(stream), Some((_, segment)))
+                            if id.kind == LaneKind::Segment =>
+                        {
+                            if let Err(error) = handover::send(&stream, &welcome, segment.file()) {
+                                tracing::warn!(%error, rank = id.peer, "cannot share memory");
+                            }
+                        }
+                        _ => {
+                            self.desk.refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+                Outcome::More | Outcome::Refused => {
+                    self.greetings.swap_remove(at);
+                    let count = self.desk.refused.fetch_add(1, Ordering::Relaxed) + 1;
+                    tracing::warn!(count, "refused a caller that is not a rank of this job");
+                }
+            }
+        }
+    }
+}
+
+impl Greeting {
+    fn new(stream: Caller) -> Self {
+        Self {
+            stream,
+            since: Instant::now(),
+            heard: Vec::with_capacity(HELLO_LEN),
+            answered: None,
+        }
+    }
+
+    fn hear(&mut self, identity: &Identity) -> Outcome {
+        loop {
+            let needed = match self.answered {
+                None => HELLO_LEN,
+                Some(_) => PROOF_LEN,
+            };
+            while self.heard.len() < needed {
+                let mut more = [0; HELLO_LEN];
+                let missing = needed - self.heard.len();
+                match self.stream.read(&mut more[..missing]) {
+                    Ok(0) => return Outcome::Refused,
+                    Ok(some) => self.heard.extend_from_slice(&more[..some]),
+                    Err(error)
+                        if matches!(
+                            error.kind(),
+                            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                        ) =>
+                    {
+                        return Outcome::More;
+                    }
+                    Err(_) => return Outcome::Refused,
+                }
+            }
+            match self.answered.take() {
+                None => {
+                    if !self.answer(identity) {
+                        return Outcome::Refused;
+                    }
+                }
+                Some((hello, first, nonce)) => {
+                    if identity.believes(End::Dialer, &first, &nonce, &self.heard) {
+                        return Outcome::Lane(LaneId {
+                            group: hello.group,
+                            kind: hello.kind,
+                            peer: hello.from,
+                        });
+                    }
+                    let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
+                    return Outcome::Refused;
+                }
+            }
+        }
+    }
+
+    /// Answers the hello; says whether it was for us.
+    fn answer(&mut self, identity: &Identity) -> bool {
+        let mut first = [0; HELLO_LEN];
+        first.copy_from_slice(&self.heard);
+        self.heard.clear();
+        let mut answer = [0; ANSWER_LEN];
+        let hello = match Hello::decode(&first, identity) {
+            Ok(hello) => hello,
+            Err(verdict) => {
+                answer[..4].copy_from_slice(&verdict.to_bytes());
+                let _ = self.stream.write_all(&answer);
+                return false;
+            }
+        };
+        let mut nonce = [0; 32];
+        if let Err(error) = fill_random(&mut nonce) {
+            tracing::error!(%error, "no random numbers: a rank's call was refused");
+            return false;
+        }
+        answer[4..36].copy_from_slice(&nonce);
+        answer[36..].copy_from_slice(&identity.prove(End::Acceptor, &first, &nonce));
+        self.answered = Some((hello, first, nonce));
+        self.stream.write_all(&answer).is_ok()
+    }
+}

@@ -1,0 +1,74 @@
+//! What stands before a message on the wire.
+
+use rcomm_recorder::model::DType;
+
+/// The largest message that is sent before anybody asked for it, in bytes.
+pub(super) const EAGER: usize = 64 << 10;
+pub(super) const FRAME: usize = 40;
+const MAGIC: u32 = 0x7263_7031;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// The message follows.
+    Eager = 1,
+    /// A message is ready.
+    Offer = 2,
+    /// Send the message offered under this id.
+    Clear = 3,
+    /// The message offered under this id follows.
+    Data = 4,
+    /// The message offered under this id does not fit: type and length are the receiver's.
+    Refuse = 5,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: FrameKind,
+    pub(super) tag: u32,
+    pub(super) dtype: DType,
+    /// The sender's name for the message.
+    pub(super) id: u64,
+    /// Bytes of the message.
+    pub(super) len: u64,
+}
+
+impl Frame {
+    pub(super) fn encode(self) -> [u8; FRAME] {
+        let mut bytes = [0; FRAME];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4] = self.kind as u8;
+        bytes[5] = self.dtype.code();
+        bytes[8..12].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.id.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; FRAME]) -> Option<Self> {
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if word(0) != MAGIC {
+            return None;
+        }
+        let frame = Self {
+            kind: match bytes[4] {
+                1 => FrameKind::Eager,
+                2 => FrameKind::Offer,
+                3 => FrameKind::Clear,
+                4 => FrameKind::Data,
+                5 => FrameKind::Refuse,
+                _ => return None,
+            },
+            dtype: DType::from_code(bytes[5])?,
+            tag: word(8),
+            id: long(16),
+            len: long(24),
+        };
+        if frame.kind == FrameKind::Eager && frame.len > EAGER as u64 {
+            return None;
+        }
+        Some(frame)
+    }
+}

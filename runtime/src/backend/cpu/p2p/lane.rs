@@ -1,0 +1,327 @@
+//! One peer's lane, and what came on it for whom.
+
+use super::super::mesh::Failure;
+use super::super::transport::Lane;
+use super::frame::{FRAME, Frame, FrameKind};
+use super::request::{Request, Stage};
+use rcomm_recorder::model::{DType, Rank};
+use std::collections::VecDeque;
+
+/// Bytes of messages from one peer that are kept for receives to come.
+const MAX_KEPT: usize = 64 << 20;
+
+/// A message, or the offer of one, that came before its receive.
+pub(super) struct Kept {
+    pub(super) frame: Frame,
+    /// `None` for an offer.
+    pub(super) message: Option<Vec<u8>>,
+}
+
+/// What the next bytes of a lane belong to.
+pub(super) enum Incoming {
+    /// A frame.
+    Frame { bytes: [u8; FRAME], done: usize },
+    /// A message, for this receive.
+    Message {
+        receive: u64,
+        frame: Frame,
+        done: usize,
+    },
+    /// A message to be kept.
+    Keep {
+        frame: Frame,
+        message: Vec<u8>,
+        done: usize,
+    },
+    /// A message that did not fit its receive.
+    Skip { left: u64 },
+}
+
+/// Which request, if any, is in the middle of writing.
+#[derive(PartialEq, Eq)]
+pub(super) enum Outgoing {
+    Free,
+    Send(u64),
+}
+
+/// A receive not yet met by a message.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) receive: u64,
+    pub(super) tag: u32,
+    /// From any peer: it stands in the lines of all, and only its own thread may pick one.
+    pub(super) from_any: bool,
+}
+
+/// One peer's lane and all that is under way on it.
+pub(super) struct PeerLane {
+    pub(super) lane: Option<Lane>,
+    pub(super) incoming: Incoming,
+    pub(super) outgoing: Outgoing,
+    /// Frames to be written before anything else, and how much of the first is written.
+    pub(super) replies: VecDeque<[u8; FRAME]>,
+    pub(super) replied: usize,
+    /// Receives not yet met by a message, in order.
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Offers that were cleared, and the receive that each is for.
+    pub(super) cleared: Vec<(u64, u64)>,
+    pub(super) kept: VecDeque<Kept>,
+    pub(super) kept_bytes: usize,
+    /// Sends that have not started, in order.
+    pub(super) queue: VecDeque<u64>,
+    /// Answers to our offers: the message's id, and the frame.
+    pub(super) answers: Vec<Frame>,
+}
+
+impl PeerLane {
+    /// Not connected yet.
+    pub(super) fn new() -> Self {
+        Self {
+            lane: None,
+            incoming: Incoming::Frame {
+                bytes: [0; FRAME],
+                done: 0,
+            },
+            outgoing: Outgoing::Free,
+            replies: VecDeque::new(),
+            replied: 0,
+            waiting: VecDeque::new(),
+            cleared: Vec::new(),
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            queue: VecDeque::new(),
+            answers: Vec::new(),
+        }
+    }
+
+    /// Writes replies as far as they go; says whether any moved.
+    pub(super) fn reply(&mut self) -> std::io::Result<bool> {
+        let mut moved = false;
+        if self.outgoing != Outgoing::Free {
+            return Ok(false);
+        }
+        while let (Some(frame), Some(lane)) = (self.replies.front(), self.lane.as_mut()) {
+            let some = lane.write(&frame[self.replied..])?;
+            if some == 0 {
+                break;
+            }
+            moved = true;
+            self.replied += some;
+            if self.replied == FRAME {
+                self.replied = 0;
+                self.replies.pop_front();
+            }
+        }
+        Ok(moved)
+    }
+
+    pub(super) fn clear(&mut self, offer: &Frame, receive: u64) {
+        self.cleared.push((offer.id, receive));
+        let answer = Frame {
+            kind: FrameKind::Clear,
+            ..*offer
+        };
+        self.replies.push_back(answer.encode());
+    }
+
+    pub(super) fn refuse(&mut self, offer: &Frame, dtype: DType, len: u64) {
+        let answer = Frame {
+            kind: FrameKind::Refuse,
+            dtype,
+            len,
+            ..*offer
+        };
+        self.replies.push_back(answer.encode());
+    }
+
+    /// The first kept message that `request` may take.
+    pub(super) fn take_kept(&mut self, request: &Request) -> Option<Kept> {
+        if self.kept.is_empty() || !self.is_first(request) {
+            return None;
+        }
+        let found = self
+            .kept
+            .iter()
+            .position(|kept| kept.frame.tag == request.tag)?;
+        let kept = self.kept.remove(found)?;
+        self.kept_bytes -= kept.message.as_ref().map_or(0, Vec::len);
+        Some(kept)
+    }
+
+    /// Whether no receive of the same tag was posted before `request`.
+    fn is_first(&self, request: &Request) -> bool {
+        let first = self.waiting.iter().find(|w| w.tag == request.tag);
+        first.is_some_and(|first| first.receive == request.id)
+    }
+
+    /// Reads what there is, for `mine` or for whom it belongs to; stops at what another request must
+    /// read itself.
+    pub(super) fn read_on(
+        &mut self,
+        mut mine: Option<(&mut Request, &mut [u8], usize)>,
+        rank: Rank,
+    ) -> Result<bool, Failure> {
+        let gone = |error| Failure::Gone(rank, Some(error));
+        let mut moved = false;
+        loop {
+            let Some(lane) = self.lane.as_mut() else {
+                return Ok(moved);
+            };
+            match &mut self.incoming {
+                Incoming::Frame { bytes, done } => {
+                    if self.kept_bytes > MAX_KEPT {
+                        return Ok(moved);
+                    }
+                    let some = lane.read(&mut bytes[*done..]).map_err(gone)?;
+                    *done += some;
+                    if some == 0 {
+                        return Ok(moved);
+                    }
+                    moved = true;
+                    if *done == FRAME {
+                        let frame = Frame::decode(bytes);
+                        let frame = frame.ok_or_else(|| {
+                            Failure::Garbled(rank, "a message without a proper head".into())
+                        })?;
+                        let reader = mine.as_ref().map(|(request, _, _)| request.id);
+                        self.incoming = self.meet(frame, reader, rank)?;
+                    }
+                }
+                Incoming::Message {
+                    receive,
+                    frame,
+                    done,
+                } => {
+                    let Some((request, bytes, at)) = &mut mine else {
+                        return Ok(moved);
+                    };
+                    if *receive != request.id {
+                        return Ok(moved);
+                    }
+                    if matches!(request.stage, Stage::Receive { .. }) {
+                        if frame.dtype != request.dtype || frame.len != bytes.len() as u64 {
+                            return Ok(true);
+                        }
+                        request.stage = Stage::Receiving { peer: *at };
+                    }
+                    while *done < bytes.len() {
+                        let some = lane.read(&mut bytes[*done..]).map_err(gone)?;
+                        *done += some;
+                        if some == 0 {
+                            return Ok(moved);
+                        }
+                        moved = true;
+                    }
+                    request.stage = Stage::Done { source: Some(*at) };
+                    self.next_frame();
+                    return Ok(true);
+                }
+                Incoming::Keep {
+                    frame,
+                    message,
+                    done,
+                } => {
+                    while *done < message.len() {
+                        let some = lane.read(&mut message[*done..]).map_err(gone)?;
+                        *done += some;
+                        if some == 0 {
+                            return Ok(moved);
+                        }
+                        moved = true;
+                    }
+                    let (frame, message) = (*frame, std::mem::take(message));
+                    self.kept_bytes += message.len();
+                    self.kept.push_back(Kept {
+                        frame,
+                        message: Some(message),
+                    });
+                    self.next_frame();
+                    // It may be just what this request waits for.
+                    return Ok(true);
+                }
+                Incoming::Skip { left } => {
+                    let mut waste = [0; 4096];
+                    while *left > 0 {
+                        let want = waste
+                            .len()
+                            .min(usize::try_from(*left).unwrap_or(usize::MAX));
+                        let some = lane.read(&mut waste[..want]).map_err(gone)?;
+                        *left -= some as u64;
+                        if some == 0 {
+                            return Ok(moved);
+                        }
+                        moved = true;
+                    }
+                    self.next_frame();
+                }
+            }
+        }
+    }
+
+    fn next_frame(&mut self) {
+        self.incoming = Incoming::Frame {
+            bytes: [0; FRAME],
+            done: 0,
+        };
+    }
+
+    /// Decides whom the frame that just came is for.
+    fn meet(&mut self, frame: Frame, reader: Option<u64>, rank: Rank) -> Result<Incoming, Failure> {
+        let next = Incoming::Frame {
+            bytes: [0; FRAME],
+            done: 0,
+        };
+        match frame.kind {
+            FrameKind::Eager => {
+                let same_tag = |kept: &Kept| kept.frame.tag == frame.tag;
+                let first = self.waiting.iter().position(|w| w.tag == frame.tag);
+                let first = first.filter(|&first| {
+                    let Waiting {
+                        receive, from_any, ..
+                    } = self.waiting[first];
+                    !from_any || reader == Some(receive)
+                });
+                match first {
+                    // What was kept earlier goes first.
+                    Some(first) if !self.kept.iter().any(same_tag) => {
+                        let receive = self.waiting[first].receive;
+                        self.waiting.remove(first);
+                        Ok(Incoming::Message {
+                            receive,
+                            frame,
+                            done: 0,
+                        })
+                    }
+                    _ => Ok(Incoming::Keep {
+                        frame,
+                        message: vec![0; frame.len as usize],
+                        done: 0,
+                    }),
+                }
+            }
+            FrameKind::Offer => {
+                self.kept.push_back(Kept {
+                    frame,
+                    message: None,
+                });
+                Ok(next)
+            }
+            FrameKind::Clear | FrameKind::Refuse => {
+                self.answers.push(frame);
+                Ok(next)
+            }
+            FrameKind::Data => {
+                let found = self.cleared.iter().position(|(id, _)| *id == frame.id);
+                let found = found.ok_or_else(|| {
+                    Failure::Garbled(rank, "a message that was not cleared".into())
+                })?;
+                let (_, receive) = self.cleared.swap_remove(found);
+                Ok(Incoming::Message {
+                    receive,
+                    frame,
+                    done: 0,
+                })
+            }
+        }
+    }
+}

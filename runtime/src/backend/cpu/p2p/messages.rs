@@ -1,0 +1,431 @@
+//! [`P2p`]: one group's messages, and how requests move on.
+
+use super::super::hello::LaneKind;
+use super::super::lanes::Sockets;
+use super::super::mesh::{Failure, Mesh};
+use super::super::transport::Lane;
+use super::super::transport::shm::Streams;
+use super::super::transport::tcp::TcpLane;
+use super::super::wait::{Interrupted, Patience, Pause};
+use super::frame::{EAGER, FRAME, Frame, FrameKind};
+use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
+use super::request::{Request, Stage, outcome};
+use crate::op::Op;
+use rcomm_recorder::model::{DType, Rank};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One group's messages.
+pub(in super::super) struct P2p {
+    pub(super) mesh: Arc<Mesh>,
+    pub(super) group: u64,
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) peers: Vec<Mutex<PeerLane>>,
+    pub(super) sockets: Sockets,
+    /// Where all ranks share memory.
+    pub(super) streams: Option<Streams>,
+    pub(super) next: AtomicU64,
+}
+
+pub(super) fn lock(peer: &Mutex<PeerLane>) -> MutexGuard<'_, PeerLane> {
+    peer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl P2p {
+    pub(in super::super) fn new(
+        mesh: Arc<Mesh>,
+        group: u64,
+        ranks: Arc<[Rank]>,
+        sockets: Sockets,
+    ) -> Self {
+        let peers = ranks.iter().map(|_| Mutex::new(PeerLane::new()));
+        Self {
+            mesh,
+            group,
+            peers: peers.collect(),
+            ranks,
+            sockets,
+            streams: None,
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// As [`new`](Self::new), of ranks that share memory.
+    pub(in super::super) fn over_memory(self, streams: Streams) -> Self {
+        Self {
+            streams: Some(streams),
+            ..self
+        }
+    }
+
+    /// Takes a place in the order of sends or receives, for each of `op`'s in order.
+    pub(in super::super) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
+        let (buffer, tag, stage) = match op {
+            Op::Coalesced(ops) => {
+                for op in ops {
+                    self.post(op, requests);
+                }
+                return;
+            }
+            Op::Send { buffer, peer, tag } => {
+                let peer = *peer as usize;
+                (buffer, *tag, Stage::SendQueued { peer })
+            }
+            Op::Recv { buffer, peer, tag } => {
+                let peer = peer.map(|peer| peer as usize);
+                (buffer, *tag, Stage::Receive { peer })
+            }
+            _ => return,
+        };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        match stage {
+            Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
+            Stage::Receive { peer: Some(peer) } => {
+                lock(&self.peers[peer]).waiting.push_back(Waiting {
+                    receive: id,
+                    tag,
+                    from_any: false,
+                });
+            }
+            _ => {
+                for peer in &self.peers {
+                    lock(peer).waiting.push_back(Waiting {
+                        receive: id,
+                        tag,
+                        from_any: true,
+                    });
+                }
+            }
+        }
+        requests.push(Request {
+            id,
+            tag,
+            dtype: buffer.dtype(),
+            stage,
+            failure: None,
+        });
+    }
+
+    /// Runs posted requests to their end.
+    pub(in super::super) fn run(
+        &self,
+        op: &mut Op<'_>,
+        requests: &mut [Request],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        loop {
+            let moved = self.advance(op, &mut requests.iter_mut(), patience)?;
+            if let Some(outcome) = outcome(requests) {
+                return outcome;
+            }
+            if moved {
+                patience.refresh();
+                continue;
+            }
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => {
+                    self.check_peers(requests, patience)?;
+                    self.sleep(requests.iter(), None, time)?;
+                }
+                Err(Interrupted::TimedOut) => return Err(Failure::Late(self.missing(requests))),
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    /// Moves each request on as far as it goes now; says whether anything moved.
+    pub(in super::super) fn advance(
+        &self,
+        op: &mut Op<'_>,
+        requests: &mut std::slice::IterMut<'_, Request>,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        match op {
+            Op::Coalesced(ops) => {
+                let mut moved = false;
+                for op in ops {
+                    moved |= self.advance(op, requests, patience)?;
+                }
+                Ok(moved)
+            }
+            Op::Send { buffer, .. } => {
+                let Some(request) = requests.next() else {
+                    return Ok(false);
+                };
+                let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
+                let result = self.advance_send(request, bytes, patience);
+                request.keep_mismatch(result)
+            }
+            Op::Recv { buffer, .. } => {
+                let Some(request) = requests.next() else {
+                    return Ok(false);
+                };
+                let bytes = buffer.as_bytes_mut().map_err(Failure::Argument)?;
+                let result = self.advance_receive(request, bytes, patience);
+                request.keep_mismatch(result)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes requests that will not be run on out of all queues.
+    pub(in super::super) fn withdraw(&self, requests: &[Request]) {
+        for peer in &self.peers {
+            let mut peer = lock(peer);
+            for request in requests {
+                peer.queue.retain(|id| *id != request.id);
+                peer.waiting.retain(|waiting| waiting.receive != request.id);
+            }
+        }
+    }
+
+    fn open(
+        &self,
+        at: usize,
+        peer: &mut PeerLane,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        if peer.lane.is_some() {
+            return Ok(true);
+        }
+        let rank = self.ranks[at];
+        let stream = self
+            .mesh
+            .try_connect(self.group, LaneKind::P2p, rank, patience)?;
+        let Some(stream) = stream else {
+            return Ok(false);
+        };
+        let lane = match &self.streams {
+            Some(streams) => streams.open(at, stream).map(Lane::Shm),
+            None => TcpLane::new(stream).map(Lane::Tcp),
+        };
+        let lane = lane.map_err(Failure::Io)?;
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.push(lane.socket().clone());
+        peer.lane = Some(lane);
+        Ok(true)
+    }
+
+    fn advance_send(
+        &self,
+        request: &mut Request,
+        bytes: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let at = match request.stage {
+            Stage::SendQueued { peer }
+            | Stage::SendWriting { peer, .. }
+            | Stage::SendOffered { peer } => peer,
+            _ => return Ok(false),
+        };
+        let mut guard = lock(&self.peers[at]);
+        let peer = &mut *guard;
+        if !self.open(at, peer, patience)? {
+            return Ok(false);
+        }
+        let gone = |error| Failure::Gone(self.ranks[at], Some(error));
+        let mut moved = peer.reply().map_err(gone)?;
+        if matches!(request.stage, Stage::SendOffered { .. }) {
+            moved |= peer.read_on(None, self.ranks[at])?;
+        }
+        let mut frame = Frame {
+            kind: FrameKind::Eager,
+            tag: request.tag,
+            dtype: request.dtype,
+            id: request.id,
+            len: bytes.len() as u64,
+        };
+        match request.stage {
+            Stage::SendQueued { .. } => {
+                let is_next = peer.queue.front() == Some(&request.id);
+                if !is_next || peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
+                    return Ok(moved);
+                }
+                peer.queue.pop_front();
+                peer.outgoing = Outgoing::Send(request.id);
+                let offer = bytes.len() > EAGER;
+                if offer {
+                    frame.kind = FrameKind::Offer;
+                }
+                request.stage = Stage::SendWriting {
+                    peer: at,
+                    frame: frame.encode(),
+                    done: 0,
+                    offer,
+                };
+            }
+            Stage::SendOffered { .. } => {
+                let Some(found) = peer.answers.iter().position(|a| a.id == request.id) else {
+                    return Ok(moved);
+                };
+                if peer.answers[found].kind == FrameKind::Refuse {
+                    let answer = peer.answers.swap_remove(found);
+                    return Err(self.misfit(at, &frame, answer.dtype, answer.len, "receives"));
+                }
+                if peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
+                    return Ok(moved);
+                }
+                peer.answers.swap_remove(found);
+                peer.outgoing = Outgoing::Send(request.id);
+                frame.kind = FrameKind::Data;
+                request.stage = Stage::SendWriting {
+                    peer: at,
+                    frame: frame.encode(),
+                    done: 0,
+                    offer: false,
+                };
+            }
+            _ => {}
+        }
+        let Stage::SendWriting {
+            frame, done, offer, ..
+        } = &mut request.stage
+        else {
+            return Ok(moved);
+        };
+        let lane = peer.lane.as_mut().ok_or(Failure::Closed)?;
+        let follows: &[u8] = if *offer { &[] } else { bytes };
+        while *done < FRAME {
+            let some = lane.write_both(&frame[*done..], follows).map_err(gone)?;
+            *done += some;
+            if some == 0 {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+        if *offer {
+            peer.outgoing = Outgoing::Free;
+            request.stage = Stage::SendOffered { peer: at };
+            return Ok(true);
+        }
+        while *done - FRAME < bytes.len() {
+            let some = lane.write(&bytes[*done - FRAME..]).map_err(gone)?;
+            *done += some;
+            if some == 0 {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+        peer.outgoing = Outgoing::Free;
+        request.stage = Stage::Done { source: None };
+        Ok(true)
+    }
+
+    fn advance_receive(
+        &self,
+        request: &mut Request,
+        bytes: &mut [u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        match request.stage {
+            Stage::Receive { peer: Some(peer) } | Stage::Receiving { peer } => {
+                self.receive_from(peer, request, bytes, patience)
+            }
+            Stage::Receive { peer: None } => {
+                let mut moved = false;
+                for peer in 0..self.peers.len() {
+                    if self.ranks[peer] == self.mesh.rank() {
+                        continue;
+                    }
+                    moved |= self.receive_from(peer, request, bytes, patience)?;
+                    if !matches!(request.stage, Stage::Receive { peer: None }) {
+                        break;
+                    }
+                }
+                Ok(moved)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn receive_from(
+        &self,
+        at: usize,
+        request: &mut Request,
+        bytes: &mut [u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let rank = self.ranks[at];
+        let gone = |error| Failure::Gone(rank, Some(error));
+        let mut guard = lock(&self.peers[at]);
+        let peer = &mut *guard;
+        if !self.open(at, peer, patience)? {
+            return Ok(false);
+        }
+        let mut moved = peer.reply().map_err(gone)?;
+        let from_any = matches!(request.stage, Stage::Receive { peer: None });
+        if matches!(request.stage, Stage::Receive { .. })
+            && let Some(kept) = peer.take_kept(request)
+        {
+            peer.waiting.retain(|waiting| waiting.receive != request.id);
+            request.stage = Stage::Receiving { peer: at };
+            moved = true;
+            let frame = kept.frame;
+            let fits = frame.dtype == request.dtype && frame.len == bytes.len() as u64;
+            match kept.message {
+                _ if !fits => {
+                    if frame.kind == FrameKind::Offer {
+                        peer.refuse(&frame, request.dtype, bytes.len() as u64);
+                        peer.reply().map_err(gone)?;
+                    }
+                    return Err(self.misfit(
+                        at,
+                        &frame,
+                        request.dtype,
+                        bytes.len() as u64,
+                        "is received",
+                    ));
+                }
+                Some(message) => {
+                    bytes.copy_from_slice(&message);
+                    request.stage = Stage::Done { source: Some(at) };
+                }
+                None => {
+                    peer.clear(&frame, request.id);
+                    peer.reply().map_err(gone)?;
+                }
+            }
+        } else {
+            moved |= peer.read_on(Some((request, &mut *bytes, at)), rank)?;
+            if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
+                && let Incoming::Message { receive, frame, .. } = &peer.incoming
+                && *receive == request.id
+                && (frame.dtype != request.dtype || frame.len != bytes.len() as u64)
+            {
+                let frame = *frame;
+                peer.incoming = Incoming::Skip { left: frame.len };
+                let len = bytes.len() as u64;
+                return Err(self.misfit(at, &frame, request.dtype, len, "is received"));
+            }
+        }
+        drop(guard);
+        if from_any && !matches!(request.stage, Stage::Receive { .. }) {
+            for peer in &self.peers {
+                lock(peer)
+                    .waiting
+                    .retain(|waiting| waiting.receive != request.id);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn misfit(&self, at: usize, frame: &Frame, dtype: DType, len: u64, verb: &str) -> Failure {
+        let count = |dtype: DType, len: u64| len / dtype.size().unwrap_or(1) as u64;
+        let (sent, expected) = (count(frame.dtype, frame.len), count(dtype, len));
+        let message = if verb == "receives" {
+            format!(
+                "{sent} {} are sent with tag {}, but rank {at} of the group receives {expected} \
+                 {dtype}",
+                frame.dtype, frame.tag
+            )
+        } else {
+            format!(
+                "rank {at} of the group sent {sent} {} with tag {}, but {expected} {dtype} are \
+                 received",
+                frame.dtype, frame.tag
+            )
+        };
+        Failure::Mismatch(self.ranks[at], message)
+    }
+}

@@ -1,0 +1,28 @@
+//! Messages between two ranks of a group: tags, order, and large ones only when they are expected. They go
+//! through shared memory where all ranks of the group share it, over a socket elsewhere.
+//!
+//! A message of up to [`EAGER`] bytes is sent at once; if nobody receives it yet it is kept. A larger
+//! one is *offered* first, and sent when the receiver has *cleared* it, so a rank never has to keep what
+//! it did not ask for. A *request* is one send or receive; its thread alone touches its buffer, and
+//! moves it on whenever the lane is free for it. Whatever a request meets on the lane that belongs to
+//! another (a message to be kept, a clearance) it puts where that one finds it.
+//!
+//! Sends to one peer start in the order in which they were posted. A receive takes the first message of
+//! its tag that no receive posted before it may take.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `frame` | what stands before a message on the wire |
+//! | `lane` | one peer's lane, and what came on it for whom |
+//! | `request` | one send or receive |
+//! | `messages` | how requests move on |
+//! | `waiting` | how they wait, and for whom |
+
+mod frame;
+mod lane;
+mod messages;
+mod request;
+mod waiting;
+
+pub(super) use messages::P2p;
+pub(super) use request::{Request, outcome};

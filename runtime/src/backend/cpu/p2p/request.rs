@@ -1,0 +1,79 @@
+//! One send or receive.
+
+use super::super::mesh::Failure;
+use super::frame::FRAME;
+use rcomm_recorder::model::DType;
+
+/// One send or receive under way.
+pub(in super::super) struct Request {
+    pub(super) id: u64,
+    pub(super) tag: u32,
+    pub(super) dtype: DType,
+    pub(super) stage: Stage,
+    /// Why it ended without its message, where the others of its batch may go on.
+    pub(super) failure: Option<Failure>,
+}
+
+pub(super) enum Stage {
+    /// In the queue of its peer.
+    SendQueued { peer: usize },
+    /// Writing frame and message: this much is written.
+    SendWriting {
+        peer: usize,
+        frame: [u8; FRAME],
+        done: usize,
+        /// Only the frame: an offer.
+        offer: bool,
+    },
+    /// Offered, waiting to be cleared.
+    SendOffered { peer: usize },
+    /// Waiting for a message, from this peer or any.
+    Receive { peer: Option<usize> },
+    /// A message is coming in, or was cleared and will.
+    Receiving { peer: usize },
+    /// Done; receives say who sent.
+    Done { source: Option<usize> },
+}
+
+/// How a batch ended, once all of it has.
+pub(in super::super) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
+    let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
+    if !requests.iter().all(done) {
+        return None;
+    }
+    let failure = requests.iter_mut().find_map(|r| r.failure.take());
+    Some(failure.map_or(Ok(()), Err))
+}
+
+impl Request {
+    /// A message that does not fit ends its own request only.
+    pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
+        match result {
+            Err(failure @ Failure::Mismatch(..)) => {
+                self.failure = Some(failure);
+                self.stage = Stage::Done { source: None };
+                Ok(true)
+            }
+            other => other,
+        }
+    }
+
+    /// Who sent, once a receive is done.
+    pub(in super::super) fn source(&self) -> Option<usize> {
+        match self.stage {
+            Stage::Done { source } => source,
+            _ => None,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Option<usize> {
+        match self.stage {
+            Stage::SendQueued { peer }
+            | Stage::SendWriting { peer, .. }
+            | Stage::SendOffered { peer }
+            | Stage::Receiving { peer } => Some(peer),
+            Stage::Receive { peer } => peer,
+            Stage::Done { .. } => None,
+        }
+    }
+}

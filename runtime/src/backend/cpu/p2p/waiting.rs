@@ -1,0 +1,119 @@
+//! How requests wait, and for whom.
+
+use super::super::mesh::Failure;
+use super::super::transport::shm::Waits;
+use super::super::transport::{self, Interest, Lane};
+use super::super::wait::Patience;
+use super::lane::Incoming;
+use super::messages::{P2p, lock};
+use super::request::{Request, Stage};
+use rcomm_recorder::model::Rank;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// How often a request whose lane is not there yet asks whether the peer still lives.
+const DOUBT: Duration = Duration::from_millis(50);
+
+impl P2p {
+    /// Whom these requests wait for.
+    pub(in super::super) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
+        let mut missing: Vec<Rank> = requests
+            .iter()
+            .filter_map(|request| request.peer())
+            .map(|peer| self.ranks[peer])
+            .collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
+    /// Asks whether peers that have not connected still live.
+    pub(super) fn check_peers(
+        &self,
+        requests: &[Request],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        if patience.idle() < DOUBT {
+            return Ok(());
+        }
+        self.check_peers_now(requests, patience)
+    }
+
+    /// As `check_peers`, however short the wait has been.
+    pub(in super::super) fn check_peers_now(
+        &self,
+        requests: &[Request],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        for request in requests {
+            let Some(at) = request.peer() else { continue };
+            if lock(&self.peers[at]).lane.is_none()
+                && self.mesh.is_gone(self.ranks[at], patience)?
+            {
+                return Err(Failure::Gone(self.ranks[at], None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a request of these may move on, `bell` rings, or `time` has passed.
+    pub(in super::super) fn sleep<'r>(
+        &self,
+        requests: impl Iterator<Item = &'r Request>,
+        bell: Option<&OwnedFd>,
+        time: Duration,
+    ) -> Result<(), Failure> {
+        let mut sockets = Vec::new();
+        let mut shortest = time;
+        for request in requests {
+            let peers = match (&request.stage, request.peer()) {
+                (Stage::Done { .. }, _) => continue,
+                (_, Some(peer)) => peer..peer + 1,
+                (_, None) => 0..self.peers.len(),
+            };
+            for at in peers {
+                if self.ranks[at] == self.mesh.rank() {
+                    continue;
+                }
+                let mut peer = lock(&self.peers[at]);
+                let peer = &mut *peer;
+                let Some(lane) = &mut peer.lane else {
+                    shortest = shortest.min(Duration::from_millis(1));
+                    continue;
+                };
+                let is_of_another = matches!(
+                    &peer.incoming,
+                    Incoming::Message { receive, .. } if *receive != request.id
+                );
+                let is_queued = matches!(request.stage, Stage::SendQueued { .. });
+                if is_of_another || is_queued {
+                    // It is another thread's move: the socket says nothing about it.
+                    shortest = shortest.min(Duration::from_micros(500));
+                }
+                let writes = matches!(request.stage, Stage::SendWriting { .. });
+                let waits = Waits {
+                    to_read: !is_of_another,
+                    to_write: writes || !peer.replies.is_empty(),
+                };
+                if let Lane::Shm(stream) = lane {
+                    // Bytes and room alike are told by the doorbell.
+                    if stream.prepare_sleep(waits).map_err(Failure::Io)? {
+                        return Ok(());
+                    }
+                    sockets.push((stream.socket().clone(), Interest::Read));
+                    continue;
+                }
+                if waits.to_read {
+                    sockets.push((lane.socket().clone(), Interest::Read));
+                }
+                if waits.to_write {
+                    sockets.push((lane.socket().clone(), Interest::Write));
+                }
+            }
+        }
+        let sockets = sockets
+            .iter()
+            .map(|(stream, interest)| (&**stream, *interest));
+        transport::tcp::poll(sockets, bell, shortest).map_err(Failure::Io)
+    }
+}

@@ -1,0 +1,49 @@
+//! Where memory lives.
+
+use std::fmt;
+
+/// Where memory lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Ordinary memory, readable by this process.
+    #[default]
+    Cpu,
+    /// The memory of this CUDA device.
+    Cuda(u16),
+}
+
+impl Device {
+    /// The kind of device, which chooses the backend.
+    pub const fn kind(self) -> DeviceKind {
+        match self {
+            Self::Cpu => DeviceKind::Cpu,
+            Self::Cuda(_) => DeviceKind::Cuda,
+        }
+    }
+}
+
+/// A kind of device. A group holds one backend for each kind it serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// Ordinary memory.
+    #[default]
+    Cpu,
+    /// CUDA devices.
+    Cuda,
+}
+
+impl DeviceKind {
+    /// `cpu`, `cuda`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

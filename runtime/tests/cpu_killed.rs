@@ -6,7 +6,8 @@
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{Backend, BackendFactory, Call, GroupContext, Observer, WorldContext};
 use rcomm::{
-    Buffer, Config, Deadline, ErrorKind, FileStore, Op, ProcessGroupInfo, ReduceOp, Secret, Store,
+    Buffer, Config, Deadline, ErrorKind, FileStore, Hints, Op, ProcessGroupInfo, ReduceOp, Secret,
+    Store,
 };
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -97,6 +98,7 @@ fn rank_process() {
             seq: turn,
             turn: if is_collective { turn } else { 0 },
             deadline: Deadline::In(DEADLINE),
+            hints: Hints::NONE,
         };
         match backend.run(&mut op, call, &Deaf) {
             Ok(_) if turn == 20 => store.set(&format!("ready/{rank}"), b"").unwrap(),

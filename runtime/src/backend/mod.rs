@@ -16,6 +16,7 @@ use crate::buffer::{Buffer, DeviceKind};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hints::Hints;
 use crate::op::Op;
 use crate::secret::Secret;
 use crate::store::Store;
@@ -103,6 +104,8 @@ pub struct Call {
     pub turn: u64,
     /// When to give up.
     pub deadline: Deadline,
+    /// What the caller knows about it: of use to some backends, binding to none.
+    pub hints: Hints,
 }
 
 /// What came of an operation besides what it wrote.

@@ -327,8 +327,9 @@ impl Drop for CpuBackend {
 }
 
 impl CpuGroup {
-    fn patience(&self, deadline: Deadline) -> Patience<'_> {
-        Patience::new(&self.stop, deadline, self.crowding)
+    fn patience(&self, call: &Call) -> Patience<'_> {
+        let crowding = self.crowding.hinted(call.hints.wait);
+        Patience::new(&self.stop, call.deadline, crowding)
     }
 
     fn refuse_if_stopped(&self) -> Result<()> {
@@ -349,7 +350,7 @@ impl CpuGroup {
         started: impl FnOnce(bool),
     ) -> Result<Done> {
         self.refuse_if_stopped()?;
-        let mut patience = self.patience(call.deadline);
+        let mut patience = self.patience(&call);
         let taken = self.turns.take(call.turn, &mut patience);
         let waited = taken.map_err(|why| self.fail(why.into()))?;
         started(waited);
@@ -371,7 +372,7 @@ impl CpuGroup {
     /// Runs sends and receives on this thread.
     fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
-        let mut patience = self.patience(call.deadline);
+        let mut patience = self.patience(&call);
         let mut requests = Vec::new();
         self.p2p.post(op, &mut requests);
         let outcome = self.p2p.run(op, &mut requests, &mut patience);

@@ -6,6 +6,7 @@
 
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::hints::WaitHint;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +30,21 @@ pub(crate) enum Crowding {
     Roomy,
     /// Ranks outnumber cores: who waits should give way.
     Crowded,
+    /// The wait will be long, as the caller has said: who waits should sleep.
+    Asleep,
 }
 
 impl Crowding {
+    /// The same, but for an operation about whose wait this is known.
+    #[inline]
+    pub(crate) fn hinted(self, hint: WaitHint) -> Self {
+        match hint {
+            WaitHint::Unknown => self,
+            WaitHint::Short => Self::Roomy,
+            WaitHint::Long => Self::Asleep,
+        }
+    }
+
     /// Compares the ranks of this host with the cores that this process may use.
     pub(crate) fn of(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -169,6 +182,7 @@ impl<'a> Patience<'a> {
         let patience = match self.crowding {
             Crowding::Roomy => SPIN,
             Crowding::Crowded => YIELD,
+            Crowding::Asleep => Duration::ZERO,
         };
         if idle < patience {
             if self.crowding == Crowding::Crowded {
@@ -211,6 +225,23 @@ mod tests {
         }
         assert!(looked && slept);
         assert!(Instant::now() >= deadline);
+    }
+
+    #[test]
+    fn whoever_expects_a_long_wait_sleeps_without_looking() {
+        let stop = Stop::default();
+        for (hint, crowding) in [
+            (WaitHint::Long, Crowding::Roomy),
+            (WaitHint::Long, Crowding::Crowded),
+        ] {
+            let crowding = crowding.hinted(hint);
+            let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
+            assert!(matches!(patience.pause(), Ok(Pause::Sleep(_))));
+        }
+        let crowding = Crowding::Crowded.hinted(WaitHint::Short);
+        let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
+        assert!(matches!(patience.pause(), Ok(Pause::Look)));
+        assert_eq!(crowding, Crowding::Roomy);
     }
 
     #[test]

@@ -490,6 +490,7 @@ fn groups_of_one_world_do_not_disturb_each_other() {
                                 seq: turn,
                                 turn,
                                 deadline,
+                                hints: Hints::NONE,
                             },
                             &Deaf,
                         )

@@ -214,6 +214,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
                 seq: 1,
                 turn: 1,
                 deadline: LONG.into(),
+                hints: Hints::NONE,
             };
             let error = backend.run(&mut Op::Barrier, call, &Deaf).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");

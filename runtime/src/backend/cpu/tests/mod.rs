@@ -11,6 +11,7 @@ use crate::backend::{
 use crate::config::{Config, TransportChoice};
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::hints::Hints;
 use crate::op::Op;
 use crate::secret::Secret;
 use crate::store::{HashStore, PrefixStore, Store};
@@ -113,6 +114,7 @@ impl Rig {
             seq: turn,
             turn,
             deadline: Deadline::In(deadline),
+            hints: Hints::NONE,
         }
     }
 

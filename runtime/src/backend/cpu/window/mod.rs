@@ -16,6 +16,7 @@ use crate::backend::{AbortReason, Backend, Call, Done, Observer, Window};
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hints::Hints;
 use crate::op::Op;
 use crate::window::RemoteMemory;
 use rcomm_recorder::model::{DType, Rank};
@@ -119,6 +120,7 @@ impl Shared {
             seq: turn,
             turn,
             deadline,
+            hints: Hints::NONE,
         };
         self.side.run(op, call, &Unobserved)
     }

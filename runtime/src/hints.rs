@@ -1,0 +1,75 @@
+//! What the caller of an operation knows and its backend cannot see.
+
+/// What the caller of an operation knows and its backend cannot see.
+///
+/// Given for the calls of one handle
+/// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and handed to the backend with each
+/// [`Call`](crate::backend::Call). A hint changes how an operation is done, never what it does, nor its
+/// result; ranks may give different ones. A backend takes those that it has a use for:
+///
+/// | hint | CPU backend | NCCL backend | fake backend |
+/// |---|---|---|---|
+/// | `wait` | how a blocking call, or the thread of issued collectives, waits | — | — |
+/// | `own` | — | — | — |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Hints {
+    /// How long the wait for other ranks will be.
+    pub wait: WaitHint,
+    /// Names and values for a backend of the program's own.
+    pub own: &'static [(&'static str, &'static str)],
+}
+
+impl Hints {
+    /// Nothing is known.
+    pub const NONE: Self = Self {
+        wait: WaitHint::Unknown,
+        own: &[],
+    };
+
+    /// These, with this hint about waiting.
+    #[must_use]
+    pub const fn wait(self, wait: WaitHint) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// These, with these names and values for a backend of the program's own.
+    #[must_use]
+    pub const fn own(self, own: &'static [(&'static str, &'static str)]) -> Self {
+        Self { own, ..self }
+    }
+
+    /// The value of this name among the program's own.
+    pub fn get(&self, name: &str) -> Option<&'static str> {
+        let mut own = self.own.iter();
+        own.find(|(known, _)| *known == name)
+            .map(|(_, value)| *value)
+    }
+}
+
+/// How long the wait for other ranks will be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WaitHint {
+    /// The backend judges by the cores and ranks of the host.
+    #[default]
+    Unknown,
+    /// The others are about to come: look for them without giving the core away, even where ranks
+    /// outnumber cores.
+    Short,
+    /// The others may take long (one of them writes a checkpoint): sleep at once, and leave the core to
+    /// whoever computes.
+    Long,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_among_the_programs_own() {
+        let hints = Hints::NONE.own(&[("lane", "2"), ("trace", "on")]);
+        assert_eq!(hints.get("trace"), Some("on"));
+        assert_eq!(hints.get("other"), None);
+        assert_eq!(Hints::default(), Hints::NONE);
+    }
+}

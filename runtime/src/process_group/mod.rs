@@ -1,0 +1,19 @@
+//! [`ProcessGroup`]: ranks that do things together, and the one place where an operation gets its
+//! number.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `handle` | [`ProcessGroup`]: what programs hold |
+//! | `group` | what all handles of a group share; how it fails, is aborted and closed |
+//! | `issue` | the road of every operation |
+//!
+//! What the operations are called is next door (`collectives.rs`, `p2p.rs`); who looks after them when
+//! nobody waits is the watchdog.
+
+mod group;
+mod handle;
+mod issue;
+
+pub(crate) use group::{Group, GroupParts, Lane};
+pub use handle::ProcessGroup;
+pub(crate) use issue::Noted;

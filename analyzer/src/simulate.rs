@@ -403,6 +403,7 @@ impl Simulation {
                 last_enqueued: newest(EntryState::Scheduled),
                 last_started: newest(EntryState::Started),
                 last_completed: newest(EntryState::Completed),
+                timeout_ms: 0,
             }
         };
         let group = |id: u32, name: String, desc: &str, slot: u64| DumpGroup {

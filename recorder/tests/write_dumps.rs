@@ -149,6 +149,7 @@ fn groups() -> impl Strategy<Value = Vec<DumpGroup>> {
                 last_enqueued: 7,
                 last_started: -1,
                 last_completed: 6,
+                timeout_ms: 600_000,
             }),
         };
         numbered.map(group).collect()

@@ -15,6 +15,10 @@ pub struct ProcessGroupStatus {
     pub last_started: i64,
     /// The newest collective that was seen to complete.
     pub last_completed: i64,
+    /// How long the group's operations may take now, in ms; 0 = not recorded. An operation's own record
+    /// has what counted for it.
+    #[serde(default)]
+    pub timeout_ms: u64,
 }
 
 impl Default for ProcessGroupStatus {
@@ -23,6 +27,7 @@ impl Default for ProcessGroupStatus {
             last_enqueued: -1,
             last_started: -1,
             last_completed: -1,
+            timeout_ms: 0,
         }
     }
 }

@@ -156,6 +156,7 @@ impl<R: Read> Decoder<'_, R> {
                 // What completed had started, seen or not.
                 last_started: sequence(group::LAST_STARTED).max(last_completed),
                 last_completed,
+                timeout_ms: word(group::TIMEOUT_MS),
             };
             let info = ProcessGroupInfo {
                 id,

@@ -457,6 +457,15 @@ impl FlightRecorder {
             last_enqueued: sequence(group::LAST_ENQUEUED),
             last_started: sequence(group::LAST_STARTED).max(last_completed),
             last_completed,
+            timeout_ms: row[group::TIMEOUT_MS].load(Ordering::Relaxed),
+        }
+    }
+
+    /// Records that a group's operations may take this long from now on.
+    pub fn set_group_timeout(&self, group: GroupHandle, timeout: Duration) {
+        if let Some(row) = self.group_words(group.0) {
+            let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+            row[group::TIMEOUT_MS].store(ms, Ordering::Relaxed);
         }
     }
 

@@ -410,6 +410,7 @@ impl<'a> Writer<'a> {
                 last_enqueued: if counts[0] == 0 { -1 } else { counts[0] as i64 },
                 last_started: newest(&|entry| entry.time_discovered_started_ns > 0),
                 last_completed: newest(&|entry| entry.state == EntryState::Completed),
+                timeout_ms: 0,
             };
             self.dump.groups[local].status = Some(status);
         }

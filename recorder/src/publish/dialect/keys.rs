@@ -42,6 +42,8 @@ pub(super) mod status {
     pub(in super::super) const ENQUEUED: &str = "last_enqueued_collective";
     pub(in super::super) const STARTED: &str = "last_started_collective";
     pub(in super::super) const COMPLETED: &str = "last_completed_collective";
+    /// Ours.
+    pub(in super::super) const TIMEOUT: &str = "timeout_ms";
 }
 
 /// Keys of the rank's own status (ours).

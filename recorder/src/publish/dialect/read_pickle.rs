@@ -198,6 +198,7 @@ impl<'a> Reader<'a> {
                     status::ENQUEUED => known.last_enqueued = value,
                     status::STARTED => known.last_started = value,
                     status::COMPLETED => known.last_completed = value,
+                    status::TIMEOUT => known.timeout_ms = u64::try_from(value).unwrap_or(0),
                     _ => {}
                 }
             }

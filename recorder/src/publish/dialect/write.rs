@@ -156,6 +156,10 @@ fn pg_status<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
                 out.counter(known.last_started);
                 out.key(status::COMPLETED);
                 out.counter(known.last_completed);
+                if known.timeout_ms > 0 {
+                    out.key(status::TIMEOUT);
+                    out.uint(known.timeout_ms);
+                }
             });
         }
     });

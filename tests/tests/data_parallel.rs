@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::data_parallel::{
-    Averaging, Bf16CompressHook, Bucket, BucketSizes, CommHook, F16CompressHook, Parameter,
-    Reducer, ReducerOptions, UnusedParameters,
+    AllReduceHook, Averaging, Bf16CompressHook, Bucket, BucketSizes, CommHook, F16CompressHook,
+    Gradient, Parameter, Reducer, ReducerOptions, UnusedParameters,
 };
-use rcomm::{Config, ErrorKind, OpType, ProcessGroup, ReduceOp, World};
+use rcomm::{Config, ErrorKind, OpType, ProcessGroup, ReduceOp, World, bf16, f16};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
@@ -164,7 +164,8 @@ fn models_that_differ_are_told_with_rank_and_parameter() {
         if world.rank() == 2 {
             own[1] = Parameter::new("b", &[3]);
         }
-        let error = Reducer::new(world.group(), own, ReducerOptions::default()).unwrap_err();
+        let options = ReducerOptions::<f32>::default();
+        let error = Reducer::new(world.group(), own, options).unwrap_err();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(2)));
         let expected = "parameter 1 is b [3] on rank 2, b [1] on rank 0";
         assert!(error.to_string().contains(expected), "{error}");
@@ -226,6 +227,52 @@ fn compression_halves_the_bytes_and_rounds() {
                     .any(|it| it.input_dtypes.iter().any(sent))
             );
         }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn gradients_of_every_floating_type_are_averaged_and_compressed() {
+    fn check<T: Gradient + PartialEq>(world: &World) {
+        let typed = |numbers: Vec<f32>| numbers.into_iter().map(T::from_f32).collect::<Vec<T>>();
+        let hooks: [Box<dyn CommHook<T>>; 3] = [
+            Box::new(AllReduceHook),
+            Box::new(F16CompressHook),
+            Box::new(Bf16CompressHook),
+        ];
+        for hook in hooks {
+            let options = ReducerOptions {
+                hook: Some(hook),
+                ..ReducerOptions::default()
+            };
+            let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
+            let mut values: Vec<Vec<T>> = LENS
+                .iter()
+                .map(|&len| typed(vec![world.rank() as f32; len as usize]))
+                .collect();
+            assert!(reducer.check_consistency(&values).is_err());
+            reducer.broadcast_parameters(&mut values).unwrap();
+            reducer.check_consistency(&values).unwrap();
+            for parameter in 0..4 {
+                let own = typed(gradient(world.rank(), parameter, 1));
+                reducer.ready(parameter, &own).unwrap();
+            }
+            for (parameter, got) in reducer.finish().unwrap().into_iter().enumerate() {
+                // Small numbers and halves of them: exact in every type.
+                assert_eq!(
+                    got.unwrap(),
+                    typed(average(2, parameter, 1)),
+                    "{}",
+                    T::DTYPE
+                );
+            }
+        }
+    }
+    run(2, |world| {
+        check::<f32>(&world);
+        check::<f64>(&world);
+        check::<f16>(&world);
+        check::<bf16>(&world);
         world.shutdown().unwrap();
     });
 }

@@ -1,5 +1,7 @@
 //! Whether all ranks train the same model.
 
+use super::gradient::Gradient;
+use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
@@ -31,7 +33,7 @@ impl Parameter {
             .try_fold(1u64, |all, &n| all.checked_mul(n))?;
         usize::try_from(len)
             .ok()
-            .filter(|&len| len <= isize::MAX as usize / 4)
+            .filter(|&len| len <= isize::MAX as usize / size_of::<f64>())
     }
 }
 
@@ -66,13 +68,17 @@ pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Resul
 
 /// Fails on all ranks, naming the parameter and the ranks that differ from the group's first, unless all
 /// have the same values, to the bit.
-pub(super) fn check_values(
+pub(super) fn check_values<T: Gradient>(
     group: &ProcessGroup,
     parameters: &[Parameter],
-    values: &[Vec<f32>],
+    values: &[Vec<T>],
 ) -> Result<()> {
     const HASH: usize = 32;
-    let own: Vec<u8> = values.iter().flat_map(|values| hash_of(values)).collect();
+    let mut own = Vec::with_capacity(values.len() * HASH);
+    for values in values {
+        let bytes = Buffer::from_slice(values);
+        own.extend_from_slice(&Sha256::digest(bytes.as_bytes()?));
+    }
     let mut all = vec![0; own.len() * group.size() as usize];
     group.all_gather_single(&own, &mut all)?;
     if own.is_empty() {
@@ -93,12 +99,4 @@ pub(super) fn check_values(
         }
     }
     Ok(())
-}
-
-fn hash_of(values: &[f32]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for value in values {
-        hash.update(value.to_bits().to_le_bytes());
-    }
-    hash.finalize().into()
 }

@@ -26,16 +26,19 @@
 //! The method is that of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed:
 //! Experiences on Accelerating Data Parallel Training", VLDB 2020).
 //!
-//! No tensor library is forced on anybody: gradients come and go as slices.
+//! No tensor library is forced on anybody: gradients come and go as slices, of `f32`, `f64`, `f16` or
+//! `bf16`. A model with parameters of several types has a reducer, and a group, for each.
 
 #![forbid(unsafe_code)]
 
 mod bucket;
 mod consistency;
+mod gradient;
 mod hook;
 mod reducer;
 
 pub use bucket::{BucketSizes, assign_buckets};
 pub use consistency::Parameter;
+pub use gradient::Gradient;
 pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16CompressHook};
 pub use reducer::{Reducer, ReducerOptions, UnusedParameters};

@@ -2,6 +2,7 @@
 
 use super::bucket::{BucketSizes, assign_buckets};
 use super::consistency::{Parameter, check_parameters, check_values};
+use super::gradient::Gradient;
 use super::hook::{AllReduceHook, Averaging, Bucket, CommHook};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::ProcessGroup;
@@ -20,17 +21,27 @@ pub enum UnusedParameters {
 }
 
 /// What a [`Reducer`] may be told.
-#[derive(Default)]
-pub struct ReducerOptions {
+pub struct ReducerOptions<T = f32> {
     /// How large buckets are.
     pub buckets: BucketSizes,
     /// What is done about parameters without a gradient.
     pub unused: UnusedParameters,
     /// How buckets are averaged; `None` = [`AllReduceHook`].
-    pub hook: Option<Box<dyn CommHook>>,
+    pub hook: Option<Box<dyn CommHook<T>>>,
 }
 
-/// Averages the gradients of a model over the ranks of a group, while others are still computed.
+impl<T> Default for ReducerOptions<T> {
+    fn default() -> Self {
+        Self {
+            buckets: BucketSizes::default(),
+            unused: UnusedParameters::default(),
+            hook: None,
+        }
+    }
+}
+
+/// Averages the gradients of a model over the ranks of a group, while others are still computed. They
+/// are of one type, `T`.
 ///
 /// One step: [`ready`](Self::ready) once for each parameter, in any order, as its gradient is there;
 /// then [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several
@@ -38,7 +49,7 @@ pub struct ReducerOptions {
 ///
 /// # Thread safety
 /// One thread at a time. Nothing else may use the group meanwhile: give it one of its own.
-pub struct Reducer {
+pub struct Reducer<T = f32> {
     group: ProcessGroup,
     parameters: Vec<Parameter>,
     lens: Vec<usize>,
@@ -46,22 +57,21 @@ pub struct Reducer {
     places: Vec<(usize, usize)>,
     buckets: Vec<Vec<usize>>,
     unused: UnusedParameters,
-    hook: Box<dyn CommHook>,
-    step: Step,
+    hook: Box<dyn CommHook<T>>,
+    step: Step<T>,
 }
 
 /// Where a step stands.
-#[derive(Default)]
-struct Step {
+struct Step<T> {
     /// The gradients of each bucket, until it is sent.
-    filled: Vec<Vec<f32>>,
+    filled: Vec<Vec<T>>,
     /// Parameters that each bucket still waits for.
     missing: Vec<usize>,
     is_ready: Vec<bool>,
-    under_way: Vec<Averaging>,
+    under_way: Vec<Averaging<T>>,
 }
 
-impl Reducer {
+impl<T: Gradient> Reducer<T> {
     /// A reducer for a model with these parameters. All ranks of the group call it.
     ///
     /// # Blocking
@@ -73,7 +83,7 @@ impl Reducer {
     pub fn new(
         group: &ProcessGroup,
         parameters: Vec<Parameter>,
-        options: ReducerOptions,
+        options: ReducerOptions<T>,
     ) -> Result<Self> {
         check_parameters(group, &parameters)?;
         let mut lens = Vec::with_capacity(parameters.len());
@@ -87,7 +97,7 @@ impl Reducer {
             })?;
             lens.push(len);
         }
-        let bytes: Vec<usize> = lens.iter().map(|len| len * size_of::<f32>()).collect();
+        let bytes: Vec<usize> = lens.iter().map(|len| len * size_of::<T>()).collect();
         let buckets = assign_buckets(&bytes, options.buckets);
         let mut places = vec![(0, 0); parameters.len()];
         for (at, bucket) in buckets.iter().enumerate() {
@@ -105,7 +115,12 @@ impl Reducer {
             buckets,
             unused: options.unused,
             hook: options.hook.unwrap_or_else(|| Box::new(AllReduceHook)),
-            step: Step::default(),
+            step: Step {
+                filled: Vec::new(),
+                missing: Vec::new(),
+                is_ready: Vec::new(),
+                under_way: Vec::new(),
+            },
         };
         reducer.begin();
         Ok(reducer)
@@ -120,7 +135,7 @@ impl Reducer {
     ///
     /// # Errors
     /// `InvalidArgument` if the values are not of the parameters' shapes.
-    pub fn broadcast_parameters(&self, values: &mut [Vec<f32>]) -> Result<()> {
+    pub fn broadcast_parameters(&self, values: &mut [Vec<T>]) -> Result<()> {
         self.check_lens(values)?;
         self.group.coalesce(|block| {
             for values in values {
@@ -133,7 +148,7 @@ impl Reducer {
     ///
     /// # Errors
     /// `Mismatch` names the first parameter that differs, and the ranks; on all ranks.
-    pub fn check_consistency(&self, values: &[Vec<f32>]) -> Result<()> {
+    pub fn check_consistency(&self, values: &[Vec<T>]) -> Result<()> {
         self.check_lens(values)?;
         check_values(&self.group, &self.parameters, values)
     }
@@ -146,7 +161,7 @@ impl Reducer {
     /// # Errors
     /// `InvalidArgument` if there is no such parameter, it had its gradient in this step, or the length
     /// is not that of its shape; nothing was sent then. Otherwise that of the hook.
-    pub fn ready(&mut self, parameter: usize, gradient: &[f32]) -> Result<()> {
+    pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         let Some(known) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
             return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
@@ -173,7 +188,7 @@ impl Reducer {
     /// # Errors
     /// `InvalidArgument` names the parameters without a gradient where these are refused: the others
     /// then wait for this rank, so it should end. Otherwise that of the hook or the group.
-    pub fn finish(&mut self) -> Result<Vec<Option<Vec<f32>>>> {
+    pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
         let used: Vec<u8> = self.step.is_ready.iter().map(|&it| u8::from(it)).collect();
         let missing = self.step.is_ready.iter().enumerate();
         let missing: Vec<usize> = missing.filter(|(_, is)| !**is).map(|(at, _)| at).collect();
@@ -199,7 +214,7 @@ impl Reducer {
             UnusedParameters::Find => Some(self.group.all_reduce_async(used, ReduceOp::Max)?),
         };
         let under_way = std::mem::take(&mut self.step.under_way);
-        let mut gradients: Vec<Option<Vec<f32>>> = vec![None; self.parameters.len()];
+        let mut gradients: Vec<Option<Vec<T>>> = vec![None; self.parameters.len()];
         for (bucket, averaging) in self.buckets.iter().zip(under_way) {
             let averages = averaging()?;
             let expected: usize = bucket.iter().map(|&parameter| self.lens[parameter]).sum();
@@ -228,7 +243,7 @@ impl Reducer {
     fn begin(&mut self) {
         let sizes = self.buckets.iter().map(|bucket| {
             let lens = bucket.iter().map(|&parameter| self.lens[parameter]);
-            vec![0.0; lens.sum()]
+            vec![T::default(); lens.sum()]
         });
         self.step = Step {
             filled: sizes.collect(),
@@ -262,7 +277,7 @@ impl Reducer {
         }
     }
 
-    fn check_lens(&self, values: &[Vec<f32>]) -> Result<()> {
+    fn check_lens(&self, values: &[Vec<T>]) -> Result<()> {
         let lens: Vec<usize> = values.iter().map(Vec::len).collect();
         if lens == self.lens {
             return Ok(());
@@ -277,7 +292,7 @@ impl Reducer {
     }
 }
 
-impl fmt::Debug for Reducer {
+impl<T> fmt::Debug for Reducer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reducer")
             .field("group", &self.group.desc())

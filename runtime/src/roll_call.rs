@@ -36,7 +36,6 @@ impl ProcessGroup {
     #[track_caller]
     pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
         let site = Location::caller();
-        let timeout = self.timeout();
         let group = &self.group;
         let store = self.notes()?;
         let noted = Noted {
@@ -44,8 +43,10 @@ impl ProcessGroup {
             backend: "store",
             peer: Peer::None,
             tensor: None,
+            collectives: 0,
         };
-        let (voyage, tickets) = group.note(&noted, timeout, site)?;
+        let (voyage, tickets, _) = group.note(&noted, self.terms(), site)?;
+        tickets.started(group.recorder());
         let result = self.call_the_roll(&*store, voyage.seq, voyage.timeout, roll_call);
         match &result {
             Ok(()) => tickets.completed(group.recorder(), crate::backend::Done::default()),

@@ -8,9 +8,10 @@ use crate::backend::cpu::reduce;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::Reduction;
-use crate::process_group::{Noted, ProcessGroup};
-use rcomm_recorder::model::{OpType, Peer, ReduceOp};
+use crate::op::{Op, Reduction};
+use crate::process_group::{Noted, ProcessGroup, Share};
+use crate::work::Work;
+use rcomm_recorder::model::{OpType, Peer, Rank, ReduceOp};
 use rcomm_recorder::record::Tensor;
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -130,11 +131,12 @@ impl<T: Element> SparseTensor<T> {
     }
 }
 
+/// Gathers that a sum is made of: how many places, the places, the values.
+const GATHERS: u64 = 3;
+
 impl ProcessGroup {
     /// The sum of everybody's sparse tensors, with each place once, in ascending order. The same on all
     /// ranks, to the bit.
-    ///
-    /// Four records: one for the whole, and three gathers that carry it.
     ///
     /// # Errors
     /// `Unsupported` for a reduction other than the sum, or an element type that has none; `Mismatch` if
@@ -145,88 +147,129 @@ impl ProcessGroup {
         tensor: &SparseTensor<T>,
         op: ReduceOp,
     ) -> Result<SparseTensor<T>> {
-        if op != ReduceOp::Sum || !Reduction::allows(op, T::DTYPE) {
+        self.check_sparse::<T>(op)?;
+        let ranks = self.ranks();
+        self.carry_out(&noted::<T>(&tensor.shape), Location::caller(), |share| {
+            gather_and_add(tensor, ranks, share)
+        })
+    }
+
+    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call this one and
+    /// others the other.
+    #[track_caller]
+    pub fn all_reduce_sparse_async<T: Element>(
+        &self,
+        tensor: SparseTensor<T>,
+        op: ReduceOp,
+    ) -> Result<Work<SparseTensor<T>>> {
+        self.check_sparse::<T>(op)?;
+        let ranks = self.ranks().to_vec();
+        let site = Location::caller();
+        let shape = tensor.shape.clone();
+        self.set_aside(&noted::<T>(&shape), site, move |share| {
+            gather_and_add(&tensor, &ranks, share)
+        })
+    }
+
+    fn check_sparse<T: Element>(&self, op: ReduceOp) -> Result<()> {
+        if op == ReduceOp::Sum && Reduction::allows(op, T::DTYPE) {
+            return Ok(());
+        }
+        let message = format!(
+            "{op} is not defined for sparse tensors of type {}",
+            T::DTYPE
+        );
+        let error = Error::new(ErrorKind::Unsupported, message);
+        Err(error.in_group(self.desc()).during(OpType::AllReduceSparse))
+    }
+}
+
+fn noted<T: Element>(shape: &[u64]) -> Noted<'_> {
+    Noted {
+        op: OpType::AllReduceSparse,
+        backend: "gathers",
+        peer: Peer::None,
+        tensor: Some(Tensor {
+            dtype: T::DTYPE,
+            shape,
+        }),
+        collectives: GATHERS,
+    }
+}
+
+fn all_gather_v<T: Element>(share: &mut Share, own: &[T], parts: &mut [Vec<T>]) -> Result<()> {
+    let parts = parts.iter_mut().map(|part| Buffer::from_mut(part));
+    let mut op = Op::AllGatherV {
+        input: Buffer::from_slice(own),
+        outputs: parts.collect(),
+    };
+    share.run(&mut op)?;
+    Ok(())
+}
+
+fn gather_and_add<T: Element>(
+    tensor: &SparseTensor<T>,
+    ranks: &[Rank],
+    share: &mut Share,
+) -> Result<SparseTensor<T>> {
+    const HEAD: usize = MAX_DIMENSIONS + 4;
+    let mut heads = vec![0u64; HEAD * ranks.len()];
+    share.run(&mut Op::AllGatherSingle {
+        input: Buffer::from_slice(&tensor.head()),
+        output: Buffer::from_mut(&mut heads),
+    })?;
+    let (heads, _) = heads.as_chunks::<HEAD>();
+    for (head, &rank) in heads.iter().zip(ranks) {
+        if head[..HEAD - 1] != heads[0][..HEAD - 1] {
             let message = format!(
-                "{op} is not defined for sparse tensors of type {}",
-                T::DTYPE
+                "rank {rank} and rank {} gave sparse tensors of different shapes or types",
+                ranks[0]
             );
-            let error = Error::new(ErrorKind::Unsupported, message);
-            return Err(error.in_group(self.desc()).during(OpType::AllReduceSparse));
+            return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
         }
-        let noted = Noted {
-            op: OpType::AllReduceSparse,
-            backend: "gathers",
-            peer: Peer::None,
-            tensor: Some(Tensor {
-                dtype: T::DTYPE,
-                shape: &tensor.shape,
-            }),
-        };
-        self.carry_out(&noted, Location::caller(), |_| self.gather_and_add(tensor))
     }
-
-    fn gather_and_add<T: Element>(&self, tensor: &SparseTensor<T>) -> Result<SparseTensor<T>> {
-        const HEAD: usize = MAX_DIMENSIONS + 4;
-        let size = self.size() as usize;
-        let own = tensor.head();
-        let mut heads = vec![0; HEAD * size];
-        self.all_gather_single(&own, &mut heads)?;
-        let (heads, _) = heads.as_chunks::<HEAD>();
-        for (group_rank, head) in heads.iter().enumerate() {
-            if head[..HEAD - 1] != heads[0][..HEAD - 1] {
-                let rank = self.ranks()[group_rank];
-                let message = format!(
-                    "rank {rank} and rank {} gave sparse tensors of different shapes or types",
-                    self.ranks()[0]
-                );
-                return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
-            }
+    let block = tensor.block().unwrap_or(0);
+    let dims = tensor.sparse_dims;
+    let mut places = Vec::with_capacity(ranks.len());
+    for (head, &rank) in heads.iter().zip(ranks) {
+        let count = head[HEAD - 1];
+        let fits = count.checked_mul(16 * (block.max(dims) as u64));
+        if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let message = format!("rank {rank} announces {count} places of a sparse tensor");
+            return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
         }
-        let block = tensor.block().unwrap_or(0);
-        let dims = tensor.sparse_dims;
-        let mut places = Vec::with_capacity(size);
-        for (head, &rank) in heads.iter().zip(self.ranks()) {
-            let count = head[HEAD - 1];
-            let fits = count.checked_mul(16 * (block.max(dims) as u64));
-            if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-                let message = format!("rank {rank} announces {count} places of a sparse tensor");
-                return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
-            }
-            places.push(count as usize);
-        }
-        let mut indices: Vec<Vec<i64>> = places.iter().map(|&n| vec![0; n * dims]).collect();
-        let mut rows: Vec<&mut [i64]> = indices.iter_mut().map(Vec::as_mut_slice).collect();
-        self.all_gather_v(&tensor.indices, &mut rows)?;
-        let zeros = |&n: &usize| vec![T::default(); n * block];
-        let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
-        let mut blocks: Vec<&mut [T]> = values.iter_mut().map(Vec::as_mut_slice).collect();
-        self.all_gather_v(&tensor.values, &mut blocks)?;
-
-        // By place, in order of ranks: which rank's which block.
-        let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
-        for (rank, row) in indices.iter().enumerate() {
-            for at in 0..places[rank] {
-                let place = (0..dims).map(|dim| row[dim * places[rank] + at]).collect();
-                found.entry(place).or_default().push((rank, at));
-            }
-        }
-        let count = found.len();
-        let mut sum = SparseTensor {
-            shape: tensor.shape.clone(),
-            sparse_dims: dims,
-            indices: vec![0; count * dims],
-            values: vec![T::default(); count * block],
-        };
-        for (nth, (place, parts)) in found.iter().enumerate() {
-            for (dim, &index) in place.iter().enumerate() {
-                sum.indices[dim * count + nth] = index;
-            }
-            let out = &mut sum.values[nth * block..(nth + 1) * block];
-            let part = |&(rank, at): &(usize, usize)| &values[rank][at * block..(at + 1) * block];
-            add(&parts.iter().map(part).collect::<Vec<_>>(), out)?;
-        }
-        Ok(sum)
+        places.push(count as usize);
     }
+    let mut indices: Vec<Vec<i64>> = places.iter().map(|&n| vec![0; n * dims]).collect();
+    all_gather_v(share, &tensor.indices, &mut indices)?;
+    let zeros = |&n: &usize| vec![T::default(); n * block];
+    let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
+    all_gather_v(share, &tensor.values, &mut values)?;
+
+    // By place, in order of ranks: which rank's which block.
+    let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
+    for (rank, row) in indices.iter().enumerate() {
+        for at in 0..places[rank] {
+            let place = (0..dims).map(|dim| row[dim * places[rank] + at]).collect();
+            found.entry(place).or_default().push((rank, at));
+        }
+    }
+    let count = found.len();
+    let mut sum = SparseTensor {
+        shape: tensor.shape.clone(),
+        sparse_dims: dims,
+        indices: vec![0; count * dims],
+        values: vec![T::default(); count * block],
+    };
+    for (nth, (place, parts)) in found.iter().enumerate() {
+        for (dim, &index) in place.iter().enumerate() {
+            sum.indices[dim * count + nth] = index;
+        }
+        let out = &mut sum.values[nth * block..(nth + 1) * block];
+        let part = |&(rank, at): &(usize, usize)| &values[rank][at * block..(at + 1) * block];
+        add(&parts.iter().map(part).collect::<Vec<_>>(), out)?;
+    }
+    Ok(sum)
 }
 
 /// Adds equally long blocks, in their order.

@@ -148,6 +148,7 @@ impl Running {
                 op: OpType::from_code(what as u8)?,
                 seq,
                 is_p2p: what >> 8 & 1 == 1,
+                takes_turn: what >> 8 & 1 == 0,
                 timeout: Duration::from_millis(what >> 16),
             })
         })
@@ -272,7 +273,7 @@ impl Rounds {
         }
         for flight in failed {
             flight.announce_failure();
-            flight.group.note_end(flight.voyage.is_p2p);
+            flight.group.note_end(&flight.voyage);
             flight.retire();
         }
     }

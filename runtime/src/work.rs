@@ -40,6 +40,8 @@ pub(crate) struct Voyage {
     pub(crate) op: OpType,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
+    /// Whether it is one of its backend's collectives, which have turns.
+    pub(crate) takes_turn: bool,
     pub(crate) timeout: Duration,
 }
 
@@ -174,7 +176,7 @@ impl Flight {
         }
         if let Some(Ok(done)) = self.outcome.get() {
             self.tickets.completed(self.group.recorder(), *done);
-            self.group.note_end(self.voyage.is_p2p);
+            self.group.note_end(&self.voyage);
             self.call_audience();
         } else {
             self.group.watch().wake();
@@ -216,6 +218,18 @@ impl Flight {
         self.audience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The operation with its buffers, after it has ended well.
+    fn reclaim(&self) -> Result<Op<'static>> {
+        let op = self.pending.get().and_then(|pending| pending.reclaim());
+        op.ok_or_else(|| {
+            let kept = Error::new(
+                ErrorKind::Backend,
+                "the backend kept the buffers of a completed operation",
+            );
+            self.group.explain(&self.voyage, kept)
+        })
+    }
+
     /// Waits for the end, by the backend's own means.
     fn wait(&self, deadline: Deadline) -> WorkStatus {
         if let Some(pending) = self.pending.get() {
@@ -242,7 +256,7 @@ fn status_of(outcome: &Result<Done>) -> WorkStatus {
     }
 }
 
-type Unpack<T> = Box<dyn FnOnce(Op<'static>, Done) -> Result<T> + Send>;
+type Unpack<T> = Box<dyn FnOnce(&Flight, Done) -> Result<T> + Send>;
 
 /// An operation under way, which holds `T` (the buffers, mostly) and gives it back.
 ///
@@ -266,7 +280,36 @@ impl<T> Work<T> {
         Self {
             flight,
             // Nothing is allocated for a closure that captures nothing.
-            unpack: Some(Box::new(unpack)),
+            unpack: Some(Box::new(|flight, done| unpack(flight.reclaim()?, done))),
+        }
+    }
+
+    /// Of an operation that gives its value another way than by its buffers; `take` has it after the
+    /// end.
+    pub(crate) fn aside(
+        flight: Arc<Flight>,
+        take: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Self {
+        Self {
+            flight,
+            unpack: Some(Box::new(|_, _| take().ok_or_else(taken))),
+        }
+    }
+
+    /// The same operation, with what `then` makes of its result.
+    pub(crate) fn and_then<U>(
+        mut self,
+        then: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Work<U>
+    where
+        T: 'static,
+    {
+        let unpack = self.unpack.take();
+        Work {
+            flight: self.flight.clone(),
+            unpack: unpack.map(|unpack| -> Unpack<U> {
+                Box::new(|flight, done| then(unpack(flight, done)?))
+            }),
         }
     }
 
@@ -382,15 +425,7 @@ impl<T> Work<T> {
     fn take_result(&mut self) -> Result<T> {
         let done = self.verdict()?;
         let unpack = self.unpack.take().ok_or_else(taken)?;
-        let op = self.flight.pending.get().and_then(|p| p.reclaim());
-        let op = op.ok_or_else(|| {
-            let kept = Error::new(
-                ErrorKind::Backend,
-                "the backend kept the buffers of a completed operation",
-            );
-            self.flight.group.explain(&self.flight.voyage, kept)
-        })?;
-        unpack(op, done)
+        unpack(&self.flight, done)
     }
 }
 

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{
-    Config, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions, ReduceOp, RollCall,
-    WorkStatus, World,
+    Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,
+    ReduceOp, RollCall, WorkStatus, World,
 };
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
@@ -198,6 +198,48 @@ fn more_time_is_for_the_next_operations_until_the_first_has_ended() {
             .map(|it| it.timeout_ms)
             .collect();
         assert_eq!(limits, [40_000, 8_000, 9_000]);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn the_status_of_a_group_has_its_time_out() {
+    run(2, |world| {
+        let options = GroupOptions {
+            timeout: Some(Duration::from_secs(7)),
+            ..GroupOptions::named("quick")
+        };
+        let quick = world.new_group(&[0, 1], &options).unwrap();
+        let shown = || {
+            let dump = world.snapshot();
+            let groups = dump.groups.iter();
+            let limits = groups.map(|group| group.status.map(|status| status.timeout_ms));
+            limits.collect::<Vec<_>>()
+        };
+        let worlds = world.group().timeout().as_millis() as u64;
+        assert_eq!(quick.status().timeout_ms, 7_000);
+        assert_eq!(shown(), [Some(worlds), Some(7_000)]);
+        quick.set_timeout(Duration::from_millis(1500));
+        // A handle's own time-out is not the group's.
+        quick.within(Duration::from_secs(3)).barrier().unwrap();
+        assert_eq!(quick.status().timeout_ms, 1_500);
+        let (read, _) = rcomm_recorder::publish::Dump::read(&world.snapshot().to_json()).unwrap();
+        assert_eq!(read.groups[1].status.unwrap().timeout_ms, 1_500);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn memory_needs_no_registration_on_the_cpu_and_is_refused_by_name() {
+    run(1, |world| {
+        let backend = world.group().backend(DeviceKind::Cpu).unwrap();
+        let error = backend
+            .register(&Buffer::from_vec(vec![0u8]))
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let expected = "backend cpu does not offer registered memory";
+        assert!(error.to_string().contains(expected), "{error}");
         world.shutdown().unwrap();
     });
 }

@@ -64,6 +64,80 @@ proptest! {
 }
 
 #[test]
+fn sums_that_are_issued_keep_their_place_among_the_others() {
+    for carrier in [Carrier::Cpu, Carrier::Fake(FakeFabric::new())] {
+        on_threads(
+            3,
+            &carrier,
+            |_| {},
+            |world| {
+                let (group, rank) = (world.group(), world.rank());
+                let mut works = Vec::new();
+                for round in 0..8 {
+                    // What some ranks issue others may run; the order is what counts.
+                    let own = tensor(rank, round);
+                    let expected = move |sum: SparseTensor<f64>| {
+                        let mut dense = vec![0.0; 24];
+                        (0..3).for_each(|rank| add_to(&mut dense, &tensor(rank, round)));
+                        let mut got = vec![0.0; 24];
+                        add_to(&mut got, &sum);
+                        assert_eq!(got, dense);
+                    };
+                    if (u64::from(rank) + round).is_multiple_of(3) {
+                        expected(group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap());
+                    } else {
+                        let work = group.all_reduce_sparse_async(own, ReduceOp::Sum).unwrap();
+                        works.push((work, expected));
+                    }
+                    let mut ranks = [rank];
+                    if round % 2 == 0 {
+                        group.all_reduce(&mut ranks, ReduceOp::Sum).unwrap();
+                    } else {
+                        let work = group.all_reduce_async(ranks.to_vec(), ReduceOp::Sum);
+                        ranks.copy_from_slice(&work.unwrap().wait().unwrap());
+                    }
+                    assert_eq!(ranks, [3]);
+                }
+                for (work, expected) in works {
+                    expected(work.wait().unwrap());
+                }
+                let dump = world.snapshot();
+                let sums = dump.entries.iter();
+                let sums = sums.filter(|it| it.op == OpType::AllReduceSparse);
+                let seqs: Vec<u64> = sums.map(|it| it.collective_seq_id).collect();
+                assert_eq!(seqs, [1, 3, 5, 7, 9, 11, 13, 15]);
+                world.shutdown().unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn a_sum_that_a_rank_does_not_come_to_ends_with_its_name() {
+    let change = |config: &mut rcomm::Config| {
+        config.dump_dir = std::env::temp_dir().join("rcomm-tests-sparse");
+        config.status_wait = std::time::Duration::from_millis(200);
+    };
+    on_threads(2, &Carrier::Cpu, change, |world| {
+        let store = world.store().clone();
+        if world.rank() == 0 {
+            let group = world.group().within(std::time::Duration::from_millis(200));
+            let own = tensor(0, 1);
+            let work = group.all_reduce_sparse_async(own, ReduceOp::Sum).unwrap();
+            let error = work.wait().unwrap_err();
+            assert_eq!(error.op(), Some(OpType::AllReduceSparse), "{error}");
+            assert!(error.to_string().contains("not arrived: rank 1"), "{error}");
+            // And what comes later is refused at once.
+            assert!(group.barrier().is_err());
+            store.set("test/done", b"1").unwrap();
+        } else {
+            let done = store.wait(&["test/done"], std::time::Duration::from_secs(30));
+            done.unwrap();
+        }
+    });
+}
+
+#[test]
 fn shapes_that_differ_are_told_to_all_and_other_reductions_refused() {
     on_threads(
         2,

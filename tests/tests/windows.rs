@@ -72,6 +72,74 @@ fn what_is_put_before_a_signal_is_there_after_it() {
 }
 
 #[test]
+fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
+    for road in ROADS {
+        run(road, 3, |world, road| {
+            let group = world.group();
+            let (own, size) = (group.rank(), group.size());
+            let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+            let len = 300_000;
+            let window = group.new_window(memory(group, road, len)).unwrap();
+            for round in 1..4 {
+                // Asked for before anything is put that would make the peer signal.
+                let signal = window.wait_signal_async(before).unwrap();
+                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
+                let at = numbers.as_ptr();
+                let put = window.put_async(next, 0, numbers).unwrap();
+                let signalled = window.signal_async(next).unwrap();
+                signal.wait().unwrap();
+                let got = window.get_async(own, 0, vec![0u32; len]).unwrap();
+                let got = got.wait().unwrap();
+                assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
+                let back = put.wait().unwrap();
+                assert_eq!(back.as_ptr(), at);
+                signalled.wait().unwrap();
+                group.barrier().unwrap();
+            }
+            let refused = window.put_async(next, len, vec![1u32]).unwrap();
+            let error = refused.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            window.close().unwrap();
+            let dump = world.snapshot();
+            let count = |op| dump.entries.iter().filter(|it| it.op == op).count();
+            let ops = [OpType::Put, OpType::Signal, OpType::WaitSignal, OpType::Get];
+            assert_eq!(ops.map(count), [4, 3, 3, 3]);
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_signal_that_nobody_waits_for_is_seen_by_the_watchdog() {
+    run(Road::Mapped, 2, |world, road| {
+        let group = world.group();
+        let window = group.new_window(memory(group, road, 1)).unwrap();
+        let other = 1 - group.rank();
+        let signal = window.wait_signal_async(other).unwrap();
+        let (told, heard) = std::sync::mpsc::channel();
+        signal.on_completion(move |end| told.send(end.is_ok()).unwrap());
+        window.signal(other).unwrap();
+        assert_eq!(heard.recv_timeout(Duration::from_secs(30)), Ok(true));
+        assert!(signal.is_success());
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_ends_the_signals_that_were_asked_for() {
+    run(Road::Own, 2, |world, road| {
+        let group = world.group();
+        let window = group.new_window(memory(group, road, 1)).unwrap();
+        let signal = window.wait_signal_async(1 - group.rank()).unwrap();
+        group.barrier().unwrap();
+        group.abort("enough");
+        let error = signal.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        assert!(window.put_async(0, 0, vec![1u32]).is_err());
+    });
+}
+
+#[test]
 fn parts_of_different_lengths_and_none_will_do() {
     for road in ROADS {
         run(road, 2, |world, road| {

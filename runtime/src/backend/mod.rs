@@ -324,6 +324,9 @@ pub trait Window: Send + Sync {
     /// Takes one signal of `peer` away, waiting for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
+    /// Takes one signal of `peer` away if there is one, and says whether. Never waits.
+    fn take_signal(&self, peer: u32) -> Result<bool>;
+
     /// The part of `peer` in this process's own address space.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! What the handles of a group share, and how a group ends: by a failure, an abort, or a shutdown.
 
+use super::aside::Asides;
 use super::issue::Issue;
 use crate::backend::{AbortReason, Backend};
 use crate::buffer::DeviceKind;
@@ -42,6 +43,7 @@ pub(crate) struct Group {
     pub(super) issue: Mutex<Issue>,
     /// Collectives that have ended.
     pub(super) ended: AtomicU64,
+    asides: Asides,
     pub(super) running: Running,
     /// Why it takes nothing more; set once.
     closed: OnceLock<Error>,
@@ -77,6 +79,7 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             issue: Mutex::new(issue),
             ended: AtomicU64::new(0),
+            asides: Asides::default(),
             running: Running::default(),
             closed: OnceLock::new(),
             verdict: Mutex::new(None),
@@ -135,6 +138,7 @@ impl Group {
     pub(super) fn set_timeout(&self, timeout: Duration) {
         let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.timeout_ms.store(ms.max(1), Ordering::Relaxed);
+        self.recorder.set_group_timeout(self.handle, timeout);
     }
 
     /// What errors and logs call the group.
@@ -162,9 +166,14 @@ impl Group {
         self.config.status_wait * 2 + Duration::from_secs(20)
     }
 
-    /// A collective has ended.
-    pub(crate) fn note_end(&self, is_p2p: bool) {
-        if !is_p2p {
+    /// What was set aside.
+    pub(super) fn asides(&self) -> &Asides {
+        &self.asides
+    }
+
+    /// An operation has ended, and its turn with it.
+    pub(crate) fn note_end(&self, voyage: &Voyage) {
+        if voyage.takes_turn {
             self.ended.fetch_add(1, Ordering::Release);
         }
     }
@@ -257,6 +266,11 @@ impl Group {
         }
         // Whoever issues now has seen that it is closed, or is before us in the lock.
         drop(self.lock());
+        let deadline = deadline.started();
+        if !self.asides.drain(deadline) {
+            let message = "operations that were set aside have not ended";
+            return Err(Error::new(ErrorKind::Timeout, message).in_group(self.label()));
+        }
         for lane in &self.lanes {
             lane.backend
                 .shutdown(deadline)

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hints::Hints;
 use crate::op::Op;
 use crate::work::{Flight, Tickets, Voyage};
-use rcomm_recorder::model::{DType, OpType, Peer};
+use rcomm_recorder::model::DType;
 use rcomm_recorder::record::{
     FlightRecorder, Operation, SignatureCache, SignatureKey, SignatureRef, Start, Tensor, Ticket,
 };
@@ -37,11 +37,11 @@ struct Manner {
 /// What is counted under the issue lock.
 #[derive(Default)]
 pub(super) struct Issue {
-    collective_seq: u64,
-    p2p_seq: u64,
-    op_id: u64,
+    pub(super) collective_seq: u64,
+    pub(super) p2p_seq: u64,
+    pub(super) op_id: u64,
     /// One for each lane.
-    turns: Vec<u64>,
+    pub(super) turns: Vec<u64>,
     extension: Extension,
     signatures: SignatureCache,
     /// Space for the splits of one record: input, output.
@@ -74,16 +74,6 @@ impl Extension {
         }
         self
     }
-}
-
-/// An operation that goes another way than [`Op`]s do, as it is recorded.
-pub(crate) struct Noted<'a> {
-    pub(crate) op: OpType,
-    /// What carries it.
-    pub(crate) backend: &'a str,
-    /// The other end; `Peer::None` of what all members do together.
-    pub(crate) peer: Peer,
-    pub(crate) tensor: Option<Tensor<'a>>,
 }
 
 impl Group {
@@ -152,7 +142,7 @@ impl Group {
                 Err(error)
             }
         };
-        self.note_end(voyage.is_p2p);
+        self.note_end(&voyage);
         self.running.leave(slot);
         result
     }
@@ -189,7 +179,7 @@ impl Group {
                 let error = self.settle_error(&voyage, error);
                 flight.announce_failure();
                 flight.retire();
-                self.note_end(voyage.is_p2p);
+                self.note_end(&voyage);
                 Err(error)
             }
         }
@@ -228,6 +218,7 @@ impl Group {
             op: op.op_type(),
             seq,
             is_p2p,
+            takes_turn: !is_p2p,
             timeout,
         };
         let call = Call {
@@ -241,7 +232,7 @@ impl Group {
 
     /// How much more time the operation that is issued now has; one that `counts` is a collective of a
     /// backend. Under the issue lock.
-    fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+    pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
         if issue.extension.extra.is_zero() {
             return Duration::ZERO;
         }
@@ -316,54 +307,6 @@ impl Group {
             }
             None => begin(SignatureRef::Key(key)),
         })
-    }
-
-    /// Gives a number and a record to an operation that goes another way than [`Op`]s do.
-    pub(crate) fn note(
-        &self,
-        noted: &Noted<'_>,
-        timeout: Duration,
-        site: &'static Location<'static>,
-    ) -> Result<(Voyage, Tickets)> {
-        let mut issue = self.lock();
-        self.check_open(noted.op)?;
-        let timeout = timeout.saturating_add(self.extension(&mut issue, false));
-        let is_p2p = noted.peer != Peer::None;
-        let seq = if is_p2p {
-            issue.p2p_seq += 1;
-            issue.p2p_seq
-        } else {
-            issue.collective_seq += 1;
-            issue.collective_seq
-        };
-        issue.op_id += 1;
-        let key = SignatureKey {
-            backend: noted.backend,
-            op_name: noted.op.name(),
-            inputs: noted.tensor.as_slice(),
-            ..SignatureKey::default()
-        };
-        let own = self.recorder.begin(&Operation {
-            collective_seq_id: issue.collective_seq,
-            p2p_seq_id: issue.p2p_seq,
-            op_id: issue.op_id,
-            is_p2p,
-            peer: noted.peer,
-            timeout,
-            call_site: Some(site),
-            ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
-        });
-        drop(issue);
-        self.recorder.started(own);
-        let voyage = Voyage {
-            record_id: own.record_id(),
-            op: noted.op,
-            seq,
-            is_p2p,
-            timeout,
-        };
-        let members = Vec::new();
-        Ok((voyage, Tickets { members, own }))
     }
 }
 

@@ -6,14 +6,17 @@
 //! | `handle` | [`ProcessGroup`]: what programs hold |
 //! | `group` | what all handles of a group share; how it fails, is aborted and closed |
 //! | `issue` | the road of every operation |
+//! | `composite`, `aside` | operations made of several, and the thread on which they can be done |
 //!
 //! What the operations are called is next door (`collectives.rs`, `p2p.rs`); who looks after them when
 //! nobody waits is the watchdog.
 
+mod aside;
+mod composite;
 mod group;
 mod handle;
 mod issue;
 
+pub(crate) use composite::{Noted, Share};
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;
-pub(crate) use issue::Noted;

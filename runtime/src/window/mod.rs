@@ -5,20 +5,24 @@
 
 #[allow(unsafe_code)]
 mod memory;
+mod signal;
 
 pub use memory::RemoteMemory;
 
-use crate::backend;
-use crate::buffer::{Buffer, DeviceKind};
+use crate::backend::{self, Progress};
+use crate::buffer::{Buffer, DeviceKind, element_size};
+use crate::collectives::vec_of;
 use crate::deadline::Deadline;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::{Noted, ProcessGroup};
+use crate::work::Work;
 use rcomm_recorder::model::{DType, OpType, Peer};
 use rcomm_recorder::record::Tensor;
+use signal::SignalWait;
 use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Memory of all members of a group that each reads and writes without the others' help.
 ///
@@ -59,11 +63,23 @@ impl ProcessGroup {
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<'static>> {
+        self.allocate_of(T::DTYPE, len)
+    }
+
+    /// As [`allocate`](Self::allocate), of a type that is not known before.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
+    pub fn allocate_of(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let named = |error: Error| error.in_group(self.desc());
+        if dtype.size().is_none() {
+            let message = "elements of an unknown type have no size";
+            return Err(named(Error::new(ErrorKind::InvalidArgument, message)));
+        }
         let device = self.device_of_windows().map_err(named)?;
         let backend = self.backend(device).ok_or_else(|| no_backend(device));
         backend
-            .and_then(|backend| backend.allocate(T::DTYPE, len))
+            .and_then(|backend| backend.allocate(dtype, len))
             .map_err(named)
     }
 
@@ -99,9 +115,10 @@ impl ProcessGroup {
                 dtype,
                 shape: &shape,
             }),
+            collectives: 0,
         };
-        let inner = self.carry_out(&noted, site, |deadline| {
-            backend.new_window(memory, deadline)
+        let inner = self.carry_out(&noted, site, |share| {
+            backend.new_window(memory, share.deadline())
         })?;
         Ok(Window {
             group: self.clone(),
@@ -115,31 +132,6 @@ impl ProcessGroup {
             .into_iter()
             .find(|&device| self.backend(device).is_some())
             .ok_or_else(|| no_backend(DeviceKind::Cpu))
-    }
-
-    /// Numbers and records what `body` does, and settles its error as an operation's.
-    pub(crate) fn carry_out<R>(
-        &self,
-        noted: &Noted<'_>,
-        site: &'static Location<'static>,
-        body: impl FnOnce(Deadline) -> Result<R>,
-    ) -> Result<R> {
-        let group = &self.group;
-        let (voyage, tickets) = group.note(noted, self.timeout(), site)?;
-        let result = body(Deadline::In(voyage.timeout).started());
-        let result = match result {
-            Ok(value) => {
-                tickets.completed(group.recorder(), backend::Done::default());
-                Ok(value)
-            }
-            Err(error) => {
-                let error = group.settle_error(&voyage, error);
-                tickets.failed(group.recorder());
-                Err(error)
-            }
-        };
-        tickets.retired(group.recorder());
-        result
     }
 }
 
@@ -161,39 +153,119 @@ impl Window {
     /// again; the peer knows that it is there by a [`signal`](Self::signal).
     #[track_caller]
     pub fn put<T: Element>(&self, peer: u32, offset: usize, from: &[T]) -> Result<()> {
-        let offset = self.bytes::<T>(OpType::Put, offset)?;
-        let shape = [from.len() as u64];
-        let tensor = Tensor {
-            dtype: T::DTYPE,
-            shape: &shape,
-        };
-        let buffer = Buffer::from_slice(from);
-        self.carry_out(OpType::Put, peer, Some(tensor), |deadline| {
-            self.inner.put(peer, offset, &buffer, deadline)
+        self.put_buffer(peer, offset, &Buffer::from_slice(from))
+    }
+
+    /// As [`put`](Self::put), of memory of any kind.
+    #[track_caller]
+    pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
+        let offset = self.bytes(OpType::Put, from, offset)?;
+        let noted = noted(OpType::Put, peer, Some(tensor_of(from)));
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.put(peer, offset, from, share.deadline())
         })
+    }
+
+    /// As [`put`](Self::put), at once; the vector comes back with the [`Work`].
+    ///
+    /// What one rank puts, gets and signals this way happens in the order of its calls.
+    #[track_caller]
+    pub fn put_async<T: Element>(
+        &self,
+        peer: u32,
+        offset: usize,
+        from: Vec<T>,
+    ) -> Result<Work<Vec<T>>> {
+        let work = self.put_buffer_async(peer, offset, Buffer::from_vec(from))?;
+        Ok(work.and_then(vec_of))
+    }
+
+    /// As [`put_async`](Self::put_async), of memory of any kind.
+    #[track_caller]
+    pub fn put_buffer_async(
+        &self,
+        peer: u32,
+        offset: usize,
+        from: Buffer<'static>,
+    ) -> Result<Work<Buffer<'static>>> {
+        let offset = self.bytes(OpType::Put, &from, offset)?;
+        let shape = from.shape().to_vec();
+        let noted = noted(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
+        let inner = self.inner.clone();
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                inner.put(peer, offset, &from, share.deadline())?;
+                Ok(from)
+            })
     }
 
     /// Reads from the part of `peer`, from element `offset` on.
     #[track_caller]
     pub fn get<T: Element>(&self, peer: u32, offset: usize, into: &mut [T]) -> Result<()> {
-        let offset = self.bytes::<T>(OpType::Get, offset)?;
-        let shape = [into.len() as u64];
-        let tensor = Tensor {
-            dtype: T::DTYPE,
-            shape: &shape,
-        };
-        let mut buffer = Buffer::from_mut(into);
-        self.carry_out(OpType::Get, peer, Some(tensor), |deadline| {
-            self.inner.get(peer, offset, &mut buffer, deadline)
+        self.get_buffer(peer, offset, &mut Buffer::from_mut(into))
+    }
+
+    /// As [`get`](Self::get), into memory of any kind.
+    #[track_caller]
+    pub fn get_buffer(&self, peer: u32, offset: usize, into: &mut Buffer<'_>) -> Result<()> {
+        let offset = self.bytes(OpType::Get, into, offset)?;
+        let shape = into.shape().to_vec();
+        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.get(peer, offset, into, share.deadline())
         })
+    }
+
+    /// As [`get`](Self::get), at once; the vector comes back, filled, with the [`Work`].
+    #[track_caller]
+    pub fn get_async<T: Element>(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: Vec<T>,
+    ) -> Result<Work<Vec<T>>> {
+        let work = self.get_buffer_async(peer, offset, Buffer::from_vec(into))?;
+        Ok(work.and_then(vec_of))
+    }
+
+    /// As [`get_async`](Self::get_async), into memory of any kind.
+    #[track_caller]
+    pub fn get_buffer_async(
+        &self,
+        peer: u32,
+        offset: usize,
+        mut into: Buffer<'static>,
+    ) -> Result<Work<Buffer<'static>>> {
+        let offset = self.bytes(OpType::Get, &into, offset)?;
+        let shape = into.shape().to_vec();
+        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        let inner = self.inner.clone();
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                inner.get(peer, offset, &mut into, share.deadline())?;
+                Ok(into)
+            })
     }
 
     /// Tells `peer` that everything put there before has arrived. Signals are counted.
     #[track_caller]
     pub fn signal(&self, peer: u32) -> Result<()> {
-        self.carry_out(OpType::Signal, peer, None, |deadline| {
-            self.inner.signal(peer, deadline)
+        let noted = noted(OpType::Signal, peer, None);
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.signal(peer, share.deadline())
         })
+    }
+
+    /// As [`signal`](Self::signal), at once: after everything that was put before, with
+    /// [`put_async`](Self::put_async) too.
+    #[track_caller]
+    pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
+        let noted = noted(OpType::Signal, peer, None);
+        let inner = self.inner.clone();
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                inner.signal(peer, share.deadline())
+            })
     }
 
     /// Takes one signal of `peer`.
@@ -202,9 +274,24 @@ impl Window {
     /// Until there is one, or the time-out.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32) -> Result<()> {
-        self.carry_out(OpType::WaitSignal, peer, None, |deadline| {
-            self.inner.wait_signal(peer, deadline)
+        let noted = noted(OpType::WaitSignal, peer, None);
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.wait_signal(peer, share.deadline())
         })
+    }
+
+    /// As [`wait_signal`](Self::wait_signal), at once. It waits for nothing else of this rank, so it may
+    /// be issued before what makes the peer signal.
+    #[track_caller]
+    pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {
+        let noted = noted(OpType::WaitSignal, peer, None);
+        let wait = SignalWait {
+            window: self.inner.clone(),
+            peer,
+            progress: Mutex::new(Progress::Started),
+        };
+        let site = Location::caller();
+        self.group.watch_over(&noted, site, Arc::new(wait))
     }
 
     /// The part of `peer` in this process's own address space: for atomic operations in place, and
@@ -229,35 +316,35 @@ impl Window {
         closed.map_err(|error| error.in_group(self.group.desc()))
     }
 
-    fn bytes<T: Element>(&self, op: OpType, offset: usize) -> Result<usize> {
+    fn bytes(&self, op: OpType, buffer: &Buffer<'_>, offset: usize) -> Result<usize> {
         let refuse = |message: String| {
             let error = Error::new(ErrorKind::InvalidArgument, message);
             error.in_group(self.group.desc()).during(op)
         };
-        if T::DTYPE != self.dtype {
-            let message = format!("{} for a window of {}", T::DTYPE, self.dtype);
+        if buffer.dtype() != self.dtype {
+            let message = format!("{} for a window of {}", buffer.dtype(), self.dtype);
             return Err(refuse(message));
         }
-        let bytes = offset.checked_mul(size_of::<T>());
+        let bytes = offset.checked_mul(element_size(self.dtype));
         bytes.ok_or_else(|| refuse(format!("offset {offset} is beyond all memory")))
     }
+}
 
-    #[track_caller]
-    fn carry_out<R>(
-        &self,
-        op: OpType,
-        peer: u32,
-        tensor: Option<Tensor<'_>>,
-        body: impl FnOnce(Deadline) -> Result<R>,
-    ) -> Result<R> {
-        let site = Location::caller();
-        let noted = Noted {
-            op,
-            backend: "window",
-            peer: Peer::Rank(peer),
-            tensor,
-        };
-        self.group.carry_out(&noted, site, body)
+fn tensor(dtype: DType, shape: &[u64]) -> Tensor<'_> {
+    Tensor { dtype, shape }
+}
+
+fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
+    tensor(buffer.dtype(), buffer.shape())
+}
+
+fn noted(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> Noted<'_> {
+    Noted {
+        op,
+        backend: "window",
+        peer: Peer::Rank(peer),
+        tensor,
+        collectives: 0,
     }
 }
 

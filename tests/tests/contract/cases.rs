@@ -358,6 +358,7 @@ impl<'a> Cases<'a> {
         self.same("gather_object", gathered, all);
         let mine: String = group.scatter_object(&expected, 0).unwrap();
         self.same("scatter_object", mine, expected[own].clone());
+        self.check_issued_objects(&expected);
         if n == 1 {
             return;
         }
@@ -400,6 +401,41 @@ impl<'a> Cases<'a> {
         group.barrier().unwrap();
     }
 
+    /// Objects at once, beside other operations; some ranks run what others issue.
+    fn check_issued_objects(&mut self, names: &[String]) {
+        let (group, own, n) = (self.group, self.own(), self.size());
+        let root = n as u32 - 1;
+        let gathered = group.all_gather_object_async(&names[own]).unwrap();
+        let told = group.broadcast_object_async((own, "told".to_owned()), root);
+        let sum = group.all_reduce_async(vec![1u32], ReduceOp::Sum).unwrap();
+        let mut mixed = None;
+        if own == 0 {
+            mixed = Some(group.all_gather_object(&own).unwrap());
+        }
+        let mixed = match mixed {
+            Some(all) => all,
+            None => group.all_gather_object_async(&own).unwrap().wait().unwrap(),
+        };
+        self.same("all_gather_object both ways", mixed, (0..n).collect());
+        let to_root = group.gather_object_async(&own, root).unwrap();
+        let mine = group.scatter_object_async(names, root).unwrap();
+        self.same(
+            "scatter_object_async",
+            mine.wait().unwrap(),
+            names[own].clone(),
+        );
+        let all = (own as u32 == root).then(|| (0..n).collect::<Vec<_>>());
+        self.same("gather_object_async", to_root.wait().unwrap(), all);
+        self.same("beside objects", sum.wait().unwrap(), vec![n as u32]);
+        let told = told.unwrap().wait().unwrap();
+        let expected = (root as usize, "told".to_owned());
+        self.same("broadcast_object_async", told, expected);
+        let gathered = gathered.wait().unwrap();
+        self.same("all_gather_object_async", gathered, names.to_vec());
+        let refused = group.broadcast_object_async(0u8, root + 1).unwrap_err();
+        self.same("no such root", refused.kind(), ErrorKind::InvalidArgument);
+    }
+
     fn check_tags(&mut self, next: usize, before: usize) {
         let (group, own, n) = (self.group, self.own(), self.size());
         // A send may wait for its receive: one rank begins with the receive.
@@ -412,6 +448,10 @@ impl<'a> Cases<'a> {
             send();
         }
         self.same("send_object and recv_object", object, vec![before; 2]);
+        let sent = group.send_object_async(&own, next as u32, 9).unwrap();
+        let object: usize = group.recv_object(before as u32, 9).unwrap();
+        self.same("send_object_async", object, before);
+        sent.wait().unwrap();
 
         // Tags are met, not the order of issue.
         let first = group.send_async(vec![1u8], next as u32, 11).unwrap();

@@ -49,6 +49,15 @@ pub(super) fn allocate(dtype: DType, len: usize) -> Result<Buffer<'static>> {
         .into_buffer(dtype, len)
 }
 
+/// Reads `bytes` as what a rank says of its part, and as what it asks of another's.
+#[cfg(fuzzing)]
+pub(super) fn read_any_bytes(bytes: &[u8]) {
+    if let Some(card) = Card::decode(bytes) {
+        assert_eq!(Card::decode(&card.encode()), Some(card));
+    }
+    service::read_any_bytes(bytes);
+}
+
 /// What a rank tells the others about its part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Card {
@@ -139,6 +148,13 @@ impl Shared {
         let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
+}
+
+/// Takes one away, if there is any; says whether.
+fn take_one(counter: &AtomicU32) -> bool {
+    let take = |count: u32| count.checked_sub(1);
+    let taken = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+    taken.is_ok()
 }
 
 struct Unobserved;
@@ -398,18 +414,7 @@ impl Window for CpuWindow {
         let rank = shared.ranks[peer as usize];
         let mut patience = Patience::new(&shared.stop, deadline.started(), shared.crowding);
         let mut doubt = Instant::now() + DOUBT;
-        loop {
-            let count = counter.load(Ordering::Acquire);
-            if count > 0 {
-                let (order, after) = (Ordering::AcqRel, count - 1);
-                if counter
-                    .compare_exchange(count, after, order, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    return Ok(());
-                }
-                continue;
-            }
+        while !take_one(counter) {
             match patience.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
@@ -439,6 +444,14 @@ impl Window for CpuWindow {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn take_signal(&self, peer: u32) -> Result<bool> {
+        self.check_peer(peer)?;
+        let shared = &self.shared;
+        let counter = shared.counter(&shared.counters, peer as usize)?;
+        Ok(take_one(counter))
     }
 
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {

@@ -1,0 +1,140 @@
+//! Hints of a call reach the backend, and change nothing in its result.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
+use rcomm::{
+    Backend, BackendFactory, Deadline, DeviceKind, Done, FakeFabric, HashStore, Hints, Op, OpType,
+    Pending, ReduceOp, Result, SparseTensor, WaitHint, World,
+};
+use rcomm_tests::world::{self, Carrier, on_threads};
+use std::sync::{Arc, Mutex};
+
+type Seen = Arc<Mutex<Vec<(OpType, Hints)>>>;
+
+/// Writes down what each call brings, and hands on.
+struct Listening {
+    inner: Arc<dyn Backend>,
+    seen: Seen,
+}
+
+struct ListeningFactory {
+    inner: Arc<dyn BackendFactory>,
+    seen: Seen,
+}
+
+impl BackendFactory for ListeningFactory {
+    fn name(&self) -> &'static str {
+        "listening"
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(Listening {
+            inner: self.inner.connect(group, deadline)?,
+            seen: self.seen.clone(),
+        }))
+    }
+}
+
+impl Backend for Listening {
+    fn name(&self) -> &'static str {
+        "listening"
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        self.seen.lock().unwrap().push((op.op_type(), call.hints));
+        self.inner.issue(op, call, observer)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        self.seen.lock().unwrap().push((op.op_type(), call.hints));
+        self.inner.run(op, call, observer)
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.inner.abort(reason);
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        self.inner.shutdown(deadline)
+    }
+}
+
+#[test]
+fn hints_go_with_each_call_of_their_handle() {
+    let config = rcomm::Config {
+        backend: "cpu:listening".to_owned(),
+        ..world::config(0, 1)
+    };
+    let seen = Seen::default();
+    let (for_factory, fabric) = (seen.clone(), FakeFabric::new());
+    let world = World::builder(config)
+        .store(Arc::new(HashStore::new()))
+        .backend(move |world| {
+            Ok(Arc::new(ListeningFactory {
+                inner: fabric.factory(world.rank),
+                seen: for_factory,
+            }))
+        })
+        .init()
+        .unwrap();
+    let group = world.group();
+    seen.lock().unwrap().clear();
+    let hints = Hints::NONE
+        .wait(WaitHint::Long)
+        .own(&[("lane", "2"), ("trace", "on")]);
+    let hinted = group.hinted(hints);
+    hinted.barrier().unwrap();
+    let work = hinted.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
+    work.wait().unwrap();
+    let tensor = SparseTensor::new(vec![2], 1, vec![1], vec![1f32]).unwrap();
+    hinted.all_reduce_sparse(&tensor, ReduceOp::Sum).unwrap();
+    group.barrier().unwrap();
+    let gathers = [
+        (OpType::AllGatherSingle, hints),
+        (OpType::AllGatherV, hints),
+        (OpType::AllGatherV, hints),
+    ];
+    let mut expected = vec![(OpType::Barrier, hints), (OpType::AllReduce, hints)];
+    expected.extend(gathers);
+    expected.push((OpType::Barrier, Hints::NONE));
+    assert_eq!(*seen.lock().unwrap(), expected);
+    assert_eq!(hints.get("lane"), Some("2"));
+    world.shutdown().unwrap();
+}
+
+#[test]
+fn ranks_may_give_different_hints() {
+    on_threads(
+        3,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            let waits = [WaitHint::Unknown, WaitHint::Short, WaitHint::Long];
+            let wait = waits[world.rank() as usize];
+            let group = world.group().hinted(Hints::NONE.wait(wait));
+            for len in [1, 10_000, 300_000] {
+                let mut data = vec![world.rank(); len];
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|&sum| sum == 3));
+                let work = group.all_reduce_async(data, ReduceOp::Max).unwrap();
+                assert_eq!(work.wait().unwrap(), vec![3; len]);
+            }
+            let next = (world.rank() + 1) % 3;
+            let sent = group.send_async(vec![world.rank()], next, 0).unwrap();
+            let mut got = [9];
+            group.recv(&mut got, (world.rank() + 2) % 3, 0).unwrap();
+            assert_eq!(got, [(world.rank() + 2) % 3]);
+            sent.wait().unwrap();
+            world.shutdown().unwrap();
+        },
+    );
+}

@@ -17,6 +17,9 @@ mod element;
 mod endpoint;
 mod error;
 mod float8;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod heartbeat;
 mod hints;
 mod joining;

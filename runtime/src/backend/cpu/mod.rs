@@ -22,6 +22,8 @@ mod address;
 mod algorithm;
 mod collective;
 mod executor;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod hello;
 mod host;
 mod lanes;

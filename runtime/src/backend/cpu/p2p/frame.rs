@@ -1,6 +1,7 @@
 //! What stands before a message on the wire.
 
-use rcomm_recorder::model::DType;
+use super::super::mesh::Failure;
+use rcomm_recorder::model::{DType, Rank};
 
 /// The largest message that is sent before anybody asked for it, in bytes.
 pub(super) const EAGER: usize = 64 << 10;
@@ -71,4 +72,32 @@ impl Frame {
         }
         Some(frame)
     }
+
+    /// The failure of a send whose receiver, `at` in the group, receives another type or length.
+    pub(super) fn refused(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
+        let message = format!(
+            "{} {} are sent with tag {}, but rank {at} of the group receives {} {dtype}",
+            elements(self.dtype, self.len),
+            self.dtype,
+            self.tag,
+            elements(dtype, len)
+        );
+        Failure::Mismatch(rank, message)
+    }
+
+    /// The failure of a receive of this type and length, which `at` in the group has sent this for.
+    pub(super) fn misfits(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
+        let message = format!(
+            "rank {at} of the group sent {} {} with tag {}, but {} {dtype} are received",
+            elements(self.dtype, self.len),
+            self.dtype,
+            self.tag,
+            elements(dtype, len)
+        );
+        Failure::Mismatch(rank, message)
+    }
+}
+
+fn elements(dtype: DType, len: u64) -> u64 {
+    len / dtype.size().unwrap_or(1) as u64
 }

@@ -8,13 +8,20 @@ use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
 /// Bytes of messages from one peer that are kept for receives to come.
-const MAX_KEPT: usize = 64 << 20;
+pub(super) const MAX_KEPT: usize = 64 << 20;
 
 /// A message, or the offer of one, that came before its receive.
 pub(super) struct Kept {
     pub(super) frame: Frame,
     /// `None` for an offer.
     pub(super) message: Option<Vec<u8>>,
+}
+
+impl Kept {
+    /// What it counts for among the bytes that are kept.
+    fn cost(&self) -> usize {
+        FRAME + self.message.as_ref().map_or(0, Vec::len)
+    }
 }
 
 /// What the next bytes of a lane belong to.
@@ -64,12 +71,14 @@ pub(super) struct PeerLane {
     /// Receives not yet met by a message, in order.
     pub(super) waiting: VecDeque<Waiting>,
     /// Offers that were cleared, and the receive that each is for.
-    pub(super) cleared: Vec<(u64, u64)>,
+    pub(super) cleared: Vec<(Frame, u64)>,
     pub(super) kept: VecDeque<Kept>,
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
     pub(super) queue: VecDeque<u64>,
-    /// Answers to our offers: the message's id, and the frame.
+    /// Our offers that have not been answered, by the message's id.
+    pub(super) offered: Vec<u64>,
+    /// Answers to our offers.
     pub(super) answers: Vec<Frame>,
 }
 
@@ -90,6 +99,7 @@ impl PeerLane {
             kept: VecDeque::new(),
             kept_bytes: 0,
             queue: VecDeque::new(),
+            offered: Vec::new(),
             answers: Vec::new(),
         }
     }
@@ -115,8 +125,8 @@ impl PeerLane {
         Ok(moved)
     }
 
-    pub(super) fn clear(&mut self, offer: &Frame, receive: u64) {
-        self.cleared.push((offer.id, receive));
+    fn clear(&mut self, offer: &Frame, receive: u64) {
+        self.cleared.push((*offer, receive));
         let answer = Frame {
             kind: FrameKind::Clear,
             ..*offer
@@ -124,7 +134,7 @@ impl PeerLane {
         self.replies.push_back(answer.encode());
     }
 
-    pub(super) fn refuse(&mut self, offer: &Frame, dtype: DType, len: u64) {
+    fn refuse(&mut self, offer: &Frame, dtype: DType, len: u64) {
         let answer = Frame {
             kind: FrameKind::Refuse,
             dtype,
@@ -135,7 +145,7 @@ impl PeerLane {
     }
 
     /// The first kept message that `request` may take.
-    pub(super) fn take_kept(&mut self, request: &Request) -> Option<Kept> {
+    fn take_kept(&mut self, request: &Request) -> Option<Kept> {
         if self.kept.is_empty() || !self.is_first(request) {
             return None;
         }
@@ -144,14 +154,69 @@ impl PeerLane {
             .iter()
             .position(|kept| kept.frame.tag == request.tag)?;
         let kept = self.kept.remove(found)?;
-        self.kept_bytes -= kept.message.as_ref().map_or(0, Vec::len);
+        self.kept_bytes -= kept.cost();
         Some(kept)
+    }
+
+    fn keep(&mut self, kept: Kept) {
+        self.kept_bytes += kept.cost();
+        self.kept.push_back(kept);
     }
 
     /// Whether no receive of the same tag was posted before `request`.
     fn is_first(&self, request: &Request) -> bool {
         let first = self.waiting.iter().find(|w| w.tag == request.tag);
         first.is_some_and(|first| first.receive == request.id)
+    }
+
+    /// Moves a receive on as far as it goes now; says whether anything moved.
+    pub(super) fn receive(
+        &mut self,
+        request: &mut Request,
+        bytes: &mut [u8],
+        at: usize,
+        rank: Rank,
+    ) -> Result<bool, Failure> {
+        let gone = |error| Failure::Gone(rank, Some(error));
+        let mut moved = self.reply().map_err(gone)?;
+        if matches!(request.stage, Stage::Receive { .. })
+            && let Some(kept) = self.take_kept(request)
+        {
+            self.waiting.retain(|waiting| waiting.receive != request.id);
+            request.stage = Stage::Receiving { peer: at };
+            let frame = kept.frame;
+            let (dtype, len) = (request.dtype, bytes.len() as u64);
+            let fits = frame.dtype == dtype && frame.len == len;
+            match kept.message {
+                _ if !fits => {
+                    if frame.kind == FrameKind::Offer {
+                        self.refuse(&frame, dtype, len);
+                        self.reply().map_err(gone)?;
+                    }
+                    return Err(frame.misfits(dtype, len, at, rank));
+                }
+                Some(message) => {
+                    bytes.copy_from_slice(&message);
+                    request.stage = Stage::Done { source: Some(at) };
+                }
+                None => {
+                    self.clear(&frame, request.id);
+                    self.reply().map_err(gone)?;
+                }
+            }
+            return Ok(true);
+        }
+        moved |= self.read_on(Some((request, &mut *bytes, at)), rank)?;
+        if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
+            && let Incoming::Message { receive, frame, .. } = &self.incoming
+            && *receive == request.id
+            && (frame.dtype != request.dtype || frame.len != bytes.len() as u64)
+        {
+            let frame = *frame;
+            self.incoming = Incoming::Skip { left: frame.len };
+            return Err(frame.misfits(request.dtype, bytes.len() as u64, at, rank));
+        }
+        Ok(moved)
     }
 
     /// Reads what there is, for `mine` or for whom it belongs to; stops at what another request must
@@ -230,8 +295,7 @@ impl PeerLane {
                         moved = true;
                     }
                     let (frame, message) = (*frame, std::mem::take(message));
-                    self.kept_bytes += message.len();
-                    self.kept.push_back(Kept {
+                    self.keep(Kept {
                         frame,
                         message: Some(message),
                     });
@@ -300,18 +364,26 @@ impl PeerLane {
                 }
             }
             FrameKind::Offer => {
-                self.kept.push_back(Kept {
+                self.keep(Kept {
                     frame,
                     message: None,
                 });
                 Ok(next)
             }
             FrameKind::Clear | FrameKind::Refuse => {
+                let found = self.offered.iter().position(|&id| id == frame.id);
+                let found = found.ok_or_else(|| {
+                    Failure::Garbled(rank, "an answer to what was not offered".into())
+                })?;
+                self.offered.swap_remove(found);
                 self.answers.push(frame);
                 Ok(next)
             }
             FrameKind::Data => {
-                let found = self.cleared.iter().position(|(id, _)| *id == frame.id);
+                let is_this = |offer: &Frame| {
+                    (offer.id, offer.dtype, offer.len) == (frame.id, frame.dtype, frame.len)
+                };
+                let found = self.cleared.iter().position(|(offer, _)| is_this(offer));
                 let found = found.ok_or_else(|| {
                     Failure::Garbled(rank, "a message that was not cleared".into())
                 })?;

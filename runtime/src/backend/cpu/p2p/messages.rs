@@ -8,10 +8,10 @@ use super::super::transport::shm::Streams;
 use super::super::transport::tcp::TcpLane;
 use super::super::wait::{Interrupted, Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
-use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
+use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
 use crate::op::Op;
-use rcomm_recorder::model::{DType, Rank};
+use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -97,13 +97,7 @@ impl P2p {
                 }
             }
         }
-        requests.push(Request {
-            id,
-            tag,
-            dtype: buffer.dtype(),
-            stage,
-            failure: None,
-        });
+        requests.push(Request::new(id, tag, buffer.dtype(), stage));
     }
 
     /// Runs posted requests to their end.
@@ -261,7 +255,7 @@ impl P2p {
                 };
                 if peer.answers[found].kind == FrameKind::Refuse {
                     let answer = peer.answers.swap_remove(found);
-                    return Err(self.misfit(at, &frame, answer.dtype, answer.len, "receives"));
+                    return Err(frame.refused(answer.dtype, answer.len, at, self.ranks[at]));
                 }
                 if peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
                     return Ok(moved);
@@ -296,6 +290,7 @@ impl P2p {
         }
         if *offer {
             peer.outgoing = Outgoing::Free;
+            peer.offered.push(request.id);
             request.stage = Stage::SendOffered { peer: at };
             return Ok(true);
         }
@@ -346,59 +341,13 @@ impl P2p {
         bytes: &mut [u8],
         patience: &mut Patience<'_>,
     ) -> Result<bool, Failure> {
-        let rank = self.ranks[at];
-        let gone = |error| Failure::Gone(rank, Some(error));
         let mut guard = lock(&self.peers[at]);
         let peer = &mut *guard;
         if !self.open(at, peer, patience)? {
             return Ok(false);
         }
-        let mut moved = peer.reply().map_err(gone)?;
         let from_any = matches!(request.stage, Stage::Receive { peer: None });
-        if matches!(request.stage, Stage::Receive { .. })
-            && let Some(kept) = peer.take_kept(request)
-        {
-            peer.waiting.retain(|waiting| waiting.receive != request.id);
-            request.stage = Stage::Receiving { peer: at };
-            moved = true;
-            let frame = kept.frame;
-            let fits = frame.dtype == request.dtype && frame.len == bytes.len() as u64;
-            match kept.message {
-                _ if !fits => {
-                    if frame.kind == FrameKind::Offer {
-                        peer.refuse(&frame, request.dtype, bytes.len() as u64);
-                        peer.reply().map_err(gone)?;
-                    }
-                    return Err(self.misfit(
-                        at,
-                        &frame,
-                        request.dtype,
-                        bytes.len() as u64,
-                        "is received",
-                    ));
-                }
-                Some(message) => {
-                    bytes.copy_from_slice(&message);
-                    request.stage = Stage::Done { source: Some(at) };
-                }
-                None => {
-                    peer.clear(&frame, request.id);
-                    peer.reply().map_err(gone)?;
-                }
-            }
-        } else {
-            moved |= peer.read_on(Some((request, &mut *bytes, at)), rank)?;
-            if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
-                && let Incoming::Message { receive, frame, .. } = &peer.incoming
-                && *receive == request.id
-                && (frame.dtype != request.dtype || frame.len != bytes.len() as u64)
-            {
-                let frame = *frame;
-                peer.incoming = Incoming::Skip { left: frame.len };
-                let len = bytes.len() as u64;
-                return Err(self.misfit(at, &frame, request.dtype, len, "is received"));
-            }
-        }
+        let moved = peer.receive(request, bytes, at, self.ranks[at])?;
         drop(guard);
         if from_any && !matches!(request.stage, Stage::Receive { .. }) {
             for peer in &self.peers {
@@ -408,24 +357,5 @@ impl P2p {
             }
         }
         Ok(moved)
-    }
-
-    fn misfit(&self, at: usize, frame: &Frame, dtype: DType, len: u64, verb: &str) -> Failure {
-        let count = |dtype: DType, len: u64| len / dtype.size().unwrap_or(1) as u64;
-        let (sent, expected) = (count(frame.dtype, frame.len), count(dtype, len));
-        let message = if verb == "receives" {
-            format!(
-                "{sent} {} are sent with tag {}, but rank {at} of the group receives {expected} \
-                 {dtype}",
-                frame.dtype, frame.tag
-            )
-        } else {
-            format!(
-                "rank {at} of the group sent {sent} {} with tag {}, but {expected} {dtype} are \
-                 received",
-                frame.dtype, frame.tag
-            )
-        };
-        Failure::Mismatch(self.ranks[at], message)
     }
 }

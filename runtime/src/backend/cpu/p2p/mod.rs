@@ -19,6 +19,8 @@
 //! | `waiting` | how they wait, and for whom |
 
 mod frame;
+#[cfg(fuzzing)]
+pub(crate) mod fuzz;
 mod lane;
 mod messages;
 mod request;

@@ -46,6 +46,16 @@ pub(in super::super) fn outcome(requests: &mut [Request]) -> Option<Result<(), F
 }
 
 impl Request {
+    pub(super) fn new(id: u64, tag: u32, dtype: DType, stage: Stage) -> Self {
+        Self {
+            id,
+            tag,
+            dtype,
+            stage,
+            failure: None,
+        }
+    }
+
     /// A message that does not fit ends its own request only.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {

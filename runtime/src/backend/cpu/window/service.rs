@@ -64,6 +64,20 @@ impl Request {
     }
 }
 
+/// Reads `bytes` as a request for a part of some size: it stays inside.
+#[cfg(fuzzing)]
+pub(super) fn read_any_bytes(bytes: &[u8]) {
+    let size = bytes.len() << 10;
+    if let Some(head) = bytes.first_chunk() {
+        match Request::decode(head, size) {
+            Some(Request::Put { offset, len } | Request::Get { offset, len }) => {
+                assert!(len <= PIECE && offset + len <= size);
+            }
+            Some(Request::Signal | Request::Bye) | None => {}
+        }
+    }
+}
+
 fn send(shared: &Shared, peer: u32, tag: u32, bytes: &[u8], deadline: Deadline) -> Result<()> {
     let buffer = Buffer::from_slice(bytes);
     shared.run(&mut Op::Send { buffer, peer, tag }, 0, deadline)?;

@@ -1,0 +1,70 @@
+//! A lane whose other end sends whatever the fuzzer likes.
+
+use super::super::transport::Lane;
+use super::super::transport::tcp::TcpLane;
+use super::frame::{EAGER, FRAME, Frame};
+use super::lane::{MAX_KEPT, PeerLane, Waiting};
+use super::request::{Request, Stage};
+use rcomm_recorder::model::DType;
+use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+/// Receives that wait on the lane: tag, type, bytes, and whether from anybody.
+const RECEIVES: [(u32, DType, usize, bool); 5] = [
+    (0, DType::U8, 16, false),
+    (0, DType::U8, 0, true),
+    (1, DType::F32, 8, false),
+    (1, DType::F32, 80_000, false),
+    (7, DType::I64, 64, true),
+];
+
+/// Lets the receives read `bytes`: they end, fail or wait, and keep no more than they may.
+pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
+    let head = bytes.first_chunk::<FRAME>();
+    if let Some(frame) = head.and_then(Frame::decode) {
+        assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+    }
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let mut there = TcpStream::connect(listener.local_addr()?)?;
+    let (here, _) = listener.accept()?;
+    here.set_nonblocking(true)?;
+    there.write_all(bytes)?;
+    there.shutdown(Shutdown::Write)?;
+
+    let mut lane = PeerLane::new();
+    lane.lane = Some(Lane::Tcp(TcpLane::new(here)?));
+    // One message of this rank was offered and not answered.
+    lane.offered.push(1);
+    let mut requests = Vec::new();
+    for (id, (tag, dtype, len, from_any)) in (10..).zip(RECEIVES) {
+        lane.waiting.push_back(Waiting {
+            receive: id,
+            tag,
+            from_any,
+        });
+        let peer = (!from_any).then_some(0);
+        let stage = Stage::Receive { peer };
+        requests.push((Request::new(id, tag, dtype, stage), vec![0u8; len]));
+    }
+    loop {
+        let mut moved = false;
+        for (request, buffer) in &mut requests {
+            if !matches!(
+                request.stage,
+                Stage::Receive { .. } | Stage::Receiving { .. }
+            ) {
+                continue;
+            }
+            let result = lane.receive(request, buffer, 0, 1);
+            match request.keep_mismatch(result) {
+                Ok(some) => moved |= some,
+                // The group ends with it.
+                Err(_) => return Ok(()),
+            }
+            assert!(lane.kept_bytes <= MAX_KEPT + EAGER + FRAME);
+        }
+        if !moved {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Collectives in terms of tensors.
+
+use crate::memory::{from_candle, read, write};
+use candle_core::{Shape, Tensor};
+use rcomm::{Op, ProcessGroup, Reduction, Result};
+
+/// Collectives of a group in terms of tensors. What each does, and its errors, are those of the
+/// operation that it is named after; the tensors' own are those of [`read`].
+///
+/// # Blocking
+/// Until the result is there.
+pub trait TensorGroup {
+    /// `tensor` ends as the reduction of everybody's, in place: all tensors that share its memory do.
+    fn all_reduce_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<()>;
+
+    /// `tensor` ends as the root's, in place.
+    fn broadcast_tensor(&self, tensor: &Tensor, root: u32) -> Result<()>;
+
+    /// Everybody's tensors of one shape, stacked: the result has one dimension more, the first, over
+    /// the ranks.
+    fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor>;
+
+    /// This rank's part of the reduction of everybody's tensors, whose first dimension is over the
+    /// ranks; the result does not have it.
+    fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor>;
+
+    /// Sends a tensor to `peer`.
+    fn send_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
+
+    /// Fills `tensor` with the one that `peer` sends, of the same length and type.
+    fn recv_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
+}
+
+impl TensorGroup for ProcessGroup {
+    #[track_caller]
+    fn all_reduce_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<()> {
+        let op = op.into();
+        write(tensor, |buffer| self.execute(Op::AllReduce { buffer, op }))?;
+        Ok(())
+    }
+
+    #[track_caller]
+    fn broadcast_tensor(&self, tensor: &Tensor, root: u32) -> Result<()> {
+        write(tensor, |buffer| {
+            self.execute(Op::Broadcast { buffer, root })
+        })?;
+        Ok(())
+    }
+
+    #[track_caller]
+    fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
+        let mut dims = vec![self.size() as usize];
+        dims.extend(tensor.dims());
+        let all = blank(tensor, dims)?;
+        read(tensor, |input| {
+            write(&all, |output| {
+                self.execute(Op::AllGatherSingle { input, output })
+            })
+        })?;
+        Ok(all)
+    }
+
+    #[track_caller]
+    fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor> {
+        let op = op.into();
+        let rest = tensor.dims().get(1..).unwrap_or_default().to_vec();
+        let part = blank(tensor, rest)?;
+        read(tensor, |input| {
+            write(&part, |output| {
+                self.execute(Op::ReduceScatterSingle { input, output, op })
+            })
+        })?;
+        Ok(part)
+    }
+
+    #[track_caller]
+    fn send_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()> {
+        read(tensor, |buffer| {
+            self.execute(Op::Send { buffer, peer, tag })
+        })?;
+        Ok(())
+    }
+
+    #[track_caller]
+    fn recv_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()> {
+        let peer = Some(peer);
+        write(tensor, |buffer| {
+            self.execute(Op::Recv { buffer, peer, tag })
+        })?;
+        Ok(())
+    }
+}
+
+fn blank(like: &Tensor, dims: Vec<usize>) -> Result<Tensor> {
+    Tensor::zeros(Shape::from(dims), like.dtype(), like.device()).map_err(from_candle)
+}

@@ -1,0 +1,26 @@
+//! candle's tensors in rcomm's collectives.
+//!
+//! [`TensorGroup`] adds the collectives that training needs to
+//! [`ProcessGroup`](rcomm::ProcessGroup), in terms of tensors:
+//!
+//! ```no_run
+//! # fn step(group: &rcomm::ProcessGroup, gradient: &candle_core::Tensor) -> rcomm::Result<()> {
+//! use rcomm_candle::TensorGroup;
+//! group.all_reduce_tensor(gradient, rcomm::ReduceOp::Avg)?; // in place
+//! # Ok(()) }
+//! ```
+//!
+//! For all others [`read`] and [`write()`] lend a tensor's memory as a [`Buffer`](rcomm::Buffer), without
+//! a copy, and [`copy_of`] and [`tensor_of`] go between tensors and buffers that own their memory, which
+//! is what asynchronous operations take.
+//!
+//! Tensors must be in host memory, contiguous, and of an element type that both sides have: candle's
+//! 8-bit, 6-bit and 4-bit floats are refused by name.
+
+#![forbid(unsafe_code)]
+
+mod collectives;
+mod memory;
+
+pub use collectives::TensorGroup;
+pub use memory::{copy_of, read, tensor_of, write};

@@ -1,0 +1,178 @@
+//! A tensor's memory as a buffer, and back.
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
+use rcomm::{Buffer, DType, Error, ErrorKind, Result, bf16, f16};
+use std::cell::Cell;
+use std::ops::Range;
+
+/// Lends the elements of a tensor for reading, in its shape. Nothing is copied.
+///
+/// # Blocking
+/// Others may read the tensor meanwhile; who wants to write to it waits.
+///
+/// # Errors
+/// `Unsupported` if the tensor is not in host memory or of an element type that rcomm does not have;
+/// `InvalidArgument` if it is not contiguous. Otherwise that of `body`.
+pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        return Err(elsewhere(tensor));
+    };
+    let range = range_of(layout)?;
+    let buffer = match storage {
+        CpuStorage::U8(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::U32(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::I16(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::I32(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::I64(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::BF16(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::F16(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::F32(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::F64(all) => Buffer::from_slice(&all[range]),
+        _ => return Err(unknown_type(tensor)),
+    };
+    body(shaped(buffer, layout)?)
+}
+
+/// Lends the elements of a tensor for reading and writing, in its shape. Nothing is copied. Every tensor
+/// that shares the memory (a clone, a view, the `Var` it came from) sees what is written.
+///
+/// # Blocking
+/// Who wants to use the tensor meanwhile waits.
+///
+/// # Errors
+/// As [`read`].
+pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
+    if !tensor.device().is_cpu() {
+        return Err(elsewhere(tensor));
+    }
+    let lend = Lend {
+        body: Cell::new(Some(body)),
+        result: Cell::new(None),
+    };
+    let lent = tensor.inplace_op1(&lend);
+    match lend.result.take() {
+        Some(result) => result,
+        None => Err(unsupported(format!("candle lends no memory: {lent:?}"))),
+    }
+}
+
+/// candle's way to let others write to a tensor.
+struct Lend<F, R> {
+    body: Cell<Option<F>>,
+    result: Cell<Option<Result<R>>>,
+}
+
+impl<F, R> Lend<F, R>
+where
+    F: FnOnce(Buffer<'_>) -> Result<R>,
+{
+    fn run(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<R> {
+        let range = range_of(layout)?;
+        let buffer = match storage {
+            CpuStorage::U8(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::U32(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::I16(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::I32(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::I64(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::BF16(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::F16(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::F32(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::F64(all) => Buffer::from_mut(&mut all[range]),
+            _ => return Err(unsupported("a tensor of an element type that rcomm lacks")),
+        };
+        let body = self.body.take();
+        let body = body.ok_or_else(|| unsupported("candle lent a tensor's memory twice"))?;
+        body(shaped(buffer, layout)?)
+    }
+}
+
+impl<F, R> InplaceOp1 for Lend<F, R>
+where
+    F: FnOnce(Buffer<'_>) -> Result<R>,
+{
+    fn name(&self) -> &'static str {
+        "rcomm"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let result = self.run(storage, layout);
+        self.result.set(Some(result));
+        Ok(())
+    }
+}
+
+/// The elements of a tensor in memory of their own, in its shape: what asynchronous operations take.
+///
+/// # Errors
+/// As [`read`].
+pub fn copy_of(tensor: &Tensor) -> Result<Buffer<'static>> {
+    read(tensor, |buffer| buffer.to_owned())
+}
+
+/// A tensor of the elements and the shape of a buffer that owns its memory. Nothing is copied.
+///
+/// # Errors
+/// `Unsupported` if candle lacks the element type, or the memory is not the buffer's own.
+pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
+    fn make<T: rcomm::Element + candle_core::WithDType>(buffer: Buffer<'static>) -> Result<Tensor> {
+        let dims: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();
+        let vec: Vec<T> = buffer
+            .into_vec()
+            .map_err(|buffer| unsupported(format!("{buffer:?} does not own its memory")))?;
+        let made = Tensor::from_vec(vec, dims, &candle_core::Device::Cpu);
+        made.map_err(from_candle)
+    }
+    match buffer.dtype() {
+        DType::U8 => make::<u8>(buffer),
+        DType::U32 => make::<u32>(buffer),
+        DType::I16 => make::<i16>(buffer),
+        DType::I32 => make::<i32>(buffer),
+        DType::I64 => make::<i64>(buffer),
+        DType::Bf16 => make::<bf16>(buffer),
+        DType::F16 => make::<f16>(buffer),
+        DType::F32 => make::<f32>(buffer),
+        DType::F64 => make::<f64>(buffer),
+        other => Err(unsupported(format!("candle has no tensors of {other}"))),
+    }
+}
+
+fn range_of(layout: &Layout) -> Result<Range<usize>> {
+    let offsets = layout.contiguous_offsets();
+    let (start, end) = offsets.ok_or_else(|| {
+        let message = format!(
+            "a tensor of shape {:?} and strides {:?} is not contiguous: call contiguous() first",
+            layout.dims(),
+            layout.stride()
+        );
+        Error::new(ErrorKind::InvalidArgument, message)
+    })?;
+    Ok(start..end)
+}
+
+fn shaped<'a>(buffer: Buffer<'a>, layout: &Layout) -> Result<Buffer<'a>> {
+    let dims: Vec<u64> = layout.dims().iter().map(|&n| n as u64).collect();
+    buffer.with_shape(&dims)
+}
+
+fn unsupported(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unsupported, message)
+}
+
+fn elsewhere(tensor: &Tensor) -> Error {
+    unsupported(format!(
+        "a tensor on {:?} is not in host memory",
+        tensor.device()
+    ))
+}
+
+fn unknown_type(tensor: &Tensor) -> Error {
+    unsupported(format!(
+        "rcomm has no elements of candle's type {:?}",
+        tensor.dtype()
+    ))
+}
+
+pub(crate) fn from_candle(error: candle_core::Error) -> Error {
+    Error::new(ErrorKind::InvalidArgument, error.to_string())
+}

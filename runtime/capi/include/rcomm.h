@@ -145,6 +145,12 @@
 // Ranks that do things together.
 typedef struct rcomm_group rcomm_group;
 
+// A sparse tensor that rcomm has made.
+typedef struct rcomm_sparse rcomm_sparse;
+
+// Memory of all members of a group that each reads and writes without the others' help.
+typedef struct rcomm_window rcomm_window;
+
 // An operation under way.
 typedef struct rcomm_work rcomm_work;
 
@@ -289,6 +295,12 @@ int32_t rcomm_split(const struct rcomm_group *group,
 // `group` is a living handle.
 int32_t rcomm_group_set_timeout(const struct rcomm_group *group, uint64_t timeout_ms);
 
+// How long the group's operations may take, in milliseconds.
+//
+// # Safety
+// `group` is a living handle; `timeout_ms` may be written.
+int32_t rcomm_group_timeout(const struct rcomm_group *group, uint64_t *timeout_ms);
+
 // A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
 //
 // # Safety
@@ -324,6 +336,17 @@ int32_t rcomm_all_gather_v(const struct rcomm_group *group,
                            uint8_t dtype,
                            struct rcomm_work **work);
 
+// `outputs[r]`, of `count` elements, ends as rank r's `input`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_all_gather(const struct rcomm_group *group,
+                         const void *input,
+                         void *const *outputs,
+                         size_t count,
+                         uint8_t dtype,
+                         struct rcomm_work **work);
+
 // `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
 //
 // # Safety
@@ -335,6 +358,18 @@ int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
                                uint8_t dtype,
                                struct rcomm_reduction reduction,
                                struct rcomm_work **work);
+
+// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
+                             const void *const *inputs,
+                             void *output,
+                             size_t count,
+                             uint8_t dtype,
+                             struct rcomm_reduction reduction,
+                             struct rcomm_work **work);
 
 // `outputs[r]` ends as rank r's `inputs[own rank]`.
 //
@@ -361,6 +396,18 @@ int32_t rcomm_gather_v(const struct rcomm_group *group,
                        uint32_t root,
                        struct rcomm_work **work);
 
+// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_gather(const struct rcomm_group *group,
+                     const void *input,
+                     void *const *outputs,
+                     size_t count,
+                     uint8_t dtype,
+                     uint32_t root,
+                     struct rcomm_work **work);
+
 // `output` ends as the root's `inputs[own rank]`, of `counts[own rank]` elements. All ranks give all
 // counts.
 //
@@ -373,6 +420,18 @@ int32_t rcomm_scatter_v(const struct rcomm_group *group,
                         uint8_t dtype,
                         uint32_t root,
                         struct rcomm_work **work);
+
+// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_scatter(const struct rcomm_group *group,
+                      const void *const *inputs,
+                      void *output,
+                      size_t count,
+                      uint8_t dtype,
+                      uint32_t root,
+                      struct rcomm_work **work);
 
 // Each of `buffers` (there are `length`, of `counts[i]` elements) ends as the reduction of everybody's, as
 // one operation.
@@ -411,53 +470,6 @@ int32_t rcomm_reduce_scatter_coalesced(const struct rcomm_group *group,
                                        uint8_t dtype,
                                        struct rcomm_reduction reduction,
                                        struct rcomm_work **work);
-
-// `outputs[r]`, of `count` elements, ends as rank r's `input`.
-//
-// # Safety
-// As the head of the header says of handles and memory.
-int32_t rcomm_all_gather(const struct rcomm_group *group,
-                         const void *input,
-                         void *const *outputs,
-                         size_t count,
-                         uint8_t dtype,
-                         struct rcomm_work **work);
-
-// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
-//
-// # Safety
-// As the head of the header says of handles and memory.
-int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
-                             const void *const *inputs,
-                             void *output,
-                             size_t count,
-                             uint8_t dtype,
-                             struct rcomm_reduction reduction,
-                             struct rcomm_work **work);
-
-// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
-//
-// # Safety
-// As the head of the header says of handles and memory.
-int32_t rcomm_gather(const struct rcomm_group *group,
-                     const void *input,
-                     void *const *outputs,
-                     size_t count,
-                     uint8_t dtype,
-                     uint32_t root,
-                     struct rcomm_work **work);
-
-// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
-//
-// # Safety
-// As the head of the header says of handles and memory.
-int32_t rcomm_scatter(const struct rcomm_group *group,
-                      const void *const *inputs,
-                      void *output,
-                      size_t count,
-                      uint8_t dtype,
-                      uint32_t root,
-                      struct rcomm_work **work);
 
 // Sends `count` elements to `peer`.
 //
@@ -506,9 +518,189 @@ int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
                                 size_t length,
                                 struct rcomm_work **work);
 
+// `*out` is the root's `json`; the others' is not looked at.
+//
+// # Safety
+// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+int32_t rcomm_broadcast_object(const struct rcomm_group *group,
+                               const char *json,
+                               uint32_t root,
+                               char **out);
+
+// `*out` is a JSON array of everybody's `json`, by rank.
+//
+// # Safety
+// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
+int32_t rcomm_all_gather_object(const struct rcomm_group *group, const char *json, char **out);
+
+// On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
+//
+// # Safety
+// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
+int32_t rcomm_gather_object(const struct rcomm_group *group,
+                            const char *json,
+                            uint32_t root,
+                            char **out);
+
+// `*out` is this rank's value of the root's `json`, an array with one for each rank; the others' is
+// not looked at.
+//
+// # Safety
+// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+int32_t rcomm_scatter_object(const struct rcomm_group *group,
+                             const char *json,
+                             uint32_t root,
+                             char **out);
+
+// Sends a value to `peer`, which receives it with `rcomm_recv_object`.
+//
+// # Safety
+// `group` is a living handle, `json` a text that ends with a zero byte.
+int32_t rcomm_send_object(const struct rcomm_group *group,
+                          const char *json,
+                          uint32_t peer,
+                          uint32_t tag);
+
+// `*out` is the value that `peer` sends.
+//
+// # Safety
+// `group` is a living handle; `out` may be written.
+int32_t rcomm_recv_object(const struct rcomm_group *group, uint32_t peer, uint32_t tag, char **out);
+
+// Frees a text that a function of this header gave. NULL is nothing.
+//
+// # Safety
+// `text` is NULL or such a text, which nobody uses any more.
+void rcomm_text_free(char *text);
+
+// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`.
+//
+// The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
+// `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
+// for each index in the remaining dimensions) for each place.
+//
+// # Safety
+// `group` is a living handle; `shape`, `indices` and `values` hold what is said above; `sum` may be
+// written.
+int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
+                                const uint64_t *shape,
+                                size_t dims,
+                                size_t sparse_dims,
+                                const int64_t *indices,
+                                const void *values,
+                                size_t places,
+                                uint8_t dtype,
+                                struct rcomm_sparse **sum_of);
+
+// What a sparse tensor holds: its places, its rows of indices and its blocks of values, which are there
+// until it is freed. Any place may be NULL.
+//
+// # Safety
+// `sparse` is a living handle; the places are NULL or may be written.
+int32_t rcomm_sparse_get(const struct rcomm_sparse *sparse,
+                         size_t *places,
+                         const int64_t **indices,
+                         const void **values);
+
+// Frees a sparse tensor. NULL is nothing.
+//
+// # Safety
+// `sparse` is NULL or a living handle that nobody uses any more.
+void rcomm_sparse_free(struct rcomm_sparse *sparse);
+
 // The text of the last error that a function returned to this thread; empty if none did. Valid until
 // the next call of this thread.
 const char *rcomm_last_error(void);
+
+// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
+// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0.
+//
+// # Safety
+// `group` is a living handle; `window` may be written.
+int32_t rcomm_window_allocate(const struct rcomm_group *group,
+                              size_t count,
+                              uint8_t dtype,
+                              struct rcomm_window **window);
+
+// Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
+// the window is closed or freed.
+//
+// # Safety
+// `group` is a living handle; `memory` holds `count` elements; `window` may be written.
+int32_t rcomm_new_window(const struct rcomm_group *group,
+                         void *memory,
+                         size_t count,
+                         uint8_t dtype,
+                         struct rcomm_window **window);
+
+// Elements in the part of `peer`.
+//
+// # Safety
+// `window` is a living handle; `count` may be written.
+int32_t rcomm_window_count(const struct rcomm_window *window, uint32_t peer, size_t *count);
+
+// Writes `count` elements into the part of `peer`, from element `offset` on; the peer knows that they
+// are there by a signal. With `work`, what this rank puts, gets and signals happens in the order of its
+// calls.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_window_put(const struct rcomm_window *window,
+                         uint32_t peer,
+                         size_t offset,
+                         const void *from,
+                         size_t count,
+                         struct rcomm_work **work);
+
+// Reads `count` elements of the part of `peer`, from element `offset` on.
+//
+// # Safety
+// As the head of the header says of handles and memory.
+int32_t rcomm_window_get(const struct rcomm_window *window,
+                         uint32_t peer,
+                         size_t offset,
+                         void *into,
+                         size_t count,
+                         struct rcomm_work **work);
+
+// Tells `peer` that everything put there before has arrived. Signals are counted.
+//
+// # Safety
+// As the head of the header says of handles.
+int32_t rcomm_window_signal(const struct rcomm_window *window,
+                            uint32_t peer,
+                            struct rcomm_work **work);
+
+// Takes one signal of `peer`, waiting for it if there is none.
+//
+// # Safety
+// As the head of the header says of handles.
+int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
+                                 uint32_t peer,
+                                 struct rcomm_work **work);
+
+// The part of `peer` in this process's own address space, until the window is closed or freed:
+// `*start` and its `*bytes`. Others write to it at any moment: use atomic operations. Refused with
+// `RCOMM_UNSUPPORTED` on other hosts, and for memory that `rcomm_window_allocate` did not make.
+//
+// # Safety
+// `window` is a living handle; the places may be written.
+int32_t rcomm_window_map(const struct rcomm_window *window,
+                         uint32_t peer,
+                         void **start,
+                         size_t *bytes);
+
+// Ends the window, once all members have called this, and frees the handle.
+//
+// # Safety
+// `window` is a living handle that nobody uses any more.
+int32_t rcomm_window_close(struct rcomm_window *window);
+
+// Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
+//
+// # Safety
+// `window` is NULL or a living handle that nobody uses any more.
+void rcomm_window_free(struct rcomm_window *window);
 
 // Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
 //

@@ -2,7 +2,7 @@
 
 use crate::code::Reduction;
 use crate::group::Group;
-use crate::memory::{self, array, dtype_of};
+use crate::operate::{Maker, operate};
 use crate::status::{borrow, call};
 use crate::work::{WorkHandle, issue};
 use rcomm::Op;
@@ -21,15 +21,14 @@ pub unsafe extern "C" fn rcomm_all_reduce(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let buffer = unsafe { it.output(buffer, count)? };
         let op = reduction.read()?;
-        let op = Op::AllReduce { buffer, op };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        Ok(Op::AllReduce { buffer, op })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// The root's `buffer` ends as the reduction of all.
@@ -46,15 +45,14 @@ pub unsafe extern "C" fn rcomm_reduce(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let buffer = unsafe { it.output(buffer, count)? };
         let op = reduction.read()?;
-        let op = Op::Reduce { buffer, op, root };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        Ok(Op::Reduce { buffer, op, root })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// Every rank's `buffer` ends as the root's.
@@ -70,14 +68,13 @@ pub unsafe extern "C" fn rcomm_broadcast(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let buffer = unsafe { memory::output(buffer, count, dtype)? };
-        let op = Op::Broadcast { buffer, root };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        let buffer = unsafe { it.output(buffer, count)? };
+        Ok(Op::Broadcast { buffer, root })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// Nobody leaves before everybody has come.
@@ -87,9 +84,10 @@ pub unsafe extern "C" fn rcomm_broadcast(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut WorkHandle) -> i32 {
     call(|| {
-        let op = Op::Barrier;
         // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
+        let group = unsafe { &borrow(group, "the group")?.0 };
+        // SAFETY: by the contract.
+        unsafe { issue(group, Op::Barrier, work) }
     })
 }
 
@@ -106,18 +104,15 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let size = unsafe { borrow(group, "the group")? }.0.size() as usize;
+        let input = unsafe { it.input(input, count)? };
         // SAFETY: by the contract.
-        let input = unsafe { memory::input(input, count, dtype)? };
-        // SAFETY: by the contract.
-        let output = unsafe { memory::output(output, count.saturating_mul(size), dtype)? };
-        let op = Op::AllGatherSingle { input, output };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        let output = unsafe { it.output(output, it.of_all(count))? };
+        Ok(Op::AllGatherSingle { input, output })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// `output` ends as the reduction of everybody's part for this rank: `input` holds `count` elements for
@@ -135,19 +130,16 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let size = unsafe { borrow(group, "the group")? }.0.size() as usize;
+        let input = unsafe { it.input(input, it.of_all(count))? };
         // SAFETY: by the contract.
-        let input = unsafe { memory::input(input, count.saturating_mul(size), dtype)? };
-        // SAFETY: by the contract.
-        let output = unsafe { memory::output(output, count, dtype)? };
+        let output = unsafe { it.output(output, count)? };
         let op = reduction.read()?;
-        let op = Op::ReduceScatterSingle { input, output, op };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        Ok(Op::ReduceScatterSingle { input, output, op })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
@@ -163,19 +155,15 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let size = unsafe { borrow(group, "the group")? }.0.size() as usize;
-        let all = count.saturating_mul(size);
+        let input = unsafe { it.input(input, it.of_all(count))? };
         // SAFETY: by the contract.
-        let input = unsafe { memory::input(input, all, dtype)? };
-        // SAFETY: by the contract.
-        let output = unsafe { memory::output(output, all, dtype)? };
-        let op = Op::AllToAllSingle { input, output };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        let output = unsafe { it.output(output, it.of_all(count))? };
+        Ok(Op::AllToAllSingle { input, output })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
@@ -192,26 +180,23 @@ pub unsafe extern "C" fn rcomm_all_to_all_v_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let size = unsafe { borrow(group, "the group")? }.0.size() as usize;
+        let input_splits = unsafe { it.counts(input_splits)? };
         // SAFETY: by the contract.
-        let input_splits = unsafe { array(input_splits, size, "the list of splits")? };
-        // SAFETY: by the contract.
-        let output_splits = unsafe { array(output_splits, size, "the list of splits")? };
+        let output_splits = unsafe { it.counts(output_splits)? };
         let sum = |splits: &[usize]| splits.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
         // SAFETY: by the contract.
-        let input = unsafe { memory::input(input, sum(input_splits), dtype)? };
+        let input = unsafe { it.input(input, sum(&input_splits))? };
         // SAFETY: by the contract.
-        let output = unsafe { memory::output(output, sum(output_splits), dtype)? };
-        let op = Op::AllToAllVSingle {
+        let output = unsafe { it.output(output, sum(&output_splits))? };
+        Ok(Op::AllToAllVSingle {
             input,
             output,
-            input_splits: input_splits.to_vec(),
-            output_splits: output_splits.to_vec(),
-        };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+            input_splits,
+            output_splits,
+        })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }

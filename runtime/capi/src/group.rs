@@ -1,6 +1,6 @@
 //! Groups.
 
-use crate::status::{borrow, call, consume, give, put, text};
+use crate::status::{borrow, call, consume, free, give, put, text};
 use rcomm::{GroupOptions, ProcessGroup, RollCall};
 use std::ffi::c_char;
 use std::time::Duration;
@@ -75,6 +75,21 @@ pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms
     })
 }
 
+/// How long the group's operations may take, in milliseconds.
+///
+/// # Safety
+/// `group` is a living handle; `timeout_ms` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *mut u64) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        let ms = u64::try_from(group.0.timeout().as_millis()).unwrap_or(u64::MAX);
+        // SAFETY: by the contract.
+        unsafe { put(timeout_ms, ms) }
+    })
+}
+
 /// A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
 ///
 /// # Safety
@@ -127,6 +142,6 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
 /// `group` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_free(group: *mut Group) {
-    // SAFETY: by the contract. Freeing NULL is no error.
-    call(|| unsafe { consume(group, "the group") }.map(drop).or(Ok(())));
+    // SAFETY: by the contract.
+    unsafe { free(group) }
 }

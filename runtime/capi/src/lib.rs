@@ -8,9 +8,10 @@
 //! |---|---|
 //! | `code` | the codes |
 //! | `status` | how a call ends: code and text; no panic crosses into C |
-//! | `memory` | C pointers as buffers |
+//! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group` | worlds and groups |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
+//! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
 //! | `work` | operations under way |
 #![allow(unsafe_code)]
 
@@ -20,6 +21,10 @@ pub mod group;
 pub mod list;
 mod memory;
 pub mod message;
+pub mod object;
+mod operate;
+pub mod sparse;
 pub mod status;
+pub mod window;
 pub mod work;
 pub mod world;

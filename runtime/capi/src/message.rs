@@ -2,6 +2,7 @@
 
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
+use crate::operate::{Maker, operate};
 use crate::status::{borrow, call, put, refused};
 use crate::work::{WorkHandle, issue};
 use rcomm::{Op, Result};
@@ -39,14 +40,13 @@ pub unsafe extern "C" fn rcomm_send(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let buffer = unsafe { memory::input(buffer, count, dtype)? };
-        let op = Op::Send { buffer, peer, tag };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        let buffer = unsafe { it.input(buffer, count)? };
+        Ok(Op::Send { buffer, peer, tag })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// Receives `count` elements from `peer`.
@@ -63,15 +63,14 @@ pub unsafe extern "C" fn rcomm_recv(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    call(|| {
-        let dtype = dtype_of(dtype)?;
+    let make = |it: &Maker<'_>| {
         // SAFETY: by the contract.
-        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let buffer = unsafe { it.output(buffer, count)? };
         let peer = Some(peer);
-        let op = Op::Recv { buffer, peer, tag };
-        // SAFETY: by the contract.
-        unsafe { issue(group, op, work) }
-    })
+        Ok(Op::Recv { buffer, peer, tag })
+    };
+    // SAFETY: by the contract.
+    unsafe { operate(group, dtype, work, make) }
 }
 
 /// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,
@@ -95,12 +94,13 @@ pub unsafe extern "C" fn rcomm_recv_any(
         let buffer = unsafe { memory::output(buffer, count, dtype)? };
         let peer = None;
         let op = Op::Recv { buffer, peer, tag };
+        // SAFETY: by the contract.
+        let group = unsafe { &borrow(group, "the group")?.0 };
         if !work.is_null() {
             // SAFETY: by the contract.
             return unsafe { issue(group, op, work) };
         }
-        // SAFETY: by the contract.
-        let done = unsafe { borrow(group, "the group")? }.0.execute(op)?;
+        let done = group.execute(op)?;
         match done.source {
             // SAFETY: by the contract.
             Some(rank) if !source.is_null() => unsafe { put(source, rank) },
@@ -141,6 +141,8 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
             Ok(Op::Send { buffer, peer, tag })
         });
         let op = Op::Coalesced(ops.collect::<Result<_>>()?);
+        // SAFETY: by the contract.
+        let group = unsafe { &borrow(group, "the group")?.0 };
         // SAFETY: by the contract.
         unsafe { issue(group, op, work) }
     })

@@ -63,6 +63,18 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
     Ok(unsafe { Box::from_raw(handle) })
 }
 
+/// Frees a handle that C gives up. NULL is nothing.
+///
+/// # Safety
+/// As [`consume`].
+pub(crate) unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: by the contract.
+        let freed = || unsafe { consume(handle, "the handle") };
+        call(|| freed().map(drop));
+    }
+}
+
 /// Puts a value where C wants it.
 ///
 /// # Safety

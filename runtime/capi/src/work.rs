@@ -1,8 +1,7 @@
 //! Operations under way.
 
-use crate::group::Group;
-use crate::status::{borrow, call, consume, give, put, refused};
-use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
+use crate::status::{borrow, call, free, give, put, refused};
+use rcomm::{Buffer, Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ pub struct WorkHandle {
 }
 
 enum State {
-    UnderWay(Work<(Op<'static>, Done)>),
+    UnderWay(Box<dyn UnderWay>),
     Ended {
         result: Result<Done>,
         /// Whether the backend has let go of the memory.
@@ -21,23 +20,47 @@ enum State {
     },
 }
 
-impl State {
-    /// Takes the end of an operation that has come to it.
-    fn end(work: Work<(Op<'static>, Done)>) -> Self {
-        if work.is_success() {
-            let result = work.wait();
-            return Self::Ended {
-                released: result.is_ok(),
-                result: result.map(|(_, done)| done),
-            };
+/// An operation under way, whatever it gives back.
+pub(crate) trait UnderWay: Send {
+    /// Waits for this long at most.
+    fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
+
+    /// How it ended, once it has, and whether the memory may be used again.
+    fn end(self: Box<Self>) -> (Result<Done>, bool);
+}
+
+impl UnderWay for Work<(Op<'static>, Done)> {
+    fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        Work::wait_timeout(self, timeout)
+    }
+
+    fn end(self: Box<Self>) -> (Result<Done>, bool) {
+        if self.is_success() {
+            let result = self.wait();
+            let released = result.is_ok();
+            return (result.map(|(_, done)| done), released);
         }
-        let (result, op) = work.finish();
-        Self::Ended {
-            released: op.is_some(),
-            result: result.map(|()| Done::default()),
-        }
+        let (result, op) = self.finish();
+        (result.map(|()| Done::default()), op.is_some())
     }
 }
+
+/// What a window does: it holds the memory until its end, however that comes.
+macro_rules! of_window {
+    ($($type:ty),+) => {
+        $(impl UnderWay for Work<$type> {
+            fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+                Work::wait_timeout(self, timeout)
+            }
+
+            fn end(self: Box<Self>) -> (Result<Done>, bool) {
+                (self.wait().map(|_| Done::default()), true)
+            }
+        })+
+    };
+}
+
+of_window!(Buffer<'static>, ());
 
 impl WorkHandle {
     /// Waits for this long at most; says whether it has ended, and how.
@@ -53,7 +76,8 @@ impl WorkHandle {
                 released: false,
             };
             if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
-                *state = State::end(work);
+                let (result, released) = work.end();
+                *state = State::Ended { result, released };
             }
         }
         match &*state {
@@ -66,20 +90,32 @@ impl WorkHandle {
 /// Runs an operation, or starts it where C wants a handle.
 ///
 /// # Safety
-/// `group` is a living handle; `work` is NULL or may be written.
+/// `work` is NULL or may be written.
 pub(crate) unsafe fn issue(
-    group: *const Group,
+    group: &ProcessGroup,
     op: Op<'static>,
     work: *mut *mut WorkHandle,
 ) -> Result<()> {
-    // SAFETY: by the contract.
-    let group = unsafe { borrow(group, "the group")? };
     if work.is_null() {
-        return group.0.execute(op).map(drop);
+        return group.execute(op).map(drop);
     }
+    let under_way = Box::new(group.execute_async(op)?);
+    // SAFETY: by the contract.
+    unsafe { hand_out(group, under_way, work) }
+}
+
+/// Makes a handle of an operation under way.
+///
+/// # Safety
+/// `work` is NULL or may be written.
+pub(crate) unsafe fn hand_out(
+    group: &ProcessGroup,
+    under_way: Box<dyn UnderWay>,
+    work: *mut *mut WorkHandle,
+) -> Result<()> {
     let handle = WorkHandle {
-        state: Mutex::new(State::UnderWay(group.0.execute_async(op)?)),
-        group: group.0.clone(),
+        state: Mutex::new(State::UnderWay(under_way)),
+        group: group.clone(),
     };
     // SAFETY: by the contract.
     unsafe { give(work, handle) }
@@ -189,6 +225,6 @@ pub unsafe extern "C" fn rcomm_work_abort(
 /// `work` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_free(work: *mut WorkHandle) {
-    // SAFETY: by the contract. Freeing NULL is no error.
-    call(|| unsafe { consume(work, "the work") }.map(drop).or(Ok(())));
+    // SAFETY: by the contract.
+    unsafe { free(work) }
 }

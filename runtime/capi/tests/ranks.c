@@ -162,6 +162,108 @@ static void messages(void) {
     finish(sent);
 }
 
+/* Everybody puts its rank into its place in the next one's part. */
+static void turn_window(rcomm_window *window, bool at_once) {
+    uint32_t next = (rank + 1) % size, before = (rank + size - 1) % size;
+    uint32_t mine = rank + 1, theirs[MAX] = {0};
+    size_t count = 0;
+    OK(rcomm_window_count(window, next, &count));
+    CHECK(count == size);
+    if (at_once) {
+        rcomm_work *signal = NULL, *put = NULL, *said = NULL, *got = NULL;
+        OK(rcomm_window_wait_signal(window, before, &signal));
+        OK(rcomm_window_put(window, next, rank, &mine, 1, &put));
+        OK(rcomm_window_signal(window, next, &said));
+        finish(signal);
+        finish(put);
+        finish(said);
+        OK(rcomm_window_get(window, rank, 0, theirs, size, &got));
+        finish(got);
+    } else {
+        OK(rcomm_window_put(window, next, rank, &mine, 1, NULL));
+        OK(rcomm_window_signal(window, next, NULL));
+        OK(rcomm_window_wait_signal(window, before, NULL));
+        OK(rcomm_window_get(window, rank, 0, theirs, size, NULL));
+    }
+    for (uint32_t r = 0; r < size; r++) CHECK(theirs[r] == (r == before ? r + 1 : 0));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_window_put(window, next, size, &mine, 1, NULL));
+    CHECK(strstr(rcomm_last_error(), "reach beyond"));
+}
+
+static void windows(void) {
+    rcomm_window *window = NULL;
+    OK(rcomm_window_allocate(group, size, RCOMM_U32, &window));
+    turn_window(window, false);
+    void *start = NULL;
+    size_t bytes = 0;
+    OK(rcomm_window_map(window, rank, &start, &bytes));
+    CHECK(bytes == size * sizeof(uint32_t));
+    CHECK(((uint32_t *)start)[(rank + size - 1) % size] == (rank + size - 1) % size + 1);
+    OK(rcomm_window_close(window));
+
+    uint32_t own[MAX] = {0};
+    OK(rcomm_new_window(group, own, size, RCOMM_U32, &window));
+    turn_window(window, true);
+    OK(rcomm_window_close(window));
+    CHECK(own[(rank + size - 1) % size] == (rank + size - 1) % size + 1);
+    rcomm_window_free(NULL);
+}
+
+static void sparse(void) {
+    /* Of five rows with two columns each: row 1 of everybody, and row 2 of this rank's alone. */
+    uint64_t shape[] = {5, 2};
+    int64_t rows[] = {1, 2};
+    float blocks[] = {1, 2, 3, 4};
+    size_t places = 0;
+    const int64_t *indices = NULL;
+    const void *values = NULL;
+    rcomm_sparse *sum = NULL;
+    OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, rank == 0 ? 2 : 1, RCOMM_F32, &sum));
+    OK(rcomm_sparse_get(sum, &places, &indices, &values));
+    CHECK(places == 2 && indices[0] == 1 && indices[1] == 2);
+    const float *sums = values;
+    CHECK(sums[0] == (float)size && sums[1] == 2 * (float)size && sums[2] == 3 && sums[3] == 4);
+    rcomm_sparse_free(sum);
+    rcomm_sparse_free(NULL);
+    rows[0] = 5;
+    CODE(RCOMM_INVALID_ARGUMENT,
+         rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, &sum));
+    CHECK(strstr(rcomm_last_error(), "index 5 is not in dimension 0"));
+}
+
+/* Takes a text over and compares it. */
+static void is_text(char *got, const char *expected) {
+    if (strcmp(got, expected) != 0) {
+        fprintf(stderr, "%s is not %s\n", got, expected);
+        exit(1);
+    }
+    rcomm_text_free(got);
+}
+
+static void objects(void) {
+    char mine[64], all[256] = "[", *text = NULL;
+    snprintf(mine, sizeof mine, "{\"rank\":%u}", rank);
+    for (uint32_t r = 0; r < size; r++)
+        snprintf(all + strlen(all), 64, "%s{\"rank\":%u}", r ? "," : "", r);
+    strcat(all, "]");
+    OK(rcomm_all_gather_object(group, mine, &text));
+    is_text(text, all);
+    OK(rcomm_gather_object(group, mine, 0, &text));
+    is_text(text, rank == 0 ? all : "null");
+    OK(rcomm_scatter_object(group, rank == 0 ? all : NULL, 0, &text));
+    is_text(text, mine);
+    OK(rcomm_broadcast_object(group, rank == 0 ? "[1,\"two\"]" : NULL, 0, &text));
+    is_text(text, "[1,\"two\"]");
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_gather_object(group, "{", &text));
+    CHECK(strstr(rcomm_last_error(), "the value is not JSON"));
+    if (size > 1 && rank == 0) OK(rcomm_send_object(group, "true", 1, 9));
+    if (rank == 1) {
+        OK(rcomm_recv_object(group, 0, 9, &text));
+        is_text(text, "true");
+    }
+    rcomm_text_free(NULL);
+}
+
 static void refusals(void) {
     float number = 1.0f;
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_broadcast(group, &number, 1, RCOMM_F32, size, NULL));
@@ -190,7 +292,10 @@ static void groups(rcomm_world *world) {
     }
     uint32_t only[] = {rank};
     OK(rcomm_new_group(world, only, 1, "alone", &part));
+    uint64_t timeout_ms = 0;
     OK(rcomm_group_set_timeout(part, 5000));
+    OK(rcomm_group_timeout(part, &timeout_ms));
+    CHECK(timeout_ms == 5000);
     OK(rcomm_barrier(part, NULL));
     OK(rcomm_monitored_barrier(part, 1));
     OK(rcomm_group_abort(part, "enough"));
@@ -235,6 +340,9 @@ int main(void) {
     gathers();
     exchanges();
     messages();
+    windows();
+    sparse();
+    objects();
     refusals();
     groups(world);
     OK(rcomm_barrier(group, NULL));

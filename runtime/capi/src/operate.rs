@@ -1,0 +1,115 @@
+//! The common part of all operations: the group, the element type, C's memory as buffers, the start.
+
+use crate::group::Group;
+use crate::memory;
+use crate::status::{borrow, call};
+use crate::work::{WorkHandle, issue};
+use rcomm::{Buffer, DType, Op, ProcessGroup, Result};
+use std::ffi::c_void;
+
+/// Makes an operation's buffers.
+pub(crate) struct Maker<'a> {
+    group: &'a ProcessGroup,
+    dtype: DType,
+}
+
+/// Makes an operation over elements of this type, and runs or starts it.
+///
+/// # Safety
+/// `group` is a living handle; `work` is NULL or may be written; what `make` is given is as its
+/// functions say.
+pub(crate) unsafe fn operate(
+    group: *const Group,
+    dtype: u8,
+    work: *mut *mut WorkHandle,
+    make: impl FnOnce(&Maker<'_>) -> Result<Op<'static>>,
+) -> i32 {
+    call(|| {
+        let dtype = memory::dtype_of(dtype)?;
+        // SAFETY: by the contract.
+        let group = unsafe { &borrow(group, "the group")?.0 };
+        let op = make(&Maker { group, dtype })?;
+        // SAFETY: by the contract.
+        unsafe { issue(group, op, work) }
+    })
+}
+
+impl Maker<'_> {
+    /// This many elements for each rank.
+    pub(crate) fn of_all(&self, count: usize) -> usize {
+        count.saturating_mul(self.group.size() as usize)
+    }
+
+    /// A list of the same number for each rank.
+    pub(crate) fn even(&self, count: usize) -> Vec<usize> {
+        vec![count; self.group.size() as usize]
+    }
+
+    /// The number of this rank, of a list with one for each.
+    pub(crate) fn own(&self, counts: &[usize]) -> usize {
+        counts[self.group.rank() as usize]
+    }
+
+    /// The list that the root alone has.
+    pub(crate) fn at_root<T>(
+        &self,
+        root: u32,
+        list: impl FnOnce() -> Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        if self.group.rank() == root {
+            list()
+        } else {
+            Ok(Vec::new())
+        }
+    }
+
+    /// A number for each rank.
+    ///
+    /// # Safety
+    /// `counts` holds them.
+    pub(crate) unsafe fn counts(&self, counts: *const usize) -> Result<Vec<usize>> {
+        let size = self.group.size() as usize;
+        // SAFETY: by the contract.
+        Ok(unsafe { memory::array(counts, size, "the list of counts")? }.to_vec())
+    }
+
+    /// # Safety
+    /// As [`memory::input`].
+    pub(crate) unsafe fn input(
+        &self,
+        data: *const c_void,
+        count: usize,
+    ) -> Result<Buffer<'static>> {
+        // SAFETY: by the contract.
+        unsafe { memory::input(data, count, self.dtype) }
+    }
+
+    /// # Safety
+    /// As [`memory::output`].
+    pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
+        // SAFETY: by the contract.
+        unsafe { memory::output(data, count, self.dtype) }
+    }
+
+    /// # Safety
+    /// As [`memory::inputs`].
+    pub(crate) unsafe fn inputs(
+        &self,
+        list: *const *const c_void,
+        counts: &[usize],
+    ) -> Result<Vec<Buffer<'static>>> {
+        // SAFETY: by the contract.
+        unsafe { memory::inputs(list, counts, self.dtype) }
+    }
+
+    /// # Safety
+    /// As [`memory::outputs`].
+    pub(crate) unsafe fn outputs(
+        &self,
+        list: *const *mut c_void,
+        counts: &[usize],
+    ) -> Result<Vec<Buffer<'static>>> {
+        // SAFETY: by the contract.
+        unsafe { memory::outputs(list, counts, self.dtype) }
+    }
+}

@@ -1,0 +1,245 @@
+//! One-sided windows.
+
+use crate::group::Group;
+use crate::memory::{self, dtype_of};
+use crate::status::{borrow, call, consume, free, give, put};
+use crate::work::{WorkHandle, hand_out};
+use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+/// Memory of all members of a group that each reads and writes without the others' help.
+pub struct Window {
+    window: rcomm::Window,
+    group: ProcessGroup,
+    /// What C was shown, by rank: mapped until the window goes.
+    mapped: Mutex<Vec<(u32, RemoteMemory)>>,
+}
+
+/// # Safety
+/// `group` is a living handle, `window` may be written, `memory` is right for its contract.
+unsafe fn open(
+    group: *const Group,
+    window: *mut *mut Window,
+    memory: impl FnOnce(&ProcessGroup) -> Result<Buffer<'static>>,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { &borrow(group, "the group")?.0 };
+        let made = Window {
+            window: group.new_window(memory(group)?)?,
+            group: group.clone(),
+            mapped: Mutex::default(),
+        };
+        // SAFETY: by the contract.
+        unsafe { give(window, made) }
+    })
+}
+
+/// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
+/// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0.
+///
+/// # Safety
+/// `group` is a living handle; `window` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_allocate(
+    group: *const Group,
+    count: usize,
+    dtype: u8,
+    window: *mut *mut Window,
+) -> i32 {
+    let memory = |group: &ProcessGroup| group.allocate_of(dtype_of(dtype)?, count);
+    // SAFETY: by the contract.
+    unsafe { open(group, window, memory) }
+}
+
+/// Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
+/// the window is closed or freed.
+///
+/// # Safety
+/// `group` is a living handle; `memory` holds `count` elements; `window` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_new_window(
+    group: *const Group,
+    memory: *mut c_void,
+    count: usize,
+    dtype: u8,
+    window: *mut *mut Window,
+) -> i32 {
+    // SAFETY: by the contract.
+    let memory = |_: &ProcessGroup| unsafe { memory::output(memory, count, dtype_of(dtype)?) };
+    // SAFETY: by the contract.
+    unsafe { open(group, window, memory) }
+}
+
+/// Elements in the part of `peer`.
+///
+/// # Safety
+/// `window` is a living handle; `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_count(
+    window: *const Window,
+    peer: u32,
+    count: *mut usize,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let window = unsafe { borrow(window, "the window")? };
+        // SAFETY: by the contract.
+        unsafe { put(count, window.window.len_of(peer)) }
+    })
+}
+
+/// Writes `count` elements into the part of `peer`, from element `offset` on; the peer knows that they
+/// are there by a signal. With `work`, what this rank puts, gets and signals happens in the order of its
+/// calls.
+///
+/// # Safety
+/// As the head of the header says of handles and memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_put(
+    window: *const Window,
+    peer: u32,
+    offset: usize,
+    from: *const c_void,
+    count: usize,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        // SAFETY: by the contract.
+        let from = unsafe { memory::input(from, count, window.dtype())? };
+        if work.is_null() {
+            return window.put_buffer(peer, offset, &from);
+        }
+        let under_way = Box::new(window.put_buffer_async(peer, offset, from)?);
+        // SAFETY: by the contract.
+        unsafe { hand_out(group, under_way, work) }
+    })
+}
+
+/// Reads `count` elements of the part of `peer`, from element `offset` on.
+///
+/// # Safety
+/// As the head of the header says of handles and memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_get(
+    window: *const Window,
+    peer: u32,
+    offset: usize,
+    into: *mut c_void,
+    count: usize,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        // SAFETY: by the contract.
+        let mut into = unsafe { memory::output(into, count, window.dtype())? };
+        if work.is_null() {
+            return window.get_buffer(peer, offset, &mut into);
+        }
+        let under_way = Box::new(window.get_buffer_async(peer, offset, into)?);
+        // SAFETY: by the contract.
+        unsafe { hand_out(group, under_way, work) }
+    })
+}
+
+/// Tells `peer` that everything put there before has arrived. Signals are counted.
+///
+/// # Safety
+/// As the head of the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_signal(
+    window: *const Window,
+    peer: u32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        if work.is_null() {
+            return window.signal(peer);
+        }
+        let under_way = Box::new(window.signal_async(peer)?);
+        // SAFETY: by the contract.
+        unsafe { hand_out(group, under_way, work) }
+    })
+}
+
+/// Takes one signal of `peer`, waiting for it if there is none.
+///
+/// # Safety
+/// As the head of the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_wait_signal(
+    window: *const Window,
+    peer: u32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        if work.is_null() {
+            return window.wait_signal(peer);
+        }
+        let under_way = Box::new(window.wait_signal_async(peer)?);
+        // SAFETY: by the contract.
+        unsafe { hand_out(group, under_way, work) }
+    })
+}
+
+/// The part of `peer` in this process's own address space, until the window is closed or freed:
+/// `*start` and its `*bytes`. Others write to it at any moment: use atomic operations. Refused with
+/// `RCOMM_UNSUPPORTED` on other hosts, and for memory that `rcomm_window_allocate` did not make.
+///
+/// # Safety
+/// `window` is a living handle; the places may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_map(
+    window: *const Window,
+    peer: u32,
+    start: *mut *mut c_void,
+    bytes: *mut usize,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let window = unsafe { borrow(window, "the window")? };
+        let mut mapped = window.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if !mapped.iter().any(|(rank, _)| *rank == peer) {
+            mapped.push((peer, window.window.map_remote(peer)?));
+        }
+        let known = mapped.iter().find(|(rank, _)| *rank == peer);
+        let Some((_, memory)) = known else {
+            return Ok(());
+        };
+        // SAFETY: by the contract.
+        unsafe { put(start, memory.as_ptr().cast())? };
+        // SAFETY: by the contract.
+        unsafe { put(bytes, memory.len()) }
+    })
+}
+
+/// Ends the window, once all members have called this, and frees the handle.
+///
+/// # Safety
+/// `window` is a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let window = unsafe { consume(window, "the window")? };
+        window.window.close().map(drop)
+    })
+}
+
+/// Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
+///
+/// # Safety
+/// `window` is NULL or a living handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_window_free(window: *mut Window) {
+    // SAFETY: by the contract.
+    unsafe { free(window) }
+}

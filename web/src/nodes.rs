@@ -9,13 +9,14 @@ use crate::discovery::{Nodes, Place};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
+use std::ops::RangeInclusive;
 use std::time::Instant;
 
 /// The longest answer of a node, bytes.
 const MOST_BYTES: u64 = 1 << 30;
-/// The longest list of cursors that goes into an address; beyond it all is asked for.
+/// The longest list of cursors that goes into an address, bytes.
 const LONGEST_SINCE: usize = 7 * 1024;
 
 /// One node's part of a job. See the module.
@@ -73,15 +74,11 @@ impl Source for NodeSource {
                 self.url.insert(url).clone()
             }
         };
-        let looked = self
-            .node
-            .look(&self.agent, &url, self.token.as_deref(), deadline);
-        match looked {
-            Ok((observations, world_size)) => Ok(Poll {
-                observations,
-                world_size: Some(world_size),
-                ..Poll::default()
-            }),
+        let mut observations = Vec::new();
+        let token = self.token.as_deref();
+        let looked = (self.node).look(&self.agent, &url, token, deadline, &mut observations);
+        let world_size = match looked {
+            Ok(world_size) => Some(world_size),
             Err(why) => {
                 self.url = None;
                 if self.node.records.is_empty() {
@@ -90,18 +87,24 @@ impl Source for NodeSource {
                         reason: why,
                     });
                 }
-                let failed = |&(rank, part): &(Rank, u8)| Observation {
+                // What was told before it broke off is told.
+                let told: BTreeSet<(Rank, u8)> =
+                    observations.iter().map(|it| (it.rank, it.part)).collect();
+                let untold = self.node.records.keys().filter(|key| !told.contains(key));
+                observations.extend(untold.map(|&(rank, part)| Observation {
                     rank,
                     part,
                     liveness: Liveness::Unknown,
                     seen: Seen::Failed(format!("{url}: {why}")),
-                };
-                Ok(Poll {
-                    observations: self.node.records.keys().map(failed).collect(),
-                    ..Poll::default()
-                })
+                }));
+                None
             }
-        }
+        };
+        Ok(Poll {
+            observations,
+            world_size,
+            ..Poll::default()
+        })
     }
 }
 
@@ -123,41 +126,71 @@ impl Node {
         url: &str,
         token: Option<&str>,
         deadline: Instant,
-    ) -> Result<(Vec<Observation>, u32), String> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err("there was no time left to ask it".into());
+        observations: &mut Vec<Observation>,
+    ) -> Result<u32, String> {
+        let mut world_size = 0;
+        for (ranks, since) in self.questions() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err("there was no time left to ask it".into());
+            }
+            let mut request = agent
+                .get(format!("{}/api/v1/records", url.trim_end_matches('/')))
+                .query("ranks", format!("{}-{}", ranks.start(), ranks.end()))
+                .query("since", &since)
+                .config()
+                .timeout_global(Some(left))
+                .build();
+            if let Some(token) = token {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            let mut answer = request.call().map_err(|error| error.to_string())?;
+            match answer.status().as_u16() {
+                200 => {}
+                401 => return Err("it refused the token".into()),
+                503 => return Err("it has not looked at its records yet".into()),
+                status => return Err(format!("it answered with HTTP status {status}")),
+            }
+            let mut body = Vec::new();
+            let reader = answer.body_mut().as_reader();
+            let read = reader.take(MOST_BYTES).read_to_end(&mut body);
+            read.map_err(|error| format!("its answer broke off: {error}"))?;
+            let size = self.take(&ranks, &body, observations)?;
+            world_size = size.max(world_size);
         }
-        let cursors: Vec<String> = self.records.values().map(|it| cursor(&it.head)).collect();
-        let mut since = cursors.join(",");
-        if since.len() > LONGEST_SINCE {
-            since.clear();
-        }
-        let mut request = agent
-            .get(format!("{}/api/v1/records", url.trim_end_matches('/')))
-            .query("since", &since)
-            .config()
-            .timeout_global(Some(left))
-            .build();
-        if let Some(token) = token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let mut answer = request.call().map_err(|error| error.to_string())?;
-        match answer.status().as_u16() {
-            200 => {}
-            401 => return Err("it refused the token".into()),
-            503 => return Err("it has not looked at its records yet".into()),
-            status => return Err(format!("it answered with HTTP status {status}")),
-        }
-        let mut body = Vec::new();
-        let reader = answer.body_mut().as_reader();
-        let read = reader.take(MOST_BYTES).read_to_end(&mut body);
-        read.map_err(|error| format!("its answer broke off: {error}"))?;
-        self.take(&body)
+        Ok(world_size)
     }
 
-    /// Takes an answer in.
-    fn take(&mut self, body: &[u8]) -> Result<(Vec<Observation>, u32), String> {
+    /// What to ask for, so that each list of cursors fits into an address: ranges that leave out no rank.
+    fn questions(&self) -> Vec<(RangeInclusive<Rank>, String)> {
+        let mut questions = Vec::new();
+        let (mut first, mut since) = (0, String::new());
+        for (&(rank, _), record) in &self.records {
+            // Without a cursor it is told whole.
+            if record.head.next == 0 {
+                continue;
+            }
+            let cursor = cursor(&record.head);
+            if since.len() + cursor.len() >= LONGEST_SINCE && rank > first {
+                questions.push((first..=rank - 1, std::mem::take(&mut since)));
+                first = rank;
+            }
+            if !since.is_empty() {
+                since.push(',');
+            }
+            since.push_str(&cursor);
+        }
+        questions.push((first..=Rank::MAX, since));
+        questions
+    }
+
+    /// Takes in an answer about these ranks; returns how many the job has.
+    fn take(
+        &mut self,
+        asked: &RangeInclusive<Rank>,
+        body: &[u8],
+        observations: &mut Vec<Observation>,
+    ) -> Result<u32, String> {
         let end = body.iter().position(|&byte| byte == b'\n');
         let (line, mut rest) = body.split_at(end.ok_or("its answer has no head")?);
         rest = &rest[1..];
@@ -166,23 +199,22 @@ impl Node {
         if head.schema != SCHEMA {
             return Err(format!("it speaks {:?}, expected {SCHEMA:?}", head.schema));
         }
-        let mut observations = Vec::new();
-        let mut present = Vec::new();
+        let mut present = BTreeSet::new();
         for record in head.records {
             let (bytes, after) = rest
                 .split_at_checked(record.bytes)
                 .ok_or("its answer is shorter than it says")?;
             rest = after;
-            present.push((record.rank, record.part));
-            observations.push(self.observe(record, bytes)?);
+            present.insert((record.rank, record.part));
+            observations.push(self.observe(record, bytes));
         }
-        self.records.retain(|key, _| present.contains(key));
-        let world_size = u32::try_from(head.world_size).unwrap_or(u32::MAX);
-        Ok((observations, world_size))
+        self.records
+            .retain(|key, _| !asked.contains(&key.0) || present.contains(key));
+        Ok(u32::try_from(head.world_size).unwrap_or(u32::MAX))
     }
 
-    fn observe(&mut self, head: RecordHead, bytes: &[u8]) -> Result<Observation, String> {
-        let key = (head.rank, head.part);
+    fn observe(&mut self, head: RecordHead, bytes: &[u8]) -> Observation {
+        let (rank, part) = (head.rank, head.part);
         let liveness = match head.alive {
             None => Liveness::Unknown,
             Some(true) => Liveness::Alive,
@@ -190,21 +222,20 @@ impl Node {
         };
         let seen = match &head.failure {
             Some(why) => Seen::Failed(why.clone()),
-            None => {
-                let (newer, _) = Dump::read(bytes)
-                    .map_err(|error| format!("the record of rank {} is none: {error}", key.0))?;
-                self.follow(key, head, newer)
-            }
+            None => match Dump::read(bytes) {
+                Ok((newer, _)) => self.follow((rank, part), head, newer),
+                Err(error) => Seen::Failed(format!("what its node tells is no record: {error}")),
+            },
         };
-        Ok(Observation {
-            rank: key.0,
-            part: key.1,
+        Observation {
+            rank,
+            part,
             liveness,
             seen,
-        })
+        }
     }
 
-    fn follow(&mut self, key: (Rank, u8), head: RecordHead, newer: Dump) -> Seen {
+    fn follow(&mut self, key: (Rank, u8), head: RecordHead, mut newer: Dump) -> Seen {
         let same_process = |record: &&mut Record| {
             (record.head.attempt, record.head.pid) == (head.attempt, head.pid)
         };
@@ -221,6 +252,14 @@ impl Node {
             .map_or(0, |status| status.heartbeat_ns);
         let as_of_ns = newer.identity.dump_time_ns;
         let before = record.followed.dump();
+        // Members that did not change are not told again.
+        for group in &mut newer.groups {
+            let info = &mut group.info;
+            let known = before.groups.iter().find(|it| it.info.id == info.id);
+            if let Some(known) = known.filter(|_| info.ranks.is_empty()) {
+                info.ranks.clone_from(&known.info.ranks);
+            }
+        }
         let told = |dump: &Dump| {
             let status = dump.status.as_ref();
             let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
@@ -264,7 +303,8 @@ fn cursor(head: &RecordHead) -> String {
         attempt,
         pid,
         next,
+        groups,
         ..
     } = head;
-    format!("{rank}.{part}.{attempt}.{pid}:{next}")
+    format!("{rank}.{part}.{attempt}.{pid}:{next}:{groups}")
 }

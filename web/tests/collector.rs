@@ -1,26 +1,329 @@
-//! A collector and a node: a real server, a real socket.
+//! A collector over many nodes: real servers, real sockets, some of them dead, some of them slow.
 
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::source::SimulatedSource;
-use rcomm_analyzer::{LiveOptions, Pace};
+use rcomm_analyzer::source::{
+    Liveness, Observation, Poll, Seen, SimulatedSource, Source, SourceError,
+};
+use rcomm_analyzer::{Code, LiveOptions, Pace, Snapshot, Verdict};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
 use rcomm_web::{Access, Board, NodeSource, Nodes, Server};
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 
 const TOKEN: &str = "0123456789abcdef";
+const NODES: u32 = 64;
+const RANKS_PER_NODE: u32 = 8;
+/// Operations that each rank's ring keeps.
+const WINDOW: usize = 48;
+/// When anything that a test waits for must have happened, however slow the machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// How long a slow node keeps every answer back.
+const SLOW: Duration = Duration::from_millis(1500);
+
+fn threads() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("threads")
+}
+
+fn options() -> LiveOptions {
+    LiveOptions {
+        // On a machine that is busy with other tests a look may come late.
+        silent_after: Duration::from_secs(60),
+        ..LiveOptions::default()
+    }
+}
 
 fn pace() -> Pace {
     Pace {
-        refresh: Duration::from_millis(500),
-        timeout: Duration::from_secs(2),
+        refresh: Duration::from_secs(1),
+        timeout: Duration::from_secs(10),
     }
+}
+
+fn wall_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    i64::try_from(now.expect("after 1970").as_nanos()).expect("before 2262")
+}
+
+fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The records of a whole job, made anew at most twice a second for all nodes together.
+struct Job {
+    simulation: Simulation,
+    made: Mutex<(i64, Arc<Vec<Dump>>)>,
+}
+
+impl Job {
+    fn dumps(&self) -> (i64, Arc<Vec<Dump>>) {
+        let mut made = self.made.lock().expect("nobody panicked");
+        let now = wall_ns();
+        if now - made.0 > 500_000_000 {
+            *made = (now, Arc::new(self.simulation.dumps_at(now)));
+        }
+        made.clone()
+    }
+}
+
+/// The rings of one node.
+struct NodeRings {
+    job: Arc<Job>,
+    ranks: Range<u32>,
+    last: HashMap<Rank, Dump>,
+}
+
+impl Source for NodeRings {
+    fn name(&self) -> String {
+        format!("ranks {:?}", self.ranks)
+    }
+
+    fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+        let (now, dumps) = self.job.dumps();
+        let observations = self.ranks.clone().map(|rank| {
+            let dump = &dumps[rank as usize];
+            let same = |last: &Dump| last.entries == dump.entries;
+            let seen = if self.last.get(&rank).is_some_and(same) {
+                Seen::Unchanged {
+                    heartbeat_ns: now,
+                    as_of_ns: now,
+                }
+            } else {
+                self.last.insert(rank, dump.clone());
+                Seen::Changed(Box::new(dump.clone()))
+            };
+            Observation {
+                rank,
+                part: 0,
+                liveness: Liveness::Alive,
+                seen,
+            }
+        });
+        Ok(Poll {
+            observations: observations.collect(),
+            world_size: Some(self.job.simulation.ranks()),
+            ..Poll::default()
+        })
+    }
+}
+
+/// Passes connections on to a node: counts what it answers, and keeps it back for a while.
+async fn pass_on(listener: TcpListener, node: SocketAddr, delay: Duration, answered: Arc<AtomicU64>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let answered = answered.clone();
+        tokio::spawn(async move {
+            let Ok(server) = TcpStream::connect(node).await else {
+                return;
+            };
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move {
+                // Ends when either side goes.
+                let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+            });
+            let mut buffer = vec![0; 64 * 1024];
+            while let Ok(read @ 1..) = from_server.read(&mut buffer).await {
+                tokio::time::sleep(delay).await;
+                answered.fetch_add(read as u64, Relaxed);
+                if to_client.write_all(&buffer[..read]).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// What becomes of a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Lives,
+    /// Keeps every answer back.
+    IsSlow,
+    /// Nobody listens.
+    IsGone,
+    /// Takes connections and never answers.
+    IsFrozen,
+}
+
+/// Of ten nodes one is dead and one is slow; the one whose rank stops is neither.
+fn fate(node: u32) -> Fate {
+    match (node % 10, node % 20) {
+        (3, 3) => Fate::IsGone,
+        (3, _) => Fate::IsFrozen,
+        (7, _) => Fate::IsSlow,
+        _ => Fate::Lives,
+    }
+}
+
+fn ranks_of(node: u32) -> Range<Rank> {
+    node * RANKS_PER_NODE..(node + 1) * RANKS_PER_NODE
+}
+
+/// The nodes of a job that gets stuck, and a collector over all of them.
+struct Cluster {
+    // Dropped before the threads that serve it.
+    collector: Board,
+    job: Arc<Job>,
+    answered: Arc<AtomicU64>,
+    _watches: Vec<rcomm_analyzer::Watch>,
+    _runtime: Runtime,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let runtime = threads();
+        let ranks = NODES * RANKS_PER_NODE;
+        let simulation =
+            Simulation::new(Situation::StuckRank, ranks, wall_ns()).with_window(WINDOW);
+        assert_eq!(simulation.ranks_per_host(), RANKS_PER_NODE);
+        let job = Arc::new(Job {
+            simulation,
+            made: Mutex::default(),
+        });
+        let answered = Arc::<AtomicU64>::default();
+        let (mut urls, mut watches) = (Vec::new(), Vec::new());
+        for node in 0..NODES {
+            let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
+            let listener = listener.expect("a free port");
+            let address = listener.local_addr().expect("bound");
+            urls.push(format!("http://{address}"));
+            let delay = match fate(node) {
+                Fate::Lives => Duration::ZERO,
+                Fate::IsSlow => SLOW,
+                Fate::IsGone => continue,
+                Fate::IsFrozen => {
+                    runtime.spawn(async move {
+                        let mut held = Vec::new();
+                        while let Ok((stream, _)) = listener.accept().await {
+                            held.push(stream);
+                        }
+                    });
+                    continue;
+                }
+            };
+            let rings = NodeRings {
+                job: job.clone(),
+                ranks: ranks_of(node),
+                last: HashMap::new(),
+            };
+            let (board, watch) =
+                Board::watch(vec![Box::new(rings)], options(), pace()).expect("threads");
+            let own = SocketAddr::from(([127, 0, 0, 1], 0));
+            let server = Server::bind(own, board, Access::with_token(TOKEN));
+            let server = runtime.block_on(server).expect("a free port");
+            runtime.spawn(pass_on(listener, server.address(), delay, answered.clone()));
+            runtime.spawn(server.run(std::future::pending()));
+            watches.push(watch);
+        }
+        let sources = NodeSource::all(Nodes::List(urls), Some(TOKEN)).expect("a list");
+        let (collector, watch) = Board::watch(sources, options(), pace()).expect("threads");
+        watches.push(watch);
+        Self {
+            collector,
+            job,
+            answered,
+            _watches: watches,
+            _runtime: runtime,
+        }
+    }
+}
+
+fn read_ranks(snapshot: &Snapshot) -> Vec<Rank> {
+    let read = snapshot.ranks.iter().filter(|view| view.dump().is_some());
+    read.map(|view| view.rank).collect()
+}
+
+#[test]
+fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank_at_fault() {
+    let cluster = Cluster::start();
+    let simulation = &cluster.job.simulation;
+    let living: Vec<Rank> = (0..NODES)
+        .filter(|&node| matches!(fate(node), Fate::Lives | Fate::IsSlow))
+        .flat_map(ranks_of)
+        .collect();
+    let stuck = wait_until("the verdict", || {
+        let snapshot = cluster.collector.newest()?;
+        (read_ranks(&snapshot) == living && snapshot.report.verdict == Verdict::Stuck)
+            .then_some(snapshot)
+    });
+    let findings = &stuck.report.findings;
+    assert_eq!(findings[0].code, Code::E101, "{findings:#?}");
+    assert_eq!(findings[0].culprit_ranks, [simulation.culprit()]);
+    let errors = findings.iter().filter(|it| it.caused_by.is_none());
+    let accused: Vec<Code> = errors
+        .map(|it| it.code)
+        .filter(|code| code.id().starts_with('E'))
+        .collect();
+    assert_eq!(accused, [Code::E101], "no other rank is accused: {findings:#?}");
+    assert_eq!(stuck.ranks.len(), simulation.ranks() as usize);
+    assert!(stuck.ranks.iter().all(|view| !view.silent), "slow is not silent");
+
+    // What it cannot reach it says, with the reason.
+    let failing: Vec<bool> = stuck.sources.iter().map(|it| it.error.is_some()).collect();
+    let dead: Vec<bool> = (0..NODES)
+        .map(|node| matches!(fate(node), Fate::IsGone | Fate::IsFrozen))
+        .collect();
+    assert_eq!(failing, dead);
+    assert_eq!(dead.iter().filter(|dead| **dead).count(), 7);
+
+    // The records are those of the nodes.
+    let (_, truth) = cluster.job.dumps();
+    for rank in living.iter().map(|&rank| rank as usize) {
+        let ids = |dump: &Dump| -> Vec<_> {
+            let entries = dump.entries.iter();
+            entries.map(|e| (e.record_id, e.state, e.retired)).collect()
+        };
+        let collected = stuck.ranks[rank].dump().expect("it was read");
+        assert_eq!(ids(collected), ids(&truth[rank]), "rank {rank}");
+        assert_eq!(collected.groups.len(), truth[rank].groups.len());
+        for (ours, theirs) in collected.groups.iter().zip(&truth[rank].groups) {
+            assert_eq!(ours.info, theirs.info, "rank {rank}");
+        }
+    }
+    is_pulled_in_small_messages(&cluster, living.len() as u64);
+}
+
+/// Where nothing changes, a look costs a small message a rank, however many ranks the groups have.
+fn is_pulled_in_small_messages(cluster: &Cluster, ranks: u64) {
+    let number = || cluster.collector.newest().map(|snapshot| snapshot.at);
+    let (first, then) = (number(), cluster.answered.load(Relaxed));
+    let began = Instant::now();
+    wait_until("some more looks", || {
+        (began.elapsed() > Duration::from_secs(4) && number() != first).then_some(())
+    });
+    let bytes = cluster.answered.load(Relaxed) - then;
+    let looks = began.elapsed().as_secs().max(1);
+    let _ = writeln!(
+        std::io::stderr(),
+        "{ranks} ranks: {} bytes a rank and second",
+        bytes / looks / ranks
+    );
+    // A whole record is of some twenty thousand bytes.
+    assert!(bytes / looks / ranks < 4096, "{bytes} bytes in {looks} s");
 }
 
 #[test]
 fn a_wrong_token_is_told_as_such() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("threads");
+    let runtime = threads();
     let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
     let (board, _watch) =
         Board::watch(vec![Box::new(whole)], LiveOptions::default(), pace()).expect("threads");

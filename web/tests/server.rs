@@ -322,17 +322,31 @@ fn answers_are_as_the_description_says() {
         };
         let answer = web.get(&format!("{path}{query}"), &[]);
         assert_eq!(answer.status, 200, "{path}{query}: {}", answer.body);
-        let mut schema = schema.clone();
-        schema["components"] = api["components"].clone();
-        let validator = jsonschema::validator_for(&schema).expect("a schema");
-        let errors: Vec<String> = validator
-            .iter_errors(&answer.json())
-            .map(|error| format!("{}: {error}", error.instance_path()))
-            .collect();
-        assert!(errors.is_empty(), "{path}: {errors:#?}");
+        assert_described(&api, schema, &answer.json(), path);
         compared += 1;
     }
     assert!(compared >= 10, "{compared}");
+    // Bytes follow this head.
+    let records = web.get("/api/v1/records", &[]).body;
+    let (head, rest) = records.split_once('\n').expect("a head");
+    let head: Value = serde_json::from_str(head).expect("JSON");
+    let schema = serde_json::json!({ "$ref": "#/components/schemas/RecordsHead" });
+    assert_described(&api, &schema, &head, "/api/v1/records");
+    let lengths = head["records"].as_array().expect("a list").iter();
+    let lengths = lengths.map(|record| record["bytes"].as_u64().expect("a length"));
+    assert_eq!(lengths.sum::<u64>(), rest.len() as u64);
+}
+
+/// That this has the form that a schema of the description says.
+fn assert_described(api: &Value, schema: &Value, answer: &Value, what: &str) {
+    let mut schema = schema.clone();
+    schema["components"] = api["components"].clone();
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let errors: Vec<String> = validator
+        .iter_errors(answer)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert!(errors.is_empty(), "{what}: {errors:#?}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The records of this node for a collector: all of them, or what changed.
 //!
 //! A collector tells for each rank the first record id that it wants again: everything before is settled
-//! and known to it. So an answer is as large as what happened in between, however large the rings are.
+//! and known to it. So an answer is as large as what happened in between, however large the rings are, and
+//! however many ranks the groups have: their members are told once.
 //! The answer is one line of JSON with what follows, then those records, as dumps in JSON.
 
 use crate::error::Refusal;
@@ -12,9 +13,11 @@ use axum::response::{IntoResponse, Response};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{RankView, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, DumpGroup};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
 
 /// Name and version of the form.
 pub(crate) const SCHEMA: &str = "rcomm.records/1";
@@ -47,25 +50,48 @@ pub(crate) struct RecordHead {
     pub(crate) oldest: u64,
     /// The first record id to ask for the next time.
     pub(crate) next: u64,
+    /// A number that is another one when the record's groups are. Where the one that was asked with is
+    /// the same, the dump's groups come without their ranks.
+    #[serde(default)]
+    pub(crate) groups: u64,
     /// Length of the dump, bytes; 0 if nothing changed.
     pub(crate) bytes: usize,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wanted {
-    /// `rank.part.attempt.pid:next` for each record known, with commas.
+    /// `rank.part.attempt.pid:next:groups` for each record known, with commas; `:groups` may be left out.
     #[serde(default)]
     since: String,
+    /// `first-last`: records of these ranks alone, so that a list of cursors fits into an address.
+    ranks: Option<String>,
 }
 
 type Key = (Rank, u8, u32, u32);
 
+/// What is known of a record: the first id that is not, and the number of its groups.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    next: u64,
+    groups: Option<u64>,
+}
+
+/// Reads `ranks`.
+fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
+    let (first, last) = ranks.split_once('-')?;
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
 /// Reads `since`; a record whose cursor cannot be read is told whole.
-fn known(since: &str) -> HashMap<Key, u64> {
+fn known(since: &str) -> HashMap<Key, Known> {
     since
         .split(',')
         .filter_map(|cursor| {
-            let (key, next) = cursor.split_once(':')?;
+            let (key, known) = cursor.split_once(':')?;
+            let (next, groups) = match known.split_once(':') {
+                Some((next, groups)) => (next, Some(groups.parse().ok()?)),
+                None => (known, None),
+            };
             let mut parts = key.split('.');
             let key = (
                 parts.next()?.parse().ok()?,
@@ -73,7 +99,8 @@ fn known(since: &str) -> HashMap<Key, u64> {
                 parts.next()?.parse().ok()?,
                 parts.next()?.parse().ok()?,
             );
-            Some((key, next.parse().ok()?))
+            let next = next.parse().ok()?;
+            Some((key, Known { next, groups }))
         })
         .collect()
 }
@@ -83,19 +110,29 @@ pub(crate) async fn records(
     Query(wanted): Query<Wanted>,
 ) -> Result<Response, Refusal> {
     let snapshot = shared.board.newest().ok_or(Refusal::NotYet)?;
-    let told = tokio::task::spawn_blocking(move || told(&snapshot, &known(&wanted.since)));
+    let ranks = match &wanted.ranks {
+        None => 0..=Rank::MAX,
+        Some(text) => range(text).ok_or_else(|| {
+            Refusal::Query(format!("`ranks` is {text:?}, expected two ranks as in 0-127"))
+        })?,
+    };
+    let told = tokio::task::spawn_blocking(move || told(&snapshot, &ranks, &known(&wanted.since)));
     let body = told.await.map_err(|_| Refusal::Stopping)?;
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
-fn told(snapshot: &Snapshot, known: &HashMap<Key, u64>) -> Vec<u8> {
+fn told(
+    snapshot: &Snapshot,
+    ranks: &RangeInclusive<Rank>,
+    known: &HashMap<Key, Known>,
+) -> Vec<u8> {
     let mut bodies = Vec::new();
     let mut head = Head {
         schema: SCHEMA.to_owned(),
         world_size: snapshot.ranks.len(),
         records: Vec::new(),
     };
-    for view in snapshot.ranks.iter() {
+    for view in snapshot.ranks.iter().filter(|it| ranks.contains(&it.rank)) {
         for (part, dump) in (0..).zip(&view.dumps) {
             let (record, body) = record(view, part, dump, known);
             head.records.push(record);
@@ -113,23 +150,28 @@ fn record(
     view: &RankView,
     part: u8,
     dump: &Dump,
-    known: &HashMap<Key, u64>,
+    known: &HashMap<Key, Known>,
 ) -> (RecordHead, Vec<u8>) {
     let id = &dump.identity;
     let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
     let first_open = dump.entries.iter().find(open).map(|e| e.record_id);
     let beyond = dump.entries.last().map_or(1, |e| e.record_id + 1);
     let oldest = dump.entries.first().map_or(beyond, |e| e.record_id);
-    let since = known.get(&(view.rank, part, id.attempt, id.pid)).copied();
+    let since = known.get(&(view.rank, part, id.attempt, id.pid));
     let from = since.map_or(0, |since| {
         dump.entries
-            .partition_point(|entry| entry.record_id < since)
+            .partition_point(|entry| entry.record_id < since.next)
     });
+    let groups = number_of(&dump.groups);
     let body = if view.failure.is_some() {
         Vec::new()
     } else {
-        let mut newer = dump.clone();
-        newer.entries.drain(..from);
+        let mut newer = since_entry(dump, from);
+        if since.is_some_and(|since| since.groups == Some(groups)) {
+            for group in &mut newer.groups {
+                group.info.ranks.clear();
+            }
+        }
         newer.to_json()
     };
     let head = RecordHead {
@@ -146,9 +188,37 @@ fn record(
         whole: since.is_none(),
         oldest,
         next: first_open.unwrap_or(beyond),
+        groups,
         bytes: body.len(),
     };
     (head, body)
+}
+
+/// The record without its entries before this place.
+fn since_entry(dump: &Dump, from: usize) -> Dump {
+    Dump {
+        version: dump.version,
+        recorder: dump.recorder,
+        identity: dump.identity.clone(),
+        status: dump.status.clone(),
+        comm_lib_version: dump.comm_lib_version.clone(),
+        groups: dump.groups.clone(),
+        signatures: dump.signatures.clone(),
+        frames: dump.frames.clone(),
+        stacks: dump.stacks.clone(),
+        threads: dump.threads.clone(),
+        entries: dump.entries[from..].to_vec(),
+        nccl_comm_state: dump.nccl_comm_state.clone(),
+    }
+}
+
+/// See [`RecordHead::groups`]. 53 bits: what reads JSON may have floating point numbers only.
+fn number_of(groups: &[DumpGroup]) -> u64 {
+    let mut hash = DefaultHasher::new();
+    for DumpGroup { info, .. } in groups {
+        (info.id, &info.name, &info.desc, &info.ranks).hash(&mut hash);
+    }
+    hash.finish() >> 11
 }
 
 #[cfg(test)]
@@ -170,21 +240,46 @@ mod tests {
         live.refresh(at).expect("the job runs")
     }
 
+    const ALL: RangeInclusive<Rank> = 0..=Rank::MAX;
+
+    fn head_of(body: &[u8]) -> Head {
+        let line = body.split(|&byte| byte == b'\n').next().expect("a head");
+        serde_json::from_slice(line).expect("JSON")
+    }
+
     #[test]
     fn what_is_known_is_not_told_again() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-        let first = told(&seen(&mut live, 10_000_000_000), &HashMap::new());
-        let line = first.split(|&byte| byte == b'\n').next().expect("a head");
-        let head: Head = serde_json::from_slice(line).expect("JSON");
+        let first = told(&seen(&mut live, 10_000_000_000), &ALL, &HashMap::new());
+        let head = head_of(&first);
         assert!(head.records.iter().all(|record| record.whole));
-        let cursor = |r: &RecordHead| ((r.rank, r.part, r.attempt, r.pid), r.next);
+        let cursor = |r: &RecordHead| {
+            let known = Known {
+                next: r.next,
+                groups: Some(r.groups),
+            };
+            ((r.rank, r.part, r.attempt, r.pid), known)
+        };
         let cursors = head.records.iter().map(cursor).collect();
-        let second = told(&seen(&mut live, 10_200_000_000), &cursors);
+        let second = told(&seen(&mut live, 10_200_000_000), &ALL, &cursors);
         assert!(
             second.len() * 8 < first.len(),
             "{} {}",
             second.len(),
             first.len()
         );
+        let text = String::from_utf8_lossy(&second);
+        assert!(!text.contains("[0, 1"), "members again: {text}");
+    }
+
+    #[test]
+    fn a_part_of_the_ranks_can_be_asked_for() {
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let wanted = range("2-4").expect("two ranks");
+        let part = told(&seen(&mut live, 10_000_000_000), &wanted, &HashMap::new());
+        let head = head_of(&part);
+        let ranks: Vec<Rank> = head.records.iter().map(|record| record.rank).collect();
+        assert_eq!((ranks, head.world_size), (vec![2, 3, 4], 8));
+        assert!(range("2").is_none() && range("2-x").is_none());
     }
 }

@@ -41,7 +41,7 @@ impl Anchor {
 /// How a [`Watch`] paces itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks at a source, unless looking takes longer than a fortieth of that.
+    /// Between two looks at a source, unless looking keeps a core busy for more than a fortieth of that.
     pub refresh: Duration,
     /// How long one look may take.
     pub timeout: Duration,
@@ -151,8 +151,9 @@ fn look_on(
     sender: &SyncSender<Seen>,
 ) {
     loop {
-        let began = Instant::now();
+        let (began, spent) = (Instant::now(), time_spent());
         let poll = source.poll(began + pace.timeout);
+        let cost = time_spent().saturating_sub(spent);
         let read = poll.is_ok();
         if sender.send((number, poll, anchor.moment())).is_err() {
             return;
@@ -161,12 +162,19 @@ fn look_on(
         if read && source.is_still() {
             return;
         }
-        // Looking may cost at most a fortieth of a core, however many ranks there are.
-        let pause = pace.refresh.max(began.elapsed() * 40);
+        // Looking may cost at most a fortieth of a core, however many ranks there are. Waiting for an
+        // answer costs nothing: ranks that answer late are not to be asked more rarely.
+        let pause = pace.refresh.max(cost * 40);
         if stop.wait(pause.saturating_sub(began.elapsed())) {
             return;
         }
     }
+}
+
+/// The processor's time that this thread has had.
+fn time_spent() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 fn judge_on(
@@ -179,10 +187,12 @@ fn judge_on(
     /// How often silence is looked for when nothing arrives.
     const ROUND: Duration = Duration::from_millis(500);
     let mut open = true;
+    let mut rested = Duration::ZERO;
     loop {
         let now = anchor.moment();
         let wait = live.due().map_or(ROUND, |due| {
-            due.saturating_sub(now.elapsed)
+            due.max(rested)
+                .saturating_sub(now.elapsed)
                 .clamp(Duration::from_millis(10), ROUND)
         });
         if open {
@@ -198,13 +208,15 @@ fn judge_on(
                 Err(RecvTimeoutError::Disconnected) => open = false,
             }
         }
-        if let Some(snapshot) = live.refresh(anchor.moment()) {
+        // What sources see is taken in while judging rests: left where it is, it would be old, and they
+        // would wait to be rid of it.
+        if anchor.moment().elapsed >= rested
+            && let Some(snapshot) = live.refresh(anchor.moment())
+        {
             let cost = snapshot.cost;
             sink(snapshot);
             // Judging, too, takes at most a fortieth of a core.
-            if stop.wait(cost * 39) {
-                return;
-            }
+            rested = anchor.moment().elapsed + cost * 39;
         }
         if stop.wait(if open { Duration::ZERO } else { ROUND }) {
             return;
@@ -271,5 +283,39 @@ mod tests {
             receiver.try_recv().err(),
             Some(std::sync::mpsc::TryRecvError::Disconnected)
         );
+    }
+
+    /// A source that waits for somebody, and then tells when it was asked.
+    struct Waiting(std::sync::mpsc::Sender<Instant>);
+
+    impl Source for Waiting {
+        fn name(&self) -> String {
+            "somebody far away".into()
+        }
+
+        fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+            std::thread::sleep(Duration::from_secs(1));
+            // The receiver is gone once the test is over.
+            let _ = self.0.send(Instant::now());
+            Ok(Poll::default())
+        }
+    }
+
+    #[test]
+    fn a_source_that_waits_for_its_answers_is_asked_as_often_as_others() {
+        let (sender, receiver) = channel();
+        let live = Live::new(LiveOptions::default(), empty, vec!["far".into()]);
+        let pace = Pace {
+            refresh: Duration::from_millis(20),
+            ..Pace::default()
+        };
+        let source = Box::new(Waiting(sender));
+        let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {}).expect("threads");
+        // Forty times what it waits would be longer than this.
+        let deadline = Duration::from_secs(20);
+        for _ in 0..3 {
+            receiver.recv_timeout(deadline).expect("it is asked again");
+        }
+        watch.stop();
     }
 }

@@ -90,11 +90,9 @@ impl Access {
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    headers
-        .get(header::AUTHORIZATION)?
-        .to_str()
-        .ok()?
-        .strip_prefix("Bearer ")
+    let offered = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = offered.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("Bearer").then_some(token)
 }
 
 fn cookie(headers: &HeaderMap) -> Option<&str> {
@@ -128,9 +126,17 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             .get(name)
             .and_then(|value: &HeaderValue| value.to_str().ok())
     };
-    let host = text(header::HOST).unwrap_or_default();
-    if !access.knows_host(host_name(host)) {
-        return strict(Refusal::UnknownHost(host.to_owned()).into_response());
+    // More than one is none: who stands before this program may have looked at another.
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = match (hosts.next().map(HeaderValue::to_str), hosts.next()) {
+        (Some(Ok(host)), None) => host,
+        _ => "",
+    };
+    let target = request.uri().authority();
+    let known = |authority: &str| access.knows_host(host_name(authority));
+    let mut named = std::iter::once(host).chain(target.map(|target| target.as_str()));
+    if let Some(stranger) = named.find(|named| !known(named)) {
+        return strict(Refusal::UnknownHost(stranger.to_owned()).into_response());
     }
     // A browser says where a request comes from; only our own pages may ask for more than a page.
     if let Some(origin) = text(header::ORIGIN) {
@@ -213,6 +219,7 @@ mod tests {
             access.admits(&headers, &Uri::from_static(uri))
         };
         assert!(admits(&[(header::AUTHORIZATION, "Bearer secret")], "/"));
+        assert!(admits(&[(header::AUTHORIZATION, "bearer secret")], "/"));
         assert!(admits(&[(header::COOKIE, "a=b; rcomm_token=secret")], "/"));
         assert!(admits(&[], "/?token=secret"));
         assert!(!admits(&[(header::AUTHORIZATION, "Bearer secre")], "/"));

@@ -42,6 +42,17 @@ fn malformed_and_outsized_requests_are_refused_and_the_server_lives_on() {
             b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec(),
             &[421],
         ),
+        ("two hosts", head("/", &format!("Host: {host}\r\n")), &[421]),
+        (
+            "the address of another host",
+            head("http://evil.example/api/v1/report", ""),
+            &[421],
+        ),
+        (
+            "two framings",
+            head("/", "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n"),
+            &[400],
+        ),
         ("a bad length", head("/", "Content-Length: -1\r\n"), &[400]),
         (
             "two lengths",

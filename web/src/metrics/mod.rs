@@ -2,25 +2,25 @@
 //!
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With
 //! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most
-//! D × O × (4 + 2 × 16) series of counters and histograms, [`MOST_GROUPS`] × 9 of single groups, one for
+//! D × O × (4 + 2 × 16) series of counters and histograms, 512 × 9 of single groups, one for
 //! each code of a finding, [`MOST_RANKS`] × 3 of single ranks, [`MOST_SOURCES`] × 3 of sources, and some
 //! forty of the job. What a limit leaves out is counted in `rcomm_groups_omitted` or stays in the sums.
 
+mod collectives;
+mod groups;
 mod writer;
 
 pub use writer::Form;
 pub(crate) use writer::Writer;
 
-use crate::tally::{BOUNDS, Histogram, Series, SeriesKey, Tally};
-use crate::trace_id::{Shared, hex};
+use crate::tally::Tally;
+use collectives::collectives;
+use groups::groups;
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
-use std::collections::BTreeMap;
-use writer::{Exemplar, Kind};
+use writer::Kind;
 
-/// Groups with series of their own.
-const MOST_GROUPS: usize = 512;
 /// Ranks with series of their own: those at fault, and those that the job waits for longest.
 const MOST_RANKS: usize = 16;
 /// Sources with series of their own.
@@ -293,214 +293,6 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
             let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
             w.sample("rcomm_rank_arrival_lag_p50_seconds", &labels, lag / 1e3);
         }
-    }
-}
-
-/// Sums and extremes over the groups of one name and description: groups may share both, and a series
-/// must not appear twice.
-#[derive(Default)]
-struct GroupSums {
-    ranks: f64,
-    in_flight: f64,
-    oldest_s: f64,
-    last_seq: f64,
-    behind: f64,
-    completed_seq: Option<f64>,
-    lag_p50_s: f64,
-    lag_p99_s: f64,
-    busbw: f64,
-}
-
-type GroupMetric = (&'static str, &'static str, fn(&GroupSums) -> Option<f64>);
-
-const GROUP_METRICS: [GroupMetric; 9] = [
-    ("rcomm_group_ranks", "Members of the group.", |sums| {
-        Some(sums.ranks)
-    }),
-    (
-        "rcomm_group_inflight_collectives",
-        "Pending operations of the group.",
-        |sums| Some(sums.in_flight),
-    ),
-    (
-        "rcomm_group_oldest_inflight_seconds",
-        "Age of the group's oldest pending operation.",
-        |sums| Some(sums.oldest_s),
-    ),
-    (
-        "rcomm_last_issued_seq",
-        "Newest collective sequence number that any member issued.",
-        |sums| Some(sums.last_seq),
-    ),
-    (
-        "rcomm_last_completed_seq",
-        "Newest collective sequence number that every member has completed, where their records say so.",
-        |sums| sums.completed_seq,
-    ),
-    (
-        "rcomm_members_behind_seq",
-        "How many collectives the last member is behind the first.",
-        |sums| Some(sums.behind),
-    ),
-    (
-        "rcomm_group_arrival_lag_p50_seconds",
-        "Median arrival lag of the recorded collectives.",
-        |sums| Some(sums.lag_p50_s),
-    ),
-    (
-        "rcomm_group_arrival_lag_p99_seconds",
-        "99th percentile of the arrival lag.",
-        |sums| Some(sums.lag_p99_s),
-    ),
-    (
-        "rcomm_bus_bandwidth_bytes_per_second",
-        "Median bus bandwidth of collectives of at least 1 MiB.",
-        |sums| Some(sums.busbw),
-    ),
-];
-
-/// By name of a group: the collective that all its members say they completed.
-fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
-    let mut least = BTreeMap::new();
-    for (_, dump) in snapshot.dumps() {
-        for group in &dump.groups {
-            if let Some(status) = group.status {
-                let seq = least
-                    .entry(group.info.name.as_str())
-                    .or_insert(status.last_completed);
-                *seq = status.last_completed.min(*seq);
-            }
-        }
-    }
-    least
-}
-
-fn groups(w: &mut Writer, snapshot: &Snapshot) {
-    let completed = completed(snapshot);
-    let mut sums: BTreeMap<(&str, &str), GroupSums> = BTreeMap::new();
-    let reports = &snapshot.report.groups;
-    for group in reports.iter().take(MOST_GROUPS) {
-        let row = sums
-            .entry((&group.group.name, &group.group.desc))
-            .or_default();
-        let last = group.last_seq.unwrap_or(0) as f64;
-        row.ranks += group.group.ranks.len() as f64;
-        row.in_flight += group.in_flight as f64;
-        row.oldest_s = row.oldest_s.max(group.oldest_ms.unwrap_or(0.0) / 1e3);
-        row.last_seq = row.last_seq.max(last);
-        row.behind = row.behind.max(last - group.min_seq.unwrap_or(0) as f64);
-        let seq = completed.get(group.group.name.as_str());
-        row.completed_seq = seq.map(|&seq| seq.max(0) as f64);
-        row.lag_p50_s = row.lag_p50_s.max(group.lag_p50_ms.unwrap_or(0.0) / 1e3);
-        row.lag_p99_s = row.lag_p99_s.max(group.lag_p99_ms.unwrap_or(0.0) / 1e3);
-        row.busbw = row.busbw.max(group.busbw_gbs.unwrap_or(0.0) * 1e9);
-    }
-    for (name, help, value) in GROUP_METRICS {
-        w.family(name, Kind::Gauge, help);
-        for ((group, desc), row) in &sums {
-            if let Some(value) = value(row) {
-                w.sample(name, &[("group", group), ("desc", desc)], value);
-            }
-        }
-    }
-    w.gauge(
-        "rcomm_groups_omitted",
-        "Groups beyond the first 512, which have no series of their own.",
-        reports.len().saturating_sub(MOST_GROUPS) as f64,
-    );
-}
-
-type SeriesMetric = (&'static str, &'static str, fn(&Series) -> u64);
-
-const SERIES_METRICS: [SeriesMetric; 4] = [
-    (
-        "rcomm_collectives",
-        "Operations completed, counted on each rank.",
-        |series| series.completed,
-    ),
-    (
-        "rcomm_collectives_failed",
-        "Operations that ended with an error or a time-out, counted on each rank.",
-        |series| series.failed,
-    ),
-    (
-        "rcomm_collectives_timed_out",
-        "Operations that failed after at least their time-out, counted on each rank.",
-        |series| series.timed_out,
-    ),
-    (
-        "rcomm_collective_bytes",
-        "Input bytes of completed operations, over all ranks.",
-        |series| series.bytes,
-    ),
-];
-
-/// Counters and histograms. With a job's name, buckets name the trace of their newest collective.
-fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str>) {
-    for (name, help, value) in SERIES_METRICS {
-        w.family(name, Kind::Counter, help);
-        let sample = format!("{name}_total");
-        for ((desc, op), series) in tally.series() {
-            let labels = [("desc", &**desc), ("op", *op)];
-            w.sample(&sample, &labels, value(series) as f64);
-        }
-    }
-    histogram(
-        w,
-        "rcomm_collective_duration_seconds",
-        "From the arrival of the last member to the end, one value a collective.",
-        tally,
-        |series| &series.duration,
-        traced_job,
-    );
-    histogram(
-        w,
-        "rcomm_collective_arrival_lag_seconds",
-        "How late the last member came after the first, one value a collective.",
-        tally,
-        |series| &series.lag,
-        traced_job,
-    );
-}
-
-fn histogram(
-    w: &mut Writer,
-    name: &str,
-    help: &str,
-    tally: &Tally,
-    of: fn(&Series) -> &Histogram,
-    traced_job: Option<&str>,
-) {
-    w.family(name, Kind::Histogram, help);
-    let measured = |(_, series): &(&SeriesKey, &Series)| of(series).counts.iter().any(|&n| n > 0);
-    for ((desc, op), series) in tally.series().iter().filter(measured) {
-        let histogram = of(series);
-        let mut count = 0;
-        for (at, (in_bucket, example)) in
-            histogram.counts.iter().zip(&histogram.examples).enumerate()
-        {
-            count += in_bucket;
-            let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
-            let labels = [("desc", &**desc), ("op", *op), ("le", &bound)];
-            let exemplar = example.as_ref().zip(traced_job).map(|(example, job)| {
-                let shared = Shared {
-                    job,
-                    group: &example.group.name,
-                    ranks: &example.group.ranks,
-                    kind: "collective",
-                    seq: example.seq,
-                };
-                Exemplar {
-                    trace_id: hex(&shared.trace_id()),
-                    value: example.value,
-                    at_s: example.at_ns as f64 / 1e9,
-                }
-            });
-            w.bucket(&format!("{name}_bucket"), &labels, count, exemplar);
-        }
-        let labels = [("desc", &**desc), ("op", *op)];
-        w.sample(&format!("{name}_sum"), &labels, histogram.sum);
-        w.sample(&format!("{name}_count"), &labels, count as f64);
     }
 }
 

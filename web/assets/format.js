@@ -72,16 +72,37 @@ export function label(group) {
 /** @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** A table; numbers stand on the right. Cells may be elements.
- * @param {string[]} heads @param {(string|number|Node)[][]} rows @param {string} empty */
-export function table(heads, rows, empty) {
-  if (rows.length === 0) return make("p", { class: "empty" }, empty);
-  const head = make("tr", {}, ...heads.map((text, i) =>
-    make("th", { scope: "col", class: typeof rows[0][i] === "number" ? "number" : false }, text)));
-  const body = rows.map((row) => make("tr", {}, ...row.map((cell) =>
-    make("td", typeof cell === "number" ? { class: "number" } : {}, cell instanceof Node ? cell : String(cell)))));
-  return make("div", { class: "scroll", tabindex: "0" },
-    make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+/** Makes a place show a table; numbers stand on the right, and cells may be elements. Only cells that differ
+ * are touched: what the reader has scrolled to stays, and a table that is the same costs no layout.
+ * @param {HTMLElement} place @param {string[]} heads @param {(string|number|Node)[][]} rows
+ * @param {string} empty what is said where there are no rows @param {number} [more] rows that are left out */
+export function fillTable(place, heads, rows, empty, more = 0) {
+  if (rows.length === 0) { place.replaceChildren(make("p", { class: "empty" }, empty)); return; }
+  let body = place.querySelector(":scope > .scroll > table > tbody");
+  if (!body) {
+    const head = make("tr", {}, ...heads.map((text, i) =>
+      make("th", { scope: "col", class: typeof rows[0][i] === "number" ? "number" : false }, text)));
+    body = make("tbody");
+    place.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body)),
+      make("p", { class: "empty" }));
+  }
+  const lines = [...body.rows];
+  for (const line of lines.splice(rows.length)) line.remove();
+  rows.forEach((row, i) => {
+    const line = lines[i] ?? body.insertRow();
+    const cells = line.cells;
+    row.forEach((value, j) => {
+      const cell = cells[j] ?? line.insertCell();
+      const kind = typeof value === "number" ? "number" : "";
+      if (cell.className !== kind) cell.className = kind;
+      if (!(value instanceof Node)) {
+        const text = String(value);
+        if (cell.textContent !== text) cell.textContent = text;
+      } else if (!cell.firstChild?.isEqualNode(value)) cell.replaceChildren(value);
+    });
+  });
+  const rest = more > 0 ? `and ${more} more: narrow the filter` : "";
+  if (place.lastChild.textContent !== rest) place.lastChild.textContent = rest;
 }
 
 /** Asks the server. @param {string} path @param {object} [query] */

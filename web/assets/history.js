@@ -5,6 +5,7 @@ import { age, ask, at, colour } from "./format.js";
 
 /** Points in the browser at most; the server keeps its own bound. */
 const MOST_POINTS = 7200;
+const HEIGHT = 150;
 
 /** @type {object[]} */
 let points = [];
@@ -17,10 +18,10 @@ function build() {
   plot?.destroy();
   const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "11px system-ui" };
   plot = new uPlot({
-    width: Math.max(200, at("history-plot").clientWidth), height: 110, legend: { show: false },
+    width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
-    axes: [axis, { ...axis, scale: "s", size: 52, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
+    axes: [{ ...axis, size: 26, values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: 52, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
       { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
     series: [{}, { scale: "s", stroke: colour("--bad"), width: 2, label: "oldest pending" },
       { scale: "n", stroke: colour("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
@@ -61,7 +62,7 @@ export async function prepareHistory(goTo) {
     const point = points[Number(event.target.value)];
     if (point) go(point === points.at(-1) ? null : point.number);
   });
-  new ResizeObserver(() => plot?.setSize({ width: Math.max(200, at("history-plot").clientWidth), height: 110 })).observe(at("history-plot"));
+  new ResizeObserver(() => plot?.setSize({ width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT })).observe(at("history-plot"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
   const past = await ask("history");
   const newer = points.filter((p) => p.number > (past.points.at(-1)?.number ?? 0));

@@ -7,8 +7,13 @@ const CELLS = {
   mismatch: ["X", "mismatch"], failed: ["F", "failed"], lost: ["*", "lost from the ring"], no_record: ["?", "no record"],
 };
 
+let drawn;
+
 /** @param {?object} focus */
 export function drawMatrix(focus) {
+  const form = JSON.stringify(focus);
+  if (form === drawn) return;
+  drawn = form;
   if (!focus || focus.seqs.length === 0) {
     at("matrix-title").textContent = "Group";
     at("matrix").replaceChildren(make("p", { class: "empty" }, "No collective was recorded."));
@@ -27,8 +32,7 @@ export function drawMatrix(focus) {
     })));
   const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
   at("matrix").replaceChildren(
-    make("div", { class: "scroll", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
+    // The style sheet keeps the newest end in sight.
+    make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
     make("p", { class: "empty" }, `${legend}   newest on the right; the operations' names are in the heads' titles`));
-  const scroll = at("matrix").querySelector(".scroll");
-  scroll.scrollLeft = scroll.scrollWidth;
 }

@@ -1,6 +1,6 @@
 // The heat map: one cell a rank, one row a host. A cell has a glyph and a word, never colour alone.
 
-import { age, at, make, percent } from "./format.js";
+import { age, at, make, percent, rankSet } from "./format.js";
 
 const STATES = {
   root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
@@ -13,6 +13,8 @@ const METRICS = {
   lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
+/** From how many ranks on cells are small, so that more hosts are in sight. */
+const MANY = 256;
 
 /** @type {Map<number, HTMLElement>} */
 const cells = new Map();
@@ -56,6 +58,7 @@ function arrange(ranks, choose) {
       return cell;
     }))));
   rows[0]?.querySelector("button")?.setAttribute("tabindex", "0");
+  at("ranks").classList.toggle("many", ranks.length > MANY);
   at("ranks").replaceChildren(...rows);
 }
 
@@ -64,11 +67,12 @@ export function drawRanks(report, status, passes, choose) {
   const shape = report.ranks.map((rank) => `${rank.rank}@${rank.host}`).join();
   if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
   const state = states(report, status);
-  const counts = {};
+  const counts = {}, atFault = [];
   report.ranks.forEach((rank, place) => {
     const cell = cells.get(rank.rank);
     const of = state(rank);
     counts[of] = (counts[of] ?? 0) + 1;
+    if (of === "root") atFault.push(rank.rank);
     const [kind, glyph, words] = look(rank, of);
     const shown = passes("ranks", place) ? kind : `${kind} dim`;
     // Only what changed touches the document: a thousand cells cost nothing while a job runs.
@@ -78,7 +82,7 @@ export function drawRanks(report, status, passes, choose) {
     if (cell.title !== title) { cell.title = title; cell.setAttribute("aria-label", title); }
   });
   at("ranks-legend").textContent = metric === "state"
-    ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}`).join("   ")
+    ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}${name === "root" ? ` (${rankSet(atFault)})` : ""}`).join("   ")
     : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].words(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
 }
 

@@ -1,6 +1,6 @@
 // What is listed: what is in flight, groups, stragglers, sources, stacks.
 
-import { age, at, label, make, percent, rankSet, size, table } from "./format.js";
+import { age, at, fillTable, label, make, percent, rankSet, size } from "./format.js";
 
 /** Rows of a table at most; the filter finds the others. */
 const MOST_ROWS = 200;
@@ -11,39 +11,30 @@ function passing(rows, section, passes) {
   return { shown: all.slice(0, MOST_ROWS), more: all.length - MOST_ROWS };
 }
 
-/** @param {string} id @param {Node} content @param {number} more */
-function put(id, content, more) {
-  const rest = more > 0 ? [make("p", { class: "empty" }, `and ${more} more: narrow the filter`)] : [];
-  // Where the reader has scrolled to is kept.
-  const left = at(id).querySelector(".scroll")?.scrollLeft ?? 0;
-  at(id).replaceChildren(content, ...rest);
-  const scroll = at(id).querySelector(".scroll");
-  if (scroll) scroll.scrollLeft = left;
-}
-
 /** @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
   const { shown, more } = passing(report.in_flight, "in_flight", (section, place) =>
     passes(section, place) && !(problemsOnly && report.in_flight[place].state === "running"));
-  put("flight", table(
+  fillTable(at("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
     shown.map((i) => [
       age(i.age_ms), label(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
       i.state.replace("_", "-"), rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : ""),
-    ]), report.in_flight.length === 0 ? "Nothing is pending." : "Nothing pending passes the filter."), more);
+    ]), report.in_flight.length === 0 ? "Nothing is pending." : "Nothing pending passes the filter.", more);
 }
 
 /** @param {object} report @param {(group: object) => void} open */
 export function drawGroups(report, passes, problemsOnly, open) {
   const { shown, more } = passing(report.groups, "groups", (section, place) =>
     passes(section, place) && !(problemsOnly && report.groups[place].in_flight === 0));
-  put("groups", table(
+  fillTable(at("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
-      make("button", { class: "link", onclick: () => open(g.group) }, label(g.group)),
+      // Groups may share a name: the first rank tells the button of one from that of the other.
+      make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, label(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
       age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
-    ]), "No group passes."), more);
+    ]), "No group passes.", more);
 }
 
 /** @param {object} report */
@@ -51,19 +42,19 @@ export function drawStragglers(report, passes) {
   const { shown } = passing(report.ranks, "ranks", (section, place) =>
     passes(section, place) && report.ranks[place].lag_share != null);
   shown.sort((a, b) => b.lag_share - a.lag_share);
-  put("stragglers", table(
+  fillTable(at("stragglers"),
     ["rank", "host", "lag p50", "share of the job's time", ""],
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),
-    "No collective has been measured on all its members."), 0);
+    "No collective has been measured on all its members.");
 }
 
 /** @param {object} status */
 export function drawSources(status) {
-  put("sources", table(["source", "ranks", "last answer", "error"],
+  fillTable(at("sources"), ["source", "ranks", "last answer", "error"],
     status.sources.map((s) => [s.name, `${s.answered}/${s.known}`,
-      s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the judgement`, s.error ?? ""]), "No source."), 0);
+      s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the judgement`, s.error ?? ""]), "No source.");
   const silent = status.silent_ranks;
   at("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
 }
@@ -77,8 +68,13 @@ function frame(node, depth) {
     ...node.children.map((child) => frame(child, depth + 1)));
 }
 
+/** @type {?object} what is drawn: what did not change stays the same object */
+let stacks = null;
+
 /** @param {object} report */
 export function drawStacks(report) {
+  if (report.stacks === stacks) return;
+  stacks = report.stacks;
   at("stacks").replaceChildren(...(report.stacks.length > 0
     ? report.stacks.map((node) => frame(node, 0))
     : [make("p", { class: "empty" }, "No stacks were recorded.")]));

@@ -68,7 +68,8 @@ export function paint() {
   if (lanes.length === 0) { context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
   const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
-  for (let us = Math.ceil(view.from / tick) * tick; us < view.to; us += tick) {
+  // At round ages, counted back from the newest.
+  for (let us = drawn.length - Math.floor((drawn.length - view.from) / tick) * tick; us < view.to; us += tick) {
     const px = x(us, width);
     context.fillStyle = line;
     context.fillRect(px, 16, 1, height);

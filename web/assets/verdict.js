@@ -2,9 +2,12 @@
 
 import { at, make } from "./format.js";
 
+/** The finding that the verdict's sentence is of. @param {object} report */
+const told = (report) => report.findings.find((finding) => finding.severity !== "note");
+
 /** @param {object} report */
 export function sentence(report) {
-  const first = report.findings.find((finding) => finding.severity !== "note");
+  const first = told(report);
   if (first) return first.sentence;
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
   const calm = {
@@ -22,12 +25,12 @@ export function drawVerdict(report) {
   document.title = `${report.verdict}: rcomm`;
 }
 
-/** @param {object} finding */
-function article(finding) {
+/** @param {object} finding @param {boolean} isTold its sentence stands above already */
+function article(finding, isTold) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
-    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}`),
-    make("p", {}, finding.sentence));
+    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}`));
+  if (!isTold) element.append(make("p", {}, finding.sentence));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   const facts = [
     ...finding.evidence.map((e) => `rank ${e.rank}: ${e.op} #${e.seq} ${e.state} (record ${e.record_id})`),
@@ -47,7 +50,7 @@ export function drawFindings(report, passes) {
   const shown = report.findings.filter((_, place) => passes("findings", place)).slice(0, 50);
   const open = new Set([...document.querySelectorAll("#findings details[open]")].map((it) => it.dataset.key));
   const articles = shown.map((finding) => {
-    const element = article(finding);
+    const element = article(finding, finding === told(report));
     const details = element.querySelector("details");
     if (details) {
       details.dataset.key = `${finding.code} ${finding.culprit_ranks}`;

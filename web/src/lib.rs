@@ -39,5 +39,7 @@ pub use discovery::Nodes;
 pub use embed::{Options, Page, ServeError, serve};
 pub use metrics::{Exemplars, Form};
 pub use nodes::NodeSource;
+#[cfg(feature = "program-spans")]
+pub use otel::{ProgramSpans, ProgramSpansLayer};
 pub use otel::{Settings as OtelSettings, SettingsError as OtelSettingsError, Telemetry};
 pub use server::{Limits, Server, Tls};

@@ -17,7 +17,7 @@ type Key = (Rank, Recorder, u32, u32);
 
 /// How far one record has been read.
 #[derive(Debug, Default)]
-struct Read {
+pub(crate) struct Read {
     /// Every id up to here has been looked at.
     up_to: u64,
     /// Ids up to there that were still pending.
@@ -68,8 +68,8 @@ impl News {
 }
 
 impl Read {
-    /// Returns how many operations are gone without having been settled at any look.
-    fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
+    /// Hands over what was settled since the last look. Returns how many operations are gone without having been settled at any look.
+    pub(crate) fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;
         // Ids ascend in every record; where one does not keep to it, it is passed over, not trusted.
         let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
@@ -98,6 +98,18 @@ impl Read {
             }
         }
         unread
+    }
+
+    /// Whether nothing is left to be looked at in a record of which so many operations were begun.
+    #[cfg(feature = "program-spans")]
+    pub(crate) fn is_settled_up_to(&self, begun: u64) -> bool {
+        self.pending.is_empty() && self.up_to >= begun
+    }
+
+    /// The oldest id that may still be handed over.
+    #[cfg(feature = "program-spans")]
+    pub(crate) fn oldest_wanted(&self) -> u64 {
+        self.pending.first().copied().unwrap_or(self.up_to + 1)
     }
 }
 

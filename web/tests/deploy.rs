@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::npm::installed_by_npm;
 use common::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,7 +99,7 @@ fn kubernetes_schemas_accept_the_manifests() {
     let text = text.expect("readable");
     let parts: Vec<&str> = text.split("\n---\n").collect();
     assert_eq!(parts.len(), 3);
-    // The monitor is a resource of an operator, of which these schemas know nothing.
+    // The monitor is a resource of an operator, of which these schemas know nothing: see the next test.
     let files = tempfile::tempdir().expect("a directory");
     for (number, part) in parts[..2].iter().enumerate() {
         let path = files.path().join(format!("{number}.yml"));
@@ -106,4 +107,41 @@ fn kubernetes_schemas_accept_the_manifests() {
         let said = succeed(Command::new(&validate).arg("--strict").arg(&path));
         assert!(said.contains("passed"), "{said}");
     }
+}
+
+/// What the operator's own types say of the monitor.
+#[test]
+fn the_monitor_is_what_prometheus_operator_reads() {
+    if !runs(Path::new("node"), &["--version"]) {
+        return skip("node is not installed");
+    }
+    let packages = ["@kubernetes-models/prometheus-operator@6.0.0", "yaml@2.9.1"];
+    let Some(modules) = installed_by_npm("prometheus-operator", &packages) else {
+        return;
+    };
+    let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
+    let text = text.expect("readable");
+    let monitor = text.split("\n---\n").last().expect("the monitor");
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("monitor.yml");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/validate_monitor.mjs");
+    let validate = |monitor: &str| {
+        std::fs::write(&path, monitor).expect("writable");
+        let output = Command::new("node")
+            .args([&script, &modules, &path])
+            .output();
+        let output = output.expect("node runs");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(errors, "");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(validate(monitor), "valid\n");
+    // The check is one: it finds what is misspelt and what is no duration.
+    let misspelt = validate(&monitor.replace("type: Bearer", "typ: Bearer"));
+    assert!(
+        misspelt.contains("authorization.typ is no field"),
+        "{misspelt}"
+    );
+    let soon = validate(&monitor.replace("interval: 15s", "interval: soon"));
+    assert!(soon.contains("interval must match"), "{soon}");
 }

@@ -1,25 +1,45 @@
-//! Many clients at once, and clients over TLS.
+//! Many clients at once, clients that do not read, and clients over TLS.
 
 mod common;
 
 use common::{Web, skip, wait_until};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::SimulatedSource;
+use rcomm_analyzer::{LiveOptions, Pace};
+use rcomm_web::{Access, Board, Limits, Server};
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 200;
 
-/// How long two hundred clients are served: so many pictures, unless `RCOMM_TEST_PICTURES_SERVED` says more.
-fn pictures() -> u64 {
-    let wanted = std::env::var("RCOMM_TEST_PICTURES_SERVED");
-    wanted.ok().and_then(|it| it.parse().ok()).unwrap_or(30)
+/// For how long clients are served.
+#[derive(Clone, Copy)]
+enum Span {
+    Pictures(u64),
+    Time(Duration),
 }
 
 #[test]
 fn two_hundred_event_streams_are_served_in_flat_memory() {
-    let web = Web::demo("healthy", 64, &["--no-token"]);
+    serve_streams(8, Span::Pictures(30));
+}
+
+/// ```text
+/// cargo test --release -p rcomm-web --test endurance -- --ignored --nocapture
+/// ```
+#[test]
+#[ignore = "takes a minute"]
+fn two_hundred_event_streams_are_served_in_flat_memory_for_a_minute() {
+    serve_streams(64, Span::Time(Duration::from_secs(60)));
+}
+
+fn serve_streams(ranks: u32, span: Span) {
+    let web = Web::demo("healthy", ranks, &["--no-token"]);
     let received = Arc::<AtomicU64>::default();
     for _ in 0..CLIENTS {
         let mut stream = web.connect();
@@ -49,27 +69,119 @@ fn two_hundred_event_streams_are_served_in_flat_memory() {
     let start = number();
     wait_until("a few pictures", || (number() > start + 5).then_some(()));
     let (before, bytes) = (web.resident_kib(), received.load(Relaxed));
-    let (start, wanted) = (number(), pictures());
-    let mut last = start;
-    while last < start + wanted {
+    let (began, start) = (Instant::now(), number());
+    let (mut last, mut least, mut most) = (start, before, before);
+    loop {
+        let over = match span {
+            Span::Pictures(pictures) => last >= start + pictures,
+            Span::Time(time) => began.elapsed() >= time,
+        };
+        if over {
+            break;
+        }
         last = wait_until("the next picture", || {
             Some(number()).filter(|it| *it > last)
         });
+        let resident = web.resident_kib();
+        (least, most) = (least.min(resident), most.max(resident));
     }
     let (after, more) = (web.resident_kib(), received.load(Relaxed) - bytes);
+    let pictures = last - start;
     let _ = writeln!(
         std::io::stderr(),
-        "{CLIENTS} clients, {} pictures, {} MiB sent: {before} KiB before, {after} KiB after",
-        last - start,
+        "{CLIENTS} clients, {ranks} ranks, {:.0?}, {pictures} pictures, {} MiB sent: {before} KiB before, \
+         {after} KiB after, {least} to {most} between",
+        began.elapsed(),
         more >> 20
     );
-    assert!(more > CLIENTS as u64 * wanted * 100, "{more} bytes came");
+    assert!(more > CLIENTS as u64 * pictures * 100, "{more} bytes came");
     // History may grow by some kilobytes a picture.
-    assert!(
-        after < before + 24 * 1024,
-        "{before} KiB grew to {after} KiB"
-    );
+    assert!(most < before + 24 * 1024, "{before} KiB grew to {most} KiB");
     assert_eq!(web.sample("rcomm_web_slow_clients_dropped_total"), 0.0);
+}
+
+/// A server within this process, that is patient for a moment only.
+struct Impatient {
+    address: SocketAddr,
+    _watch: rcomm_analyzer::Watch,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Impatient {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("threads");
+        let job = Simulation::new(Situation::Healthy, 8, 0);
+        let job = SimulatedSource::new(job, || 5_000_000_000);
+        let watched = Board::watch(vec![Box::new(job)], LiveOptions::default(), Pace::default());
+        let (board, watch) = watched.expect("threads");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = runtime.block_on(Server::bind(any, board, Access::open()));
+        let server = server.expect("a free port").limits(Limits {
+            patience: Duration::from_millis(300),
+            ..Limits::default()
+        });
+        let address = server.address();
+        runtime.spawn(server.run(std::future::pending()));
+        Self {
+            address,
+            _watch: watch,
+            _runtime: runtime,
+        }
+    }
+
+    fn ask(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        let host = self.address;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it listens");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    }
+
+    fn sample(&self, name: &str) -> u64 {
+        let text = self.ask("/metrics");
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("{name} in {text}"))
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served() {
+    let server = Impatient::start();
+    let dropped = || server.sample("rcomm_web_slow_clients_dropped_total ");
+    assert_eq!(dropped(), 0);
+    // It asks for more than sockets hold, and reads nothing.
+    let mut slow = TcpStream::connect(server.address).expect("it listens");
+    let host = server.address;
+    let question = format!("GET /assets/vendor/uPlot.esm.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    slow.set_write_timeout(Some(Duration::from_secs(1)))
+        .expect("a time-out");
+    for _ in 0..200 {
+        // It may be dropped before it has asked for all of that.
+        if slow.write_all(question.as_bytes()).is_err() {
+            break;
+        }
+    }
+    wait_until("the slow client to be dropped", || {
+        let page = server.ask("/");
+        assert!(page.starts_with("HTTP/1.0 200"), "{page}");
+        (dropped() == 1).then_some(())
+    });
+    wait_until("its place to be free", || {
+        // The one that asks.
+        (server.sample("rcomm_web_connections ") == 1).then_some(())
+    });
+    // What it left unread is all that is left of it.
+    slow.set_read_timeout(Some(Duration::from_secs(20)))
+        .expect("a time-out");
+    let mut buffer = vec![0; 1 << 20];
+    while let Ok(1..) = slow.read(&mut buffer) {}
+    assert_eq!(dropped(), 1);
 }
 
 #[test]

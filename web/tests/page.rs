@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::npm::installed_by_npm;
 use common::{Web, dumps_of, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -27,35 +28,9 @@ fn playwright() -> Option<PathBuf> {
         return Some(folder.into());
     }
     // Tests run beside each other: one of them installs, and the others wait for it.
-    static INSTALLED: LazyLock<Option<PathBuf>> = LazyLock::new(installed_by_npm);
-    if INSTALLED.is_none() {
-        skip("playwright-core is not installed, and npm cannot install it");
-    }
+    static INSTALLED: LazyLock<Option<PathBuf>> =
+        LazyLock::new(|| installed_by_npm("playwright", &[PLAYWRIGHT]));
     INSTALLED.clone()
-}
-
-/// Installs playwright-core beside the folder that it ends up in, so that a folder of that name is whole.
-fn installed_by_npm() -> Option<PathBuf> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let folder = target.join("playwright");
-    if folder.join("node_modules/playwright-core").is_dir() {
-        return Some(folder);
-    }
-    let fresh = tempfile::tempdir_in(target).ok()?;
-    let installed = Command::new("npm")
-        .args(["install", "--no-audit", "--no-fund", "--prefix"])
-        .arg(fresh.path())
-        .arg(PLAYWRIGHT)
-        .env("PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD", "1")
-        .output()
-        .ok()?;
-    if !installed.status.success() {
-        skip(&String::from_utf8_lossy(&installed.stderr));
-        return None;
-    }
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::rename(fresh.keep(), &folder).ok()?;
-    Some(folder)
 }
 
 fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {

@@ -212,6 +212,43 @@ fn a_signal_ends_it_also_while_a_stream_is_open() {
     assert!(web.stop().success());
 }
 
+#[test]
+fn the_log_is_for_people_or_one_json_object_a_line() {
+    let log_of = |args: &[&str]| {
+        let mut all = vec!["--demo", "healthy"];
+        all.extend(args);
+        let mut web = Web::start_with(&all, |command| {
+            command.stderr(Stdio::piped());
+        });
+        web.wait_until_ready();
+        assert!(web.stop().success());
+        let mut text = String::new();
+        let mut log = web.child.stderr.take().expect("piped");
+        log.read_to_string(&mut text).expect("text");
+        let token = web.token.as_deref().expect("printed");
+        assert!(!text.contains(token), "the token is in the log: {text}");
+        (web.address.to_string(), text)
+    };
+    let (address, text) = log_of(&["--log-format", "json"]);
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    let message = |line: &Value| line["fields"]["message"].as_str().map(str::to_owned);
+    let messages: Vec<_> = lines.iter().filter_map(message).collect();
+    assert_eq!(messages, ["serving", "stopped"]);
+    assert_eq!(lines[0]["level"], "INFO");
+    assert_eq!(lines[0]["fields"]["address"], address);
+    assert!(lines[0]["timestamp"].is_string(), "{}", lines[0]);
+    let (address, text) = log_of(&[]);
+    let first = text.lines().next().expect("a line");
+    assert!(
+        first.contains("INFO") && first.contains(&address),
+        "{first}"
+    );
+    assert!(serde_json::from_str::<Value>(first).is_err(), "{first}");
+}
+
 /// Events of the stream: name and data.
 fn events(web: &Web) -> impl Iterator<Item = (String, Value)> {
     let mut stream = web.connect();

@@ -1,129 +1,16 @@
 //! What goes out to OpenTelemetry, received over a real socket and decoded with OpenTelemetry's own Python
 //! classes.
-//!
-//! `RCOMM_TEST_OTEL_PYTHON` names a Python that has `opentelemetry-proto`; without it one is made in the
-//! target folder, if pip can.
 
 mod common;
 
+use common::otlp::{Collector, attributes, each, python};
 use common::{Web, skip, wait_until};
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-/// Takes every request, and leaves its body in a folder.
-struct Collector {
-    address: SocketAddr,
-    folder: tempfile::TempDir,
-    taken: Arc<AtomicUsize>,
-}
-
-impl Collector {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let collector = Self {
-            address: listener.local_addr().expect("bound"),
-            folder: tempfile::tempdir().expect("a directory"),
-            taken: Arc::default(),
-        };
-        let (folder, taken) = (collector.folder.path().to_owned(), collector.taken.clone());
-        // Ends with the test's process.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (folder, taken) = (folder.clone(), taken.clone());
-                std::thread::spawn(move || while receive(&stream, &folder, &taken).is_some() {});
-            }
-        });
-        collector
-    }
-
-    fn files(&self, signal: &str) -> usize {
-        let entries = std::fs::read_dir(self.folder.path())
-            .expect("readable")
-            .flatten();
-        let named = entries.filter(|it| it.file_name().to_string_lossy().starts_with(signal));
-        named.count()
-    }
-}
-
-/// One request of a connection that may carry more.
-fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()> {
-    let mut reader = BufReader::new(stream);
-    let mut first = String::new();
-    reader.read_line(&mut first).ok()?;
-    let path = first.split(' ').nth(1)?.to_owned();
-    let mut headers = HashMap::new();
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        let Some((name, value)) = line.trim().split_once(':') else {
-            break;
-        };
-        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
-    }
-    let mut body = vec![0; headers.get("content-length")?.parse().ok()?];
-    reader.read_exact(&mut body).ok()?;
-    let right = headers
-        .get("content-type")
-        .is_some_and(|it| it == "application/x-protobuf")
-        && headers.get("api-key").is_some_and(|it| it == "a secret");
-    let signal = path.strip_prefix("/v1/").filter(|_| right);
-    let answer = match signal {
-        Some(signal) => {
-            let number = taken.fetch_add(1, Relaxed);
-            let part = folder.join(format!("part.{number}"));
-            std::fs::write(&part, &body).ok()?;
-            std::fs::rename(part, folder.join(format!("{signal}.{number:06}"))).ok()?;
-            "200 OK"
-        }
-        None => "400 Bad Request",
-    };
-    let mut stream = stream;
-    write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n").ok()
-}
-
-/// A Python that knows OpenTelemetry's messages; says so if there is none.
-fn python() -> Option<PathBuf> {
-    if let Some(python) = std::env::var_os("RCOMM_TEST_OTEL_PYTHON") {
-        return Some(python.into());
-    }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("otel-python");
-    let python = folder.join("bin/python");
-    let run = |program: &Path, args: &[&str]| {
-        let output = Command::new(program).args(args).output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let has = || {
-        run(
-            &python,
-            &["-c", "import opentelemetry.proto.trace.v1.trace_pb2"],
-        )
-    };
-    let place = folder.to_str()?;
-    if has()
-        || (run(Path::new("python3"), &["-m", "venv", place])
-            && run(
-                &python,
-                &[
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "opentelemetry-proto==1.37.0",
-                ],
-            )
-            && has())
-    {
-        return Some(python);
-    }
-    skip("there is no Python with opentelemetry-proto, and pip cannot install it");
-    None
-}
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
 
 fn start(endpoint: &str, more: &[(&str, &str)]) -> Web {
     let args = ["--demo", "stuck", "--no-token", "--refresh", "200ms"];
@@ -139,37 +26,6 @@ fn start(endpoint: &str, more: &[(&str, &str)]) -> Web {
     web
 }
 
-/// Attributes as a map of plain values.
-fn attributes(of: &Value) -> HashMap<String, Value> {
-    let list = of["attributes"].as_array().cloned().unwrap_or_default();
-    let pair = |it: &Value| {
-        let value = it["value"]
-            .as_object()
-            .and_then(|value| value.values().next());
-        Some((it["key"].as_str()?.to_owned(), value?.clone()))
-    };
-    list.iter().filter_map(pair).collect()
-}
-
-fn each<'a>(
-    requests: &'a Value,
-    path: [&'a str; 3],
-) -> impl Iterator<Item = (&'a Value, &'a Value)> {
-    let list = |value: &'a Value| {
-        value
-            .as_array()
-            .map(Vec::as_slice)
-            .unwrap_or_default()
-            .iter()
-    };
-    let resources = list(requests).flat_map(move |request| list(&request[path[0]]));
-    resources.flat_map(move |resource| {
-        let scopes = list(&resource[path[1]]);
-        let items = scopes.flat_map(move |scope| list(&scope[path[2]]));
-        items.map(move |item| (&resource["resource"], item))
-    })
-}
-
 #[test]
 fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     let Some(python) = python() else { return };
@@ -183,15 +39,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     wait_until("one more round", || {
         (collector.taken.load(Relaxed) > before + 1).then_some(())
     });
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/decode_otlp.py");
-    let output = Command::new(python)
-        .arg(script)
-        .arg(collector.folder.path())
-        .output()
-        .expect("Python runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let decoded: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{errors}"));
+    let decoded = collector.decoded(&python);
 
     // All ranks' spans of one all-reduce meet in one trace.
     let mut traces: HashMap<&str, BTreeSet<String>> = HashMap::new();
@@ -256,6 +104,103 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     assert_eq!(metrics["rcomm.collective.duration"]["unit"], "s");
     assert_eq!(metrics["rcomm.collectives"]["sum"]["isMonotonic"], true);
     assert_eq!(web.sample("rcomm_otel_spans_dropped_total"), 0.0);
+}
+
+/// A collector that people run, ended when dropped.
+struct Rotel(Child);
+
+impl Drop for Rotel {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The program of rotel, a collector from PyPI; says so if there is none.
+fn rotel() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rotel-python");
+    let place = folder.to_str()?;
+    let run = |program: &Path, args: &[&str]| {
+        let output = Command::new(program).args(args).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let find = "import rotel, pathlib; print(pathlib.Path(rotel.__file__).parent / 'rotel-agent')";
+    let python = folder.join("bin/python");
+    let found = || {
+        let output = Command::new(&python).args(["-c", find]).output().ok()?;
+        let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        (output.status.success() && run(&path, &["--version"])).then_some(path)
+    };
+    let install = ["-m", "pip", "install", "--quiet", "rotel==0.0.1a15"];
+    let path = found().or_else(|| {
+        let made = run(Path::new("python3"), &["-m", "venv", place]) && run(&python, &install);
+        found().filter(|_| made)
+    });
+    if path.is_none() {
+        skip("rotel does not run here, and pip cannot install one that does");
+    }
+    path
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("bound").port()
+}
+
+#[test]
+fn a_collector_that_people_run_takes_all_of_it_and_passes_it_on() {
+    let (Some(python), Some(rotel)) = (python(), rotel()) else {
+        return;
+    };
+    let behind = Collector::start();
+    let (http, grpc) = (free_port(), free_port());
+    let folder = tempfile::tempdir().expect("a directory");
+    let _rotel = Rotel(
+        Command::new(rotel)
+            .arg("start")
+            .args(["--exporter", "otlp", "--otlp-exporter-protocol", "http"])
+            .args(["--otlp-exporter-custom-headers", "api-key=a secret"])
+            .args(["--otlp-exporter-compression", "none"])
+            .args([
+                "--otlp-exporter-endpoint",
+                &format!("http://{}", behind.address),
+            ])
+            .args(["--otlp-http-endpoint", &format!("127.0.0.1:{http}")])
+            .args(["--otlp-grpc-endpoint", &format!("127.0.0.1:{grpc}")])
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it was found before"),
+    );
+    wait_until("the collector to listen", || {
+        std::net::TcpStream::connect(("127.0.0.1", http)).ok()
+    });
+    let web = start(&format!("http://127.0.0.1:{http}"), &[]);
+    wait_until("all three kinds to be passed on, and the verdict", || {
+        let kinds = ["traces", "metrics", "logs"];
+        let all = kinds.iter().all(|kind| behind.files(kind) > 0);
+        (all && web.sample("rcomm_otel_logs_sent_total") >= 2.0).then_some(())
+    });
+    let found = wait_until("the finding", || {
+        let decoded = behind.decoded(&python);
+        let path = ["resourceLogs", "scopeLogs", "logRecords"];
+        each(&decoded["logs"], path).find_map(|(_, record)| {
+            let about = attributes(record);
+            let code = about.get("rcomm.finding.code")?;
+            (code == "E101").then(|| record["body"]["stringValue"].clone())
+        })
+    });
+    let found = found.as_str().expect("a sentence");
+    assert!(
+        found.starts_with("rank 13 never issued all_reduce"),
+        "{found}"
+    );
+    for kind in ["spans", "logs", "metrics"] {
+        let dropped = web.sample(&format!("rcomm_otel_{kind}_dropped_total"));
+        assert_eq!(dropped, 0.0, "{kind}");
+    }
 }
 
 #[test]

@@ -113,7 +113,9 @@ pub(crate) async fn records(
     let ranks = match &wanted.ranks {
         None => 0..=Rank::MAX,
         Some(text) => range(text).ok_or_else(|| {
-            Refusal::Query(format!("`ranks` is {text:?}, expected two ranks as in 0-127"))
+            Refusal::Query(format!(
+                "`ranks` is {text:?}, expected two ranks as in 0-127"
+            ))
         })?,
     };
     let told = tokio::task::spawn_blocking(move || told(&snapshot, &ranks, &known(&wanted.since)));
@@ -121,11 +123,7 @@ pub(crate) async fn records(
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
-fn told(
-    snapshot: &Snapshot,
-    ranks: &RangeInclusive<Rank>,
-    known: &HashMap<Key, Known>,
-) -> Vec<u8> {
+fn told(snapshot: &Snapshot, ranks: &RangeInclusive<Rank>, known: &HashMap<Key, Known>) -> Vec<u8> {
     let mut bodies = Vec::new();
     let mut head = Head {
         schema: SCHEMA.to_owned(),

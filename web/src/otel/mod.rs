@@ -7,11 +7,17 @@
 //! Nothing else in this crate knows OpenTelemetry.
 
 mod logs;
+mod messages;
 mod metrics;
+mod operation;
+#[cfg(feature = "program-spans")]
+mod program;
 mod send;
 mod settings;
 mod spans;
 
+#[cfg(feature = "program-spans")]
+pub use program::{ProgramSpans, ProgramSpansLayer};
 pub use settings::{Settings, SettingsError};
 
 use crate::board::Board;

@@ -5,10 +5,11 @@
 //! in any case, with the spans of all members that are seen in the same round or later. An operation
 //! that is stuck gets a span that ends now, once; if it ends after all, the same span is sent again.
 
+use super::messages::Messages;
+use super::operation::{Fact, Operation};
 use super::settings::Settings;
 use super::{attribute, number, resource, scope, text, unix};
-use crate::news::{News, is_completed};
-use crate::trace_id::Shared;
+use crate::news::News;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -35,9 +36,7 @@ type TraceId = [u8; 16];
 
 /// One operation that may become a span.
 struct Candidate<'a> {
-    rank: Rank,
-    dump: &'a Dump,
-    entry: &'a Entry,
+    operation: Operation<'a>,
     trace: TraceId,
     /// When it ends although it is pending: now.
     until_ns: Option<i64>,
@@ -55,6 +54,7 @@ pub(super) struct Batch {
 /// See the module.
 pub(super) struct Spans {
     news: News,
+    messages: Messages,
     ratio: f64,
     /// Settled before this: exported by whoever ran then, or by nobody.
     since_ns: i64,
@@ -74,6 +74,7 @@ impl Spans {
             .unwrap_or_default();
         Self {
             news: News::default(),
+            messages: Messages::default(),
             ratio,
             since_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
             usual: HashMap::new(),
@@ -86,16 +87,20 @@ impl Spans {
     pub(super) fn take(&mut self, snapshot: &Snapshot, settings: &Settings) -> Batch {
         let mut candidates = Vec::new();
         let since_ns = self.since_ns;
+        self.messages.take(snapshot);
+        let messages = &self.messages;
         self.news.take(snapshot, |rank, dump, entry| {
-            if ended_ns(entry) >= since_ns {
-                candidates.extend(candidate(&snapshot.job, rank, dump, entry, None));
+            let message = messages.of(rank, dump, entry.record_id);
+            let operation = Operation::new(rank, dump, entry, message);
+            if operation.ended_ns() >= since_ns {
+                candidates.extend(candidate(&snapshot.job, operation, None));
             }
         });
-        for it in &candidates {
+        for Candidate { operation: it, .. } in &candidates {
             self.told.remove(&(it.rank, it.entry.record_id));
         }
         for it in &candidates {
-            if self.is_remarkable(it) {
+            if self.is_remarkable(&it.operation) {
                 self.remember(it.trace);
             }
         }
@@ -116,11 +121,11 @@ impl Spans {
     }
 
     /// Whether an operation failed, or took much longer than its like do.
-    fn is_remarkable(&mut self, it: &Candidate<'_>) -> bool {
-        if !is_completed(it.dump, it.entry) {
+    fn is_remarkable(&mut self, it: &Operation<'_>) -> bool {
+        if it.error().is_some() {
             return true;
         }
-        let wait = wait_s(it.entry);
+        let wait = it.wait_s();
         let desc = it.dump.groups.get(it.entry.group as usize);
         let desc = desc.map_or(String::new(), |group| group.info.desc.clone());
         let usual = self.usual.entry((desc, it.entry.op.name())).or_insert(wait);
@@ -158,7 +163,9 @@ impl Spans {
                 {
                     continue;
                 }
-                if let Some(it) = candidate(&snapshot.job, rank, dump, entry, Some(now)) {
+                let message = self.messages.of(rank, dump, entry.record_id);
+                let operation = Operation::new(rank, dump, entry, message);
+                if let Some(it) = candidate(&snapshot.job, operation, Some(now)) {
                     self.remember(it.trace);
                     candidates.push(it);
                 }
@@ -175,61 +182,14 @@ fn is_sampled(trace: &TraceId, ratio: f64) -> bool {
     ratio >= 1.0 || place < ratio
 }
 
-fn ended_ns(entry: &Entry) -> i64 {
-    match entry.time_discovered_completed_ns {
-        0 => {
-            let ms = entry.duration_ms.map_or(0.0, f64::from);
-            entry.time_created_ns.saturating_add((ms * 1e6) as i64)
-        }
-        ns => ns.max(entry.time_created_ns),
-    }
-}
-
-fn wait_s(entry: &Entry) -> f64 {
-    let noted = ended_ns(entry).saturating_sub(entry.time_created_ns) as f64 / 1e9;
-    entry.duration_ms.map_or(noted, |ms| f64::from(ms) / 1e3)
-}
-
-/// The operation that the members share. Both ends of a message count for themselves, so a message has a
-/// trace on each side.
-fn shared<'a>(
-    job: &'a str,
-    rank: &'a [Rank; 1],
-    dump: &'a Dump,
-    entry: &Entry,
-) -> Option<Shared<'a>> {
-    let group = &dump.groups.get(entry.group as usize)?.info;
-    Some(if entry.op.is_p2p() {
-        Shared {
-            job,
-            group: &group.name,
-            ranks: rank,
-            kind: "p2p",
-            seq: entry.p2p_seq_id,
-        }
-    } else {
-        Shared {
-            job,
-            group: &group.name,
-            ranks: &group.ranks,
-            kind: "collective",
-            seq: entry.collective_seq_id,
-        }
-    })
-}
-
 fn candidate<'a>(
     job: &str,
-    rank: Rank,
-    dump: &'a Dump,
-    entry: &'a Entry,
+    operation: Operation<'a>,
     until_ns: Option<i64>,
 ) -> Option<Candidate<'a>> {
-    let trace = shared(job, &[rank], dump, entry)?.trace_id();
+    let trace = operation.shared(job)?.trace_id();
     Some(Candidate {
-        rank,
-        dump,
-        entry,
+        operation,
         trace,
         until_ns,
     })
@@ -244,8 +204,8 @@ fn request(
     for it in some {
         if let Some(span) = span(snapshot, it) {
             by_rank
-                .entry(it.rank)
-                .or_insert((it.dump, Vec::new()))
+                .entry(it.operation.rank)
+                .or_insert((it.operation.dump, Vec::new()))
                 .1
                 .push(span);
         }
@@ -278,60 +238,36 @@ fn request(
 }
 
 fn span(snapshot: &Snapshot, it: &Candidate<'_>) -> Option<Span> {
-    let Candidate {
-        rank, dump, entry, ..
-    } = *it;
-    let about = [rank];
-    let shared = shared(&snapshot.job, &about, dump, entry)?;
-    let group = &dump.groups.get(entry.group as usize)?.info;
-    let signature = dump.signatures.get(entry.signature as usize)?;
-    let state = match entry.state {
-        EntryState::Scheduled => "scheduled",
-        EntryState::Started => "started",
-        EntryState::Completed => "completed",
-        EntryState::Failed => "failed",
-    };
-    let mut attributes = vec![
-        attribute("rcomm.op", text(entry.op.name())),
-        attribute("rcomm.group.id", text(group.name.as_str())),
-        attribute("rcomm.group.desc", text(group.desc.as_str())),
-        attribute("rcomm.seq", number(shared.seq)),
-        attribute("rcomm.rank", number(rank)),
-        attribute("rcomm.bytes", number(signature.input_bytes())),
-        attribute("rcomm.backend", text(signature.backend.as_str())),
-        attribute("rcomm.state", text(state)),
-    ];
-    if let Some(size) = dump.identity.world_size {
-        attributes.push(attribute("rcomm.world_size", number(size)));
-    }
-    if let Some(dtype) = signature.input_dtypes.first() {
-        attributes.push(attribute("rcomm.dtype", text(dtype.as_str())));
-    }
-    let started = entry.time_discovered_started_ns;
+    let operation = &it.operation;
+    let shared = operation.shared(&snapshot.job)?;
+    let facts = operation.facts().into_iter();
+    let attributes = facts.map(|(key, fact)| match fact {
+        Fact::Text(value) => attribute(key, text(value)),
+        Fact::Number(value) => attribute(key, number(value)),
+    });
+    let started = operation.entry.time_discovered_started_ns;
     let events = (started > 0).then(|| Event {
         time_unix_nano: unix(started),
         name: "start noticed".to_owned(),
         ..Event::default()
     });
-    let status = match it.until_ns {
+    let error = match it.until_ns {
         Some(_) => Some("still pending when this was sent"),
-        None if !is_completed(dump, entry) => Some("ended with an error or a time-out"),
-        None => None,
+        None => operation.error(),
     };
-    let status = status.map(|message| Status {
+    let status = error.map(|message| Status {
         message: message.to_owned(),
         code: StatusCode::Error.into(),
     });
+    let record_id = operation.entry.record_id;
     Some(Span {
         trace_id: shared.trace_id().to_vec(),
-        span_id: shared.span_id(rank, entry.record_id).to_vec(),
-        name: format!("{} {}", entry.op.name(), group.desc)
-            .trim_end()
-            .to_owned(),
+        span_id: shared.span_id(operation.rank, record_id).to_vec(),
+        name: operation.name(),
         kind: SpanKind::Internal.into(),
-        start_time_unix_nano: unix(entry.time_created_ns),
-        end_time_unix_nano: unix(it.until_ns.unwrap_or_else(|| ended_ns(entry))),
-        attributes,
+        start_time_unix_nano: unix(operation.began_ns()),
+        end_time_unix_nano: unix(it.until_ns.unwrap_or_else(|| operation.ended_ns())),
+        attributes: attributes.collect(),
         events: events.into_iter().collect(),
         status,
         ..Span::default()

@@ -1,6 +1,9 @@
 //! `rcomm-web` as a process, asked over real sockets.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
+pub mod npm;
+pub mod otlp;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -1,0 +1,97 @@
+//! The collectives of a program are children of its own spans, as a collector receives them.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../web/tests/common/otlp.rs"]
+mod otlp;
+
+use otlp::{Collector, attributes, each, python};
+use rcomm_tests::process::Job;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+
+const RANKS: u32 = 2;
+
+/// What a span is called, and what those above it are.
+fn path(spans: &HashMap<&str, &Value>, span: &Value) -> String {
+    let mut names = vec![span["name"].as_str().unwrap()];
+    let mut at = span;
+    while let Some(parent) = at["parentSpanId"].as_str() {
+        at = spans[parent];
+        assert_eq!(at["traceId"], span["traceId"]);
+        names.push(at["name"].as_str().unwrap());
+    }
+    names.reverse();
+    names.join(" > ")
+}
+
+#[test]
+fn collectives_are_children_of_the_spans_that_issue_them() {
+    let Some(python) = python() else { return };
+    let collector = Collector::start();
+    let program = std::env::current_exe().unwrap();
+    let program = program.ancestors().nth(2).unwrap().join("examples/traced");
+    let endpoint = format!("http://{}", collector.address);
+    let mut job = Job::start_as(program.to_str().unwrap(), RANKS, "traced", |_, command| {
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a secret")
+            .env("RCOMM_TIMEOUT_MS", "30000");
+    });
+    for rank in 0..RANKS {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+    }
+    let decoded = collector.decoded(&python);
+    let all: Vec<&Value> = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"])
+        .map(|(resource, span)| {
+            assert_eq!(attributes(resource)["service.name"], "trainer");
+            span
+        })
+        .collect();
+    let spans: HashMap<&str, &Value> = all
+        .iter()
+        .map(|span| (span["spanId"].as_str().unwrap(), *span))
+        .collect();
+    assert_eq!(spans.len(), all.len(), "every span has an id of its own");
+
+    let mut paths: BTreeMap<String, usize> = BTreeMap::new();
+    let mut links: HashMap<&str, Vec<u64>> = HashMap::new();
+    for span in &all {
+        *paths.entry(path(&spans, span)).or_default() += 1;
+        let ns = |key: &str| -> u64 { span[key].as_str().unwrap().parse().unwrap() };
+        let (began, ended) = (ns("startTimeUnixNano"), ns("endTimeUnixNano"));
+        assert!(began < ended, "{span}");
+        let about = attributes(span);
+        let Some(rank) = about.get("rcomm.rank") else {
+            continue;
+        };
+        let parent = spans[span["parentSpanId"].as_str().unwrap()];
+        let parent_began: u64 = parent["startTimeUnixNano"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!(parent_began <= began, "{span} in {parent}");
+        assert_eq!(about["rcomm.state"], "completed");
+        let link = span["links"][0]["traceId"].as_str().unwrap();
+        links
+            .entry(link)
+            .or_default()
+            .push(rank.as_str().unwrap().parse().unwrap());
+    }
+    let per_rank = |paths: &BTreeMap<String, usize>, path: &str| {
+        paths.get(path).copied().unwrap_or_default() / RANKS as usize
+    };
+    assert_eq!(per_rank(&paths, "train_step"), 3, "{paths:?}");
+    assert_eq!(per_rank(&paths, "train_step > backward"), 3);
+    let reduced = "train_step > backward > all_reduce default_pg";
+    assert_eq!(per_rank(&paths, reduced), 6, "{paths:?}");
+    assert_eq!(per_rank(&paths, "train_step > barrier default_pg"), 3);
+    assert_eq!(paths.len(), 4, "nothing outside of the steps: {paths:?}");
+    // What the ranks did together is linked to one trace, which both name without being told.
+    assert_eq!(links.len(), 9, "{links:?}");
+    for ranks in links.values_mut() {
+        ranks.sort_unstable();
+        assert_eq!(*ranks, [0, 1]);
+    }
+}

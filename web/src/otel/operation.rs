@@ -1,0 +1,150 @@
+//! What a span tells of one operation on one rank, whoever exports it.
+
+use super::messages::Message;
+use crate::news::is_completed;
+use crate::trace_id::Shared;
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::publish::Dump;
+
+/// One operation, as one rank recorded it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation<'a> {
+    pub(super) rank: Rank,
+    pub(super) dump: &'a Dump,
+    pub(super) entry: &'a Entry,
+    /// The message that it is an end of, where that is known.
+    pub(super) message: Option<Message>,
+    /// Ranks that its trace is told apart by, where not by those of the group.
+    ends: [Rank; 2],
+}
+
+/// A value of an attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fact {
+    Text(String),
+    Number(u64),
+}
+
+impl<'a> Operation<'a> {
+    pub(super) fn new(
+        rank: Rank,
+        dump: &'a Dump,
+        entry: &'a Entry,
+        message: Option<Message>,
+    ) -> Self {
+        let ends = message.map_or([rank; 2], |it| [it.source, it.destination]);
+        Self {
+            rank,
+            dump,
+            entry,
+            message,
+            ends,
+        }
+    }
+
+    /// What all who take part share. Both ends of a message do; where it is not known which message it
+    /// is, each end stands for itself.
+    pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<Shared<'s>> {
+        let group = &self.dump.groups.get(self.entry.group as usize)?.info;
+        let (kind, ranks, seq) = match self.message {
+            Some(message) => ("message", &self.ends[..], message.nth),
+            None if self.entry.op.is_p2p() => ("p2p", &self.ends[..1], self.entry.p2p_seq_id),
+            None => (
+                "collective",
+                group.ranks.as_slice(),
+                self.entry.collective_seq_id,
+            ),
+        };
+        Some(Shared {
+            job,
+            group: &group.name,
+            ranks,
+            kind,
+            seq,
+        })
+    }
+
+    /// Operation and what the group is for.
+    pub(super) fn name(&self) -> String {
+        let group = self.dump.groups.get(self.entry.group as usize);
+        let desc = group.map_or("", |group| group.info.desc.as_str());
+        let name = format!("{} {desc}", self.entry.op.name());
+        name.trim_end().to_owned()
+    }
+
+    /// Attributes of its span.
+    pub(super) fn facts(&self) -> Vec<(&'static str, Fact)> {
+        let (dump, entry) = (self.dump, self.entry);
+        let text = |text: &str| Fact::Text(text.to_owned());
+        let state = match entry.state {
+            EntryState::Scheduled => "scheduled",
+            EntryState::Started => "started",
+            EntryState::Completed => "completed",
+            EntryState::Failed => "failed",
+        };
+        let seq = if entry.op.is_p2p() {
+            entry.p2p_seq_id
+        } else {
+            entry.collective_seq_id
+        };
+        let mut facts = vec![
+            ("rcomm.op", text(entry.op.name())),
+            ("rcomm.seq", Fact::Number(seq)),
+            ("rcomm.rank", Fact::Number(self.rank.into())),
+            ("rcomm.state", text(state)),
+        ];
+        if let Some(group) = dump.groups.get(entry.group as usize) {
+            facts.push(("rcomm.group.id", text(&group.info.name)));
+            facts.push(("rcomm.group.desc", text(&group.info.desc)));
+        }
+        if let Some(signature) = dump.signatures.get(entry.signature as usize) {
+            facts.push(("rcomm.bytes", Fact::Number(signature.input_bytes())));
+            facts.push(("rcomm.backend", text(&signature.backend)));
+            if let Some(dtype) = signature.input_dtypes.first() {
+                facts.push(("rcomm.dtype", text(dtype)));
+            }
+        }
+        if let Some(size) = dump.identity.world_size {
+            facts.push(("rcomm.world_size", Fact::Number(size.into())));
+        }
+        if let Some(message) = self.message {
+            facts.push(("rcomm.p2p.source", Fact::Number(message.source.into())));
+            facts.push((
+                "rcomm.p2p.destination",
+                Fact::Number(message.destination.into()),
+            ));
+            facts.push(("rcomm.p2p.message", Fact::Number(message.nth)));
+        }
+        facts
+    }
+
+    /// When it began, wall clock, ns since the epoch.
+    pub(super) fn began_ns(&self) -> i64 {
+        self.entry.time_created_ns
+    }
+
+    /// When it was seen to end.
+    pub(super) fn ended_ns(&self) -> i64 {
+        let entry = self.entry;
+        match entry.time_discovered_completed_ns {
+            0 => {
+                let ms = entry.duration_ms.map_or(0.0, f64::from);
+                entry.time_created_ns.saturating_add((ms * 1e6) as i64)
+            }
+            ns => ns.max(entry.time_created_ns),
+        }
+    }
+
+    /// How long it took, as the backend measured it, else as it was noted; seconds.
+    pub(super) fn wait_s(&self) -> f64 {
+        let noted = self.ended_ns().saturating_sub(self.began_ns()) as f64 / 1e9;
+        let measured = self.entry.duration_ms;
+        measured.map_or(noted, |ms| f64::from(ms) / 1e3)
+    }
+
+    /// Why its span is an error, if it ended and is one.
+    pub(super) fn error(&self) -> Option<&'static str> {
+        let failed = !is_completed(self.dump, self.entry);
+        failed.then_some("ended with an error or a time-out")
+    }
+}

@@ -1,0 +1,303 @@
+//! Collectives as children of the program's own spans.
+//!
+//! A program that has OpenTelemetry spans through `tracing-opentelemetry` adds one more layer, which notes
+//! on which thread each span was entered and left, and between which records: no clock is read, and
+//! nothing is made of it there. A thread of its own looks at the program's ring, and makes the span of each
+//! operation that ended, with the times that stand in the record, as a child of the innermost span that
+//! its thread was in when it issued it. The spans go the way of the program's others. Each links to the
+//! trace in which all ranks' spans of the same collective meet, as rcomm-web exports it.
+
+use super::messages::Counted;
+use super::operation::{Fact, Operation};
+use crate::news::Read;
+use opentelemetry::trace::{
+    Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
+};
+use opentelemetry::{Context, KeyValue, Value};
+use rcomm_recorder::model::Entry;
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::FlightRecorder;
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tracing::dispatcher::{Dispatch, WeakDispatch};
+use tracing::span::Id;
+use tracing_opentelemetry::get_otel_context;
+use tracing_subscriber::layer::{self, Layer};
+
+/// How often the ring is looked at.
+const ROUND: Duration = Duration::from_millis(250);
+/// Stretches of one thread that wait for their operations to end; of more, the oldest are let go.
+const MOST_STRETCHES: usize = 16 * 1024;
+
+/// A span that was entered, until it was left.
+struct Stretch {
+    span: Id,
+    /// Records that were begun before it was entered.
+    after: u64,
+    /// Records that were begun when it was left.
+    until: Option<u64>,
+    /// Of the span, once it was needed.
+    context: Option<Context>,
+}
+
+/// What the layer notes and the thread reads.
+struct Notes {
+    recorder: Arc<FlightRecorder>,
+    dispatch: OnceLock<WeakDispatch>,
+    /// By thread, as the ring names it, in the order in which they were entered.
+    threads: Mutex<HashMap<u32, Vec<Stretch>>>,
+}
+
+impl Notes {
+    fn begun(&self) -> u64 {
+        self.recorder.counters().records
+    }
+
+    fn context(&self, span: &Id) -> Option<Context> {
+        get_otel_context(span, &self.dispatch.get()?.upgrade()?)
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<Stretch>>) -> T) -> T {
+        change(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn enter(&self, span: &Id) {
+        let after = self.begun();
+        self.with(|threads| {
+            let stretches = threads.entry(own_thread()).or_default();
+            if stretches.len() >= MOST_STRETCHES {
+                stretches.remove(0);
+            }
+            stretches.push(Stretch {
+                span: span.clone(),
+                after,
+                until: None,
+                context: None,
+            });
+        });
+    }
+
+    fn exit(&self, span: &Id) {
+        let begun = self.begun();
+        // The span is alive, so that the thread that reads finds its context under the lock, too. Asked
+        // for outside of it: whoever builds a span may hold locks of its own.
+        let thread = own_thread();
+        let open = |it: &&mut Stretch| it.until.is_none() && it.span == *span;
+        let needed = self.with(|threads| {
+            let stretches = threads.get_mut(&thread)?;
+            let stretch = stretches.iter_mut().rev().find(open)?;
+            Some(stretch.after < begun && stretch.context.is_none())
+        });
+        let context = needed
+            .is_some_and(|needed| needed)
+            .then(|| self.context(span));
+        self.with(|threads| {
+            let Some(stretches) = threads.get_mut(&thread) else {
+                return;
+            };
+            if let Some(stretch) = stretches.iter_mut().rev().find(open) {
+                stretch.until = Some(begun);
+                stretch.context = stretch.context.take().or(context.flatten());
+            }
+            // Most spans issue nothing.
+            stretches.retain(|it| it.until.is_none_or(|until| it.after < until));
+        });
+    }
+
+    /// The innermost span that this thread was in when it began this record.
+    fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
+        self.with(|threads| {
+            let stretches = threads.get_mut(&thread)?.iter_mut().rev();
+            let inside =
+                |it: &Stretch| it.after < record_id && it.until.is_none_or(|it| record_id <= it);
+            let mut holding = stretches.filter(|it| inside(it));
+            let stretch = holding.next()?;
+            if stretch.context.is_none() && stretch.until.is_none() {
+                // It cannot be left, and so cannot end, before this lock is given back.
+                stretch.context = self.context(&stretch.span);
+            }
+            stretch.context.clone()
+        })
+    }
+
+    /// Lets go of what was left before this record was begun.
+    fn forget(&self, record_id: u64) {
+        self.with(|threads| {
+            threads.retain(|_, stretches| {
+                stretches.retain(|it| it.until.is_none_or(|until| until >= record_id));
+                !stretches.is_empty()
+            });
+        });
+    }
+}
+
+/// The calling thread's number, as the recorder writes it.
+fn own_thread() -> u32 {
+    thread_local! {
+        static NUMBER: u32 = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    }
+    NUMBER.with(|number| *number)
+}
+
+/// Notes which span each thread is in. It belongs beside (after) the layer of `tracing-opentelemetry`;
+/// spans that a filter keeps from either carry no collectives.
+pub struct ProgramSpansLayer {
+    notes: Arc<Notes>,
+}
+
+impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
+    fn on_register_dispatch(&self, dispatch: &Dispatch) {
+        // A layer is of one subscriber.
+        let _ = self.notes.dispatch.set(dispatch.downgrade());
+    }
+
+    fn on_enter(&self, id: &Id, _: layer::Context<'_, S>) {
+        self.notes.enter(id);
+    }
+
+    fn on_exit(&self, id: &Id, _: layer::Context<'_, S>) {
+        self.notes.exit(id);
+    }
+}
+
+/// Makes the spans of a program's collectives. When dropped, looks once more, and joins its thread.
+pub struct ProgramSpans {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ProgramSpans {
+    /// Makes the spans of what this recorder records, with this tracer, from now on. The layer is to be
+    /// added to the program's subscriber, after that of `tracing-opentelemetry`.
+    ///
+    /// # Errors
+    ///
+    /// If its thread, `rcomm/program-spans`, cannot be started.
+    pub fn start<T>(
+        recorder: Arc<FlightRecorder>,
+        tracer: T,
+    ) -> std::io::Result<(Self, ProgramSpansLayer)>
+    where
+        T: Tracer + Send + 'static,
+    {
+        let notes = Arc::new(Notes {
+            recorder,
+            dispatch: OnceLock::new(),
+            threads: Mutex::default(),
+        });
+        let layer = ProgramSpansLayer {
+            notes: notes.clone(),
+        };
+        let (stop, stopped) = channel();
+        let mut maker = Maker {
+            notes,
+            tracer,
+            read: Read::default(),
+            messages: Counted::default(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("rcomm/program-spans".into())
+            .spawn(move || maker.run(&stopped))?;
+        let spans = Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        };
+        Ok((spans, layer))
+    }
+}
+
+impl Drop for ProgramSpans {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so on its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that makes spans.
+struct Maker<T> {
+    notes: Arc<Notes>,
+    tracer: T,
+    read: Read,
+    messages: Counted,
+}
+
+impl<T: Tracer> Maker<T> {
+    fn run(&mut self, stopped: &Receiver<()>) {
+        loop {
+            let told = stopped.recv_timeout(ROUND);
+            self.round();
+            if told != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    fn round(&mut self) {
+        if self.read.is_settled_up_to(self.notes.begun()) {
+            return;
+        }
+        // The notes are newer than this: whoever was in a span when it issued what is seen here has
+        // noted that.
+        let dump = self.notes.recorder.snapshot();
+        let rank = dump.identity.rank.unwrap_or_default();
+        self.messages.take(rank, &dump);
+        let mut ended = Vec::new();
+        self.read.look(&dump, |entry| ended.push(entry));
+        for entry in ended {
+            let parent = thread_of(&dump, entry)
+                .and_then(|thread| self.notes.parent(thread, entry.record_id));
+            if let Some(parent) = parent {
+                let message = self.messages.of(entry.record_id);
+                self.make(&Operation::new(rank, &dump, entry, message), &parent);
+            }
+        }
+        self.notes.forget(self.read.oldest_wanted());
+    }
+
+    fn make(&self, operation: &Operation<'_>, parent: &Context) {
+        let at = |ns: i64| -> SystemTime {
+            UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0))
+        };
+        let attributes = operation.facts().into_iter().map(|(key, fact)| match fact {
+            Fact::Text(text) => KeyValue::new(key, text),
+            Fact::Number(number) => {
+                let number = i64::try_from(number).unwrap_or(i64::MAX);
+                KeyValue::new(key, Value::I64(number))
+            }
+        });
+        let job = &operation.dump.identity.job;
+        let link = operation.shared(job).map(|shared| {
+            let record_id = operation.entry.record_id;
+            Link::with_context(SpanContext::new(
+                TraceId::from_bytes(shared.trace_id()),
+                SpanId::from_bytes(shared.span_id(operation.rank, record_id)),
+                TraceFlags::SAMPLED,
+                true,
+                TraceState::NONE,
+            ))
+        });
+        let builder = self
+            .tracer
+            .span_builder(operation.name())
+            .with_kind(SpanKind::Internal)
+            .with_start_time(at(operation.began_ns()))
+            .with_attributes(attributes)
+            .with_links(link.into_iter().collect());
+        let mut span = self.tracer.build_with_context(builder, parent);
+        if let Some(error) = operation.error() {
+            span.set_status(Status::error(error));
+        }
+        span.end_with_timestamp(at(operation.ended_ns()));
+    }
+}
+
+/// The number of the thread that issued an operation.
+fn thread_of(dump: &Dump, entry: &Entry) -> Option<u32> {
+    dump.threads.get(entry.thread? as usize)?.id.parse().ok()
+}

@@ -1,5 +1,6 @@
 """Decodes OTLP requests with OpenTelemetry's own classes: a folder of bodies in, one JSON object out."""
 
+import gzip
 import json
 import pathlib
 import sys
@@ -19,7 +20,9 @@ REQUESTS = {
 def read(signal):
     for path in sorted(pathlib.Path(sys.argv[1]).glob(f"{signal}.*")):
         request = REQUESTS[signal]()
-        request.ParseFromString(path.read_bytes())
+        body = path.read_bytes()
+        # A collector between may have packed it.
+        request.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
         if request.FindInitializationErrors():
             sys.exit(f"{path} is not whole")
         yield MessageToDict(request)

@@ -48,11 +48,6 @@ fn malformed_and_outsized_requests_are_refused_and_the_server_lives_on() {
             head("http://evil.example/api/v1/report", ""),
             &[421],
         ),
-        (
-            "two framings",
-            head("/", "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n"),
-            &[400],
-        ),
         ("a bad length", head("/", "Content-Length: -1\r\n"), &[400]),
         (
             "two lengths",

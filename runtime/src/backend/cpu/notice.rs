@@ -127,7 +127,8 @@ impl std::fmt::Display for Notice {
             write!(f, " ({reduce})")?;
         }
         if self.part.1 > 1 {
-            write!(f, ", buffer {} of {}", self.part.0 + 1, self.part.1)?;
+            let nth = u64::from(self.part.0) + 1;
+            write!(f, ", buffer {nth} of {}", self.part.1)?;
         }
         if !matches!(self.op, OpType::Barrier | OpType::MonitoredBarrier) {
             write!(f, " of {} {}", self.count.max(self.own), self.dtype)?;
@@ -273,6 +274,20 @@ mod tests {
         }
         let own = Notice { own: 3, ..notice };
         assert_eq!(own.signature(), notice.signature());
+    }
+
+    #[test]
+    fn whatever_part_a_rank_names_can_be_said() {
+        let last = Notice {
+            part: (u32::MAX, 2),
+            ..all_reduce(8)
+        };
+        let found = compare(&[all_reduce(8), last, all_reduce(8)]).unwrap_err();
+        assert!(
+            found.message.contains("buffer 4294967296 of 2"),
+            "{}",
+            found.message
+        );
     }
 
     proptest! {

@@ -36,6 +36,8 @@ struct Clique {
     sends: HashMap<Ends, VecDeque<(u64, Vec<u8>)>>,
     /// By sender and receiver: number of the request, and the length that is wanted.
     receives: HashMap<Ends, VecDeque<(u64, u64)>>,
+    /// By the number of the split or shrink: what each rank brought.
+    derivations: HashMap<u64, Brought>,
     failed: bool,
 }
 
@@ -47,7 +49,9 @@ struct Member {
 
 #[derive(Default)]
 struct State {
+    /// By key; 0 is that of the unique id itself.
     cliques: HashMap<u64, Clique>,
+    last_key: u64,
 }
 
 /// The address of an abstract socket: nothing to clean up.
@@ -169,6 +173,13 @@ impl State {
             Ask::Leave => {
                 clique.members.remove(&rank);
             }
+            Ask::Split | Ask::Shrink => {
+                let brought = clique.derivations.entry(request.seq).or_default();
+                brought.insert(rank, (request, payload));
+                if let Some(all) = clique.complete_derivation(request.seq) {
+                    clique.derive(&all, &mut self.last_key);
+                }
+            }
             _ => {
                 let brought = clique.collectives.entry(request.seq).or_default();
                 brought.insert(rank, (request, payload));
@@ -241,6 +252,53 @@ impl Clique {
         if payload.len() as u64 == length {
             self.answer(from, send, Vec::new());
             self.answer(to, receive, payload);
+        }
+    }
+
+    /// What was brought to a split or shrink, once all that are to take part have come.
+    fn complete_derivation(&mut self, seq: u64) -> Option<Brought> {
+        let brought = self.derivations.get(&seq)?;
+        let mut excluded = Vec::new();
+        for (request, payload) in brought.values() {
+            if request.ask == Ask::Shrink {
+                let ranks = payload.chunks_exact(4);
+                let ranks = ranks.map(|it| i32::from_le_bytes(it.try_into().expect("four bytes")));
+                excluded = ranks
+                    .filter_map(|rank| usize::try_from(rank).ok())
+                    .collect();
+            }
+        }
+        let awaited = (0..self.size).filter(|rank| !excluded.contains(rank));
+        let is_complete = awaited.clone().all(|rank| brought.contains_key(&rank));
+        if is_complete {
+            self.derivations.remove(&seq)
+        } else {
+            None
+        }
+    }
+
+    /// Tells each rank its place: ranks of one color in order of key, then of rank. Of a shrink all
+    /// colors and keys are 0, so that the ranks close up.
+    fn derive(&self, all: &Brought, last_key: &mut u64) {
+        let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
+        for (&rank, (request, _)) in all {
+            colors
+                .entry(request.rank)
+                .or_default()
+                .push((request.op, rank));
+        }
+        for (color, mut members) in colors {
+            members.sort_unstable();
+            *last_key += 1;
+            for (place, (_, rank)) in members.iter().enumerate() {
+                let mut payload = Vec::new();
+                if color >= 0 {
+                    payload.extend((place as u32).to_le_bytes());
+                    payload.extend((members.len() as u32).to_le_bytes());
+                    payload.extend(last_key.to_le_bytes());
+                }
+                self.answer(*rank, all[rank].0.id, payload);
+            }
         }
     }
 

@@ -8,6 +8,9 @@
 //! NCCL leaves a thing undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
+//! `ncclCommSplit`, `ncclCommShrink` and `ncclCommRevoke` are there; windows and one-sided operations are
+//! not. A handle that is used after its end stops the process.
+//!
 //! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
 
 #![allow(
@@ -17,7 +20,9 @@
     reason = "what is exported is described in nccl.h and cuda.h"
 )]
 
+mod capture;
 mod cuda;
+mod handles;
 mod hub;
 mod nccl;
 mod number;

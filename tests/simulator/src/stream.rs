@@ -1,11 +1,13 @@
 //! Streams and events: a queue of work with a thread, and flags that work sets.
 //!
-//! Follows the CUDA programming guide: work on one stream runs in order of enqueueing; an event is
-//! complete when everything enqueued before its last record is; a wait on an event holds up only what
-//! is enqueued on that stream afterwards, and refers to the record that was newest when it was called.
+//! Follows the CUDA programming guide ("Streams", "Events"): work on one stream runs in order of
+//! enqueueing; an event is complete when everything enqueued before its last record is; a wait on an event
+//! holds up only what is enqueued on that stream afterwards, and refers to the record that was newest when
+//! it was called. What capturing changes is in `capture`.
 
+use crate::capture::{Capture, Member, Seen};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -16,29 +18,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a capture has gathered, in order of issue: an order that every stream in it allows.
-pub(crate) struct Capture {
-    pub(crate) id: u64,
-    pub(crate) work: Mutex<Vec<Work>>,
-}
-
-impl Capture {
-    fn new() -> Arc<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Arc::new(Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            work: Mutex::default(),
-        })
-    }
-}
-
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
     /// Enqueued and not finished.
     pending: usize,
     closed: bool,
-    capture: Option<Arc<Capture>>,
+    capture: Option<Member>,
 }
 
 /// One stream.
@@ -46,14 +32,17 @@ struct Queue {
 pub struct Stream {
     /// The device of its context, from 1; 0 for the default stream, which is every context's.
     pub(crate) device: i32,
+    /// What it was made with.
+    pub(crate) priority: c_int,
     queue: Mutex<Queue>,
     moved: Condvar,
 }
 
 impl Stream {
-    pub(crate) fn new(device: i32) -> Arc<Self> {
+    pub(crate) fn new(device: i32, priority: c_int) -> Arc<Self> {
         let stream = Arc::new(Self {
             device,
+            priority,
             ..Self::default()
         });
         let worker = Arc::clone(&stream);
@@ -67,12 +56,19 @@ impl Stream {
         stream
     }
 
+    /// What tells it from all others.
+    pub(crate) fn key(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     fn work(&self) {
         let mut queue = lock(&self.queue);
         loop {
             if let Some(work) = queue.work.pop_front() {
                 drop(queue);
                 work();
+                // What it holds goes before somebody is told that it has ended.
+                drop(work);
                 queue = lock(&self.queue);
                 queue.pending -= 1;
                 self.moved.notify_all();
@@ -90,8 +86,8 @@ impl Stream {
     /// Enqueues, or adds to the graph that the stream is being captured into.
     pub(crate) fn push(&self, work: Work) {
         let mut queue = lock(&self.queue);
-        if let Some(capture) = &queue.capture {
-            lock(&capture.work).push(work);
+        if let Some(member) = &mut queue.capture {
+            member.push(self.key(), work);
             return;
         }
         queue.work.push_back(work);
@@ -109,31 +105,46 @@ impl Stream {
         }
     }
 
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.queue).pending == 0
+    }
+
     pub(crate) fn close(&self) {
         lock(&self.queue).closed = true;
         self.moved.notify_all();
     }
 
-    pub(crate) fn begin_capture(&self) -> bool {
-        let mut queue = lock(&self.queue);
-        if queue.capture.is_some() {
-            return false;
-        }
-        queue.capture = Some(Capture::new());
-        true
-    }
-
-    pub(crate) fn end_capture(&self) -> Option<Arc<Capture>> {
-        lock(&self.queue).capture.take()
-    }
-
+    /// The capture that it belongs to.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        lock(&self.queue).capture.clone()
+        let queue = lock(&self.queue);
+        queue.capture.as_ref().map(|member| member.capture.clone())
     }
 
-    /// A wait on an event that was recorded in a capture draws this stream into it.
-    pub(crate) fn join_capture(&self, capture: &Arc<Capture>) {
-        lock(&self.queue).capture = Some(Arc::clone(capture));
+    /// What it has seen of its capture.
+    pub(crate) fn seen(&self) -> Option<(Arc<Capture>, Seen)> {
+        let queue = lock(&self.queue);
+        let member = queue.capture.as_ref()?;
+        Some((member.capture.clone(), member.seen.clone()))
+    }
+
+    /// Makes it part of a capture, or adds to what it has seen of it.
+    pub(crate) fn join(self: &Arc<Self>, capture: &Arc<Capture>, seen: &Seen) {
+        let mut queue = lock(&self.queue);
+        let member = queue.capture.get_or_insert_with(|| {
+            capture.admit(self);
+            Member {
+                capture: capture.clone(),
+                seen: Seen::new(),
+            }
+        });
+        for (&stream, &count) in seen {
+            let known = member.seen.entry(stream).or_default();
+            *known = (*known).max(count);
+        }
+    }
+
+    pub(crate) fn leave_capture(&self) {
+        lock(&self.queue).capture = None;
     }
 }
 
@@ -142,7 +153,8 @@ struct Marks {
     recorded: u64,
     completed: u64,
     at: Option<Instant>,
-    capture: Option<Arc<Capture>>,
+    /// The newest record was made in a capture.
+    captured: Option<(Arc<Capture>, Seen)>,
 }
 
 /// One event.
@@ -161,10 +173,15 @@ impl Event {
         })
     }
 
+    /// In a capture, a record is a place in the graph and nothing that happens.
     pub(crate) fn record(self: &Arc<Self>, stream: &Stream) {
+        let captured = stream.seen();
         let number = {
             let mut marks = lock(&self.marks);
-            marks.capture = stream.capture();
+            marks.captured = captured;
+            if marks.captured.is_some() {
+                return;
+            }
             marks.recorded += 1;
             marks.recorded
         };
@@ -177,17 +194,19 @@ impl Event {
         }));
     }
 
+    /// The capture that its newest record belongs to, with what the stream had seen by then.
+    pub(crate) fn captured(&self) -> Option<(Arc<Capture>, Seen)> {
+        lock(&self.marks).captured.clone()
+    }
+
+    /// Whether it was ever recorded outside a capture.
+    pub(crate) fn was_recorded(&self) -> bool {
+        lock(&self.marks).recorded > 0
+    }
+
     /// Holds `stream` up until the newest record is complete.
     pub(crate) fn hold(self: &Arc<Self>, stream: &Stream) {
-        let (number, capture) = {
-            let marks = lock(&self.marks);
-            (marks.recorded, marks.capture.clone())
-        };
-        if let Some(capture) = capture {
-            // Within one graph the order of issue already is the order of running.
-            stream.join_capture(&capture);
-            return;
-        }
+        let number = lock(&self.marks).recorded;
         let event = Arc::clone(self);
         stream.push(Arc::new(move || event.wait_for(number)));
     }
@@ -197,6 +216,11 @@ impl Event {
         while marks.completed < number {
             marks = self.set.wait(marks).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    pub(crate) fn synchronize(&self) {
+        let number = lock(&self.marks).recorded;
+        self.wait_for(number);
     }
 
     /// An event that was never recorded counts as complete (`cuEventQuery`).

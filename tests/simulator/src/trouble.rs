@@ -5,12 +5,17 @@
 //! | `version=22105` | what `ncclGetVersion` says |
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
 //! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
+//! | `launch_error_after=3` | the fourth operation is refused by the driver |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
-//! | `no_memory_after=2` | the third `cuMemAlloc` and later ones fail |
+//! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
+//! | `abort_hangs=1` | `ncclCommAbort` never returns |
+//! | `query_hangs_after=3` | the fourth `cuEventQuery` never returns |
+//! | `no_memory_after=2` | the third allocation of device memory and later ones fail |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 struct Orders {
     pairs: Vec<(String, u64)>,
@@ -45,16 +50,20 @@ pub(crate) enum Fate {
     Runs,
     Hangs,
     EndsCommunicator,
+    IsNotLaunched,
 }
 
 /// Counts one operation of this process and says what becomes of it.
 pub(crate) fn next_operation() -> Fate {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    if order("hang_after").is_some_and(|after| number >= after) {
+    let is_due = |key: &str| order(key).is_some_and(|after| number >= after);
+    if is_due("hang_after") {
         Fate::Hangs
-    } else if order("async_error_after").is_some_and(|after| number >= after) {
+    } else if is_due("async_error_after") {
         Fate::EndsCommunicator
+    } else if is_due("launch_error_after") {
+        Fate::IsNotLaunched
     } else {
         Fate::Runs
     }
@@ -65,4 +74,33 @@ pub(crate) fn next_allocation_fits() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     order("no_memory_after").is_none_or(|after| number < after)
+}
+
+/// Ends the process if that was ordered.
+pub(crate) fn die_in_init() {
+    if order("die_in_init").is_some() {
+        std::process::abort();
+    }
+}
+
+/// Does not come back if that was ordered.
+pub(crate) fn hang_in_abort() {
+    if order("abort_hangs").is_some() {
+        hang();
+    }
+}
+
+/// Counts one look at an event, and does not come back if that was ordered.
+pub(crate) fn hang_in_query() {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    if order("query_hangs_after").is_some_and(|after| number >= after) {
+        hang();
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3_600));
+    }
 }

@@ -17,10 +17,12 @@ pub(crate) enum Ask {
     Send = 7,
     Recv = 8,
     Leave = 9,
+    Split = 10,
+    Shrink = 11,
 }
 
 impl Ask {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Join,
         Self::AllReduce,
         Self::Reduce,
@@ -31,6 +33,8 @@ impl Ask {
         Self::Send,
         Self::Recv,
         Self::Leave,
+        Self::Split,
+        Self::Shrink,
     ];
 }
 
@@ -42,11 +46,11 @@ pub(crate) struct Request {
     pub(crate) id: u64,
     /// The how many-th collective of the communicator; the clique's key where a rank joins.
     pub(crate) seq: u64,
-    /// Root or peer; the own rank where a rank joins.
+    /// Root or peer; the own rank where a rank joins; the color of a split.
     pub(crate) rank: i32,
     /// `ncclDataType_t`; the device where a rank joins.
     pub(crate) data_type: i32,
-    /// `ncclRedOp_t`; the number of ranks where a rank joins.
+    /// `ncclRedOp_t`; the number of ranks where a rank joins; the key of a split.
     pub(crate) op: i32,
     pub(crate) factor: f64,
     /// Bytes that the caller wants back, for a receive.

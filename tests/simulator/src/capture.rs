@@ -1,0 +1,156 @@
+//! Capturing streams into graphs, with the rules that a careless caller breaks.
+//!
+//! Follows "Creating a Graph Using Stream Capture" and "Prohibited and Unhandled Operations" of the CUDA
+//! programming guide, and `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and
+//! `cuEventQuery` of the driver's manual: a wait on an event of a capture draws a stream into it; all
+//! streams must have been joined to the first again when the capture ends; an event of a capture cannot be
+//! asked; and while a capture of mode "global" is under way, calls that may wait or allocate are refused on
+//! every thread that has not relaxed its own mode, and spoil the capture.
+
+use crate::stream::{Event, Stream, Work, lock};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+pub(crate) const UNSUPPORTED: c_int = 900;
+pub(crate) const INVALIDATED: c_int = 901;
+pub(crate) const MERGE: c_int = 902;
+pub(crate) const UNMATCHED: c_int = 903;
+pub(crate) const UNJOINED: c_int = 904;
+pub(crate) const ISOLATION: c_int = 905;
+pub(crate) const CAPTURED_EVENT: c_int = 907;
+
+const GLOBAL: c_int = 0;
+const RELAXED: c_int = 2;
+
+/// How much of each stream of a capture lies before a point in it.
+pub(crate) type Seen = BTreeMap<usize, u64>;
+
+/// A stream's part in a capture.
+pub(crate) struct Member {
+    pub(crate) capture: Arc<Capture>,
+    pub(crate) seen: Seen,
+}
+
+impl Member {
+    pub(crate) fn push(&mut self, stream: usize, work: Work) {
+        let mut state = lock(&self.capture.state);
+        state.work.push(work);
+        let issued = state.issued.entry(stream).or_default();
+        *issued += 1;
+        self.seen.insert(stream, *issued);
+    }
+}
+
+/// What a capture has gathered, in order of issue: an order that every stream in it allows.
+pub(crate) struct Capture {
+    pub(crate) id: u64,
+    mode: c_int,
+    origin: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    work: Vec<Work>,
+    issued: Seen,
+    streams: Vec<Weak<Stream>>,
+    spoilt: bool,
+}
+
+/// Captures under way.
+static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What `cuThreadExchangeStreamCaptureMode` left.
+    static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
+}
+
+/// The thread's mode from now on; returns the one before.
+pub(crate) fn exchange_mode(mode: c_int) -> c_int {
+    MODE.replace(mode)
+}
+
+/// Whether a call that may wait or allocate is allowed on this thread at this time.
+pub(crate) fn allows_unsafe_calls() -> bool {
+    if MODE.get() == RELAXED {
+        return true;
+    }
+    let active = lock(&ACTIVE);
+    let mut strict = active.iter().filter(|capture| capture.mode == GLOBAL);
+    let mut allowed = true;
+    for capture in &mut strict {
+        capture.spoil();
+        allowed = false;
+    }
+    allowed
+}
+
+impl Capture {
+    pub(crate) fn begin(stream: &Arc<Stream>, mode: c_int) -> bool {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if stream.capture().is_some() {
+            return false;
+        }
+        let capture = Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            mode,
+            origin: stream.key(),
+            state: Mutex::default(),
+        });
+        lock(&ACTIVE).push(capture.clone());
+        stream.join(&capture, &Seen::new());
+        true
+    }
+
+    /// Takes a stream in.
+    pub(crate) fn admit(&self, stream: &Arc<Stream>) {
+        lock(&self.state).streams.push(Arc::downgrade(stream));
+    }
+
+    pub(crate) fn spoil(&self) {
+        lock(&self.state).spoilt = true;
+    }
+
+    /// Ends the capture that began on this stream.
+    pub(crate) fn end(stream: &Stream) -> Result<Vec<Work>, c_int> {
+        let (capture, seen) = stream.seen().ok_or(crate::cuda::INVALID_VALUE)?;
+        if capture.origin != stream.key() {
+            return Err(UNMATCHED);
+        }
+        lock(&ACTIVE).retain(|other| other.id != capture.id);
+        let state = std::mem::take(&mut *lock(&capture.state));
+        for member in state.streams.iter().filter_map(Weak::upgrade) {
+            member.leave_capture();
+        }
+        let is_joined = |(stream, issued)| seen.get(stream).is_some_and(|seen| seen >= issued);
+        if state.spoilt {
+            Err(INVALIDATED)
+        } else if !state.issued.iter().all(is_joined) {
+            Err(UNJOINED)
+        } else {
+            Ok(state.work)
+        }
+    }
+}
+
+/// `cuStreamWaitEvent`.
+pub(crate) fn wait(stream: &Arc<Stream>, event: &Arc<Event>) -> c_int {
+    match (event.captured(), stream.capture()) {
+        (Some((theirs, _)), Some(own)) if theirs.id != own.id => MERGE,
+        (Some((capture, seen)), _) => {
+            stream.join(&capture, &seen);
+            0
+        }
+        (None, Some(own)) if event.was_recorded() => {
+            own.spoil();
+            ISOLATION
+        }
+        _ => {
+            event.hold(stream);
+            0
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Devices and contexts: primary contexts, stacked on each thread ("Context Management" in the driver's
+//! manual). A context is the number of its device, from 1.
+
+use super::{INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, SUCCESS, first_bad, put};
+use crate::trouble;
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+pub(crate) const DEVICES: c_int = 8;
+
+thread_local! {
+    /// Devices whose contexts were pushed, from 1: the last one is current.
+    static CONTEXTS: RefCell<Vec<c_int>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The device whose context is current, from 1; 0 = none.
+pub(crate) fn current() -> c_int {
+    CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(0))
+}
+
+/// The calling thread's device, as a communicator takes it; 0 where none is current.
+pub(crate) fn current_device() -> c_int {
+    (current() - 1).max(0)
+}
+
+/// The context of a device that is counted from 1.
+pub(crate) fn handle_of(device: c_int) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(device).unwrap_or(0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuInit(_flags: c_uint) -> c_int {
+    if trouble::order("no_device").is_some() {
+        NO_DEVICE
+    } else {
+        SUCCESS
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(count, DEVICES) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
+    if !(0..DEVICES).contains(&ordinal) {
+        return INVALID_DEVICE;
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { put(device, ordinal) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
+    let mut bytes = *b"rcomm-simulator\0";
+    bytes[15] = u8::try_from(device).unwrap_or(u8::MAX);
+    // SAFETY: the caller's pointer.
+    unsafe { put(uuid, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
+    context: *mut *mut c_void,
+    device: c_int,
+) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(context, handle_of(device + 1)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> c_int {
+    let device = c_int::try_from(context.addr()).unwrap_or(0);
+    CONTEXTS.with_borrow_mut(|contexts| contexts.push(device));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> c_int {
+    let Some(device) = CONTEXTS.with_borrow_mut(Vec::pop) else {
+        return INVALID_CONTEXT;
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put(context, handle_of(device)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
+    least: *mut c_int,
+    greatest: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's pointers.
+    unsafe { first_bad(&[put(least, 0), put(greatest, -5)]) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
+    let device = c_int::try_from(context.addr()).unwrap_or(0);
+    // Replaces the top of the stack, as the manual says; an empty stack gets one.
+    CONTEXTS.with_borrow_mut(|contexts| {
+        contexts.pop();
+        if device != 0 {
+            contexts.push(device);
+        }
+    });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(context, handle_of(current())) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
+    if current() == 0 {
+        return INVALID_CONTEXT;
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { put(device, current_device()) }
+}
+
+/// Every attribute is 0: no memory pools, no features.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(
+    value: *mut c_int,
+    _attribute: c_int,
+    _device: c_int,
+) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(value, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(
+    name: *mut c_char,
+    length: c_int,
+    _device: c_int,
+) -> c_int {
+    const NAME: &[u8] = b"rcomm simulator\0";
+    if usize::try_from(length).unwrap_or(0) < NAME.len() {
+        return super::INVALID_VALUE;
+    }
+    // SAFETY: the caller's array of at least that length.
+    unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, NAME.len()) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(version, 13_000) }
+}

@@ -1,0 +1,108 @@
+//! Events ("Event Management" in the driver's manual).
+
+use super::context::current;
+use super::stream::stream_of;
+use super::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, SUCCESS, check_capture, put};
+use crate::capture::CAPTURED_EVENT;
+use crate::handles::Handles;
+use crate::stream::Event;
+use crate::trouble;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+static EVENTS: Handles<Event> = Handles::new("event");
+
+pub(crate) fn event_of(handle: *mut c_void) -> Option<Arc<Event>> {
+    EVENTS.get(handle)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
+    if current() == 0 {
+        return INVALID_CONTEXT;
+    }
+    // Flag 2 is CU_EVENT_DISABLE_TIMING.
+    let event = Event::new(flags & 2 == 0);
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, EVENTS.insert(event)) }
+}
+
+/// Work that still refers to the event goes on, as the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventDestroy_v2(handle: *mut c_void) -> c_int {
+    match EVENTS.remove(handle) {
+        None => INVALID_HANDLE,
+        Some(_) => SUCCESS,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventRecord(handle: *mut c_void, stream: *mut c_void) -> c_int {
+    let Some(event) = event_of(handle) else {
+        return INVALID_HANDLE;
+    };
+    event.record(&stream_of(stream));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventQuery(handle: *mut c_void) -> c_int {
+    trouble::hang_in_query();
+    let Some(event) = event_of(handle) else {
+        return INVALID_HANDLE;
+    };
+    if let Some((capture, _)) = event.captured() {
+        capture.spoil();
+        return CAPTURED_EVENT;
+    }
+    if check_capture() != SUCCESS {
+        return check_capture();
+    }
+    if event.is_complete() {
+        SUCCESS
+    } else {
+        NOT_READY
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventSynchronize(handle: *mut c_void) -> c_int {
+    let Some(event) = event_of(handle) else {
+        return INVALID_HANDLE;
+    };
+    if event.captured().is_some() {
+        return CAPTURED_EVENT;
+    }
+    if check_capture() != SUCCESS {
+        return check_capture();
+    }
+    event.synchronize();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventElapsedTime(
+    milliseconds: *mut f32,
+    from: *mut c_void,
+    to: *mut c_void,
+) -> c_int {
+    let (Some(from), Some(to)) = (event_of(from), event_of(to)) else {
+        return INVALID_HANDLE;
+    };
+    if !from.timed || !to.timed {
+        return INVALID_HANDLE;
+    }
+    if !from.is_complete() || !to.is_complete() {
+        return NOT_READY;
+    }
+    let (Some(from), Some(to)) = (from.at(), to.at()) else {
+        return INVALID_HANDLE;
+    };
+    // SAFETY: the caller's pointer.
+    unsafe {
+        put(
+            milliseconds,
+            to.saturating_duration_since(from).as_secs_f32() * 1e3,
+        )
+    }
+}

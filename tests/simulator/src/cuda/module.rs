@@ -1,0 +1,116 @@
+//! Kernels: of a PTX text, the entries whose names are known here are executed by code of this file.
+//! Nothing reads the PTX itself ("Module Management", "Execution Control" in the driver's manual).
+
+use super::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, SUCCESS, put, stream_of};
+use crate::handles::Handles;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+/// The names of the entries of a PTX text.
+struct Module {
+    entries: Vec<String>,
+}
+
+/// A kernel, by the width of the elements that it looks at, in bytes.
+struct Function {
+    width: usize,
+}
+
+static MODULES: Handles<Module> = Handles::new("module");
+static FUNCTIONS: Handles<Function> = Handles::new("function");
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> c_int {
+    if image.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: PTX is text with a NUL at its end, by the caller's contract.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    if !text.contains(".version") || !text.contains(".target") {
+        return INVALID_PTX;
+    }
+    let entries = text
+        .split(".entry ")
+        .skip(1)
+        .filter_map(|rest| rest.split(['(', ' ', '\n']).next())
+        .map(str::to_owned);
+    let entries = entries.collect();
+    // SAFETY: the caller's pointer.
+    unsafe { put(module, MODULES.insert(Arc::new(Module { entries }))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> c_int {
+    MODULES.remove(module).map_or(INVALID_VALUE, |_| SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> c_int {
+    let Some(module) = MODULES.get(module) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: a name with a NUL at its end, by the caller's contract.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    if !module.entries.iter().any(|entry| *entry == name) {
+        return NOT_FOUND;
+    }
+    let width = match &*name {
+        "rcomm_find_nan_8" => 1,
+        "rcomm_find_nan_16" => 2,
+        "rcomm_find_nan_32" => 4,
+        "rcomm_find_nan_64" => 8,
+        _ => return NOT_FOUND,
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put(function, FUNCTIONS.insert(Arc::new(Function { width }))) }
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "as cuda.h has it")]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *mut c_void,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    _shared: c_uint,
+    stream: *mut c_void,
+    parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> c_int {
+    let sides = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
+    if sides.contains(&0) || parameters.is_null() {
+        return INVALID_VALUE;
+    }
+    let Some(function) = FUNCTIONS.get(function) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: the kernels known here take five parameters of eight bytes each, read before this returns:
+    // address, length, mask, limit, address of the result.
+    let [at, len, mask, limit, found] =
+        std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() });
+    stream_of(stream).push(Arc::new(move || {
+        let width = function.width;
+        let is_nan = |nth: u64| {
+            let mut bits = [0; 8];
+            let from = at as usize + nth as usize * width;
+            // SAFETY: the caller vouches for the elements until the work is done; host memory here.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bits.as_mut_ptr(), width) };
+            u64::from_le_bytes(bits) & mask > limit
+        };
+        if let Some(first) = (0..len).find(|&nth| is_nan(nth)) {
+            // SAFETY: as above; the result is eight bytes.
+            unsafe {
+                let found = found as *mut u64;
+                found.write_unaligned(found.read_unaligned().min(first));
+            }
+        }
+    }));
+    SUCCESS
+}

@@ -1,0 +1,153 @@
+//! Streams ("Stream Management" in the driver's manual).
+
+use super::context::{current, handle_of};
+use super::event::event_of;
+use super::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, SUCCESS, check_capture, first_bad, put};
+use crate::capture;
+use crate::handles::Handles;
+use crate::stream::Stream;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, OnceLock};
+
+static STREAMS: Handles<Stream> = Handles::new("stream");
+
+/// The stream behind a handle; null is the default stream.
+pub(crate) fn stream_of(handle: *mut c_void) -> Arc<Stream> {
+    static DEFAULT: OnceLock<Arc<Stream>> = OnceLock::new();
+    let stream = STREAMS.get(handle);
+    stream.unwrap_or_else(|| Arc::clone(DEFAULT.get_or_init(|| Stream::new(0, 0))))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(
+    out: *mut *mut c_void,
+    _flags: c_uint,
+    priority: c_int,
+) -> c_int {
+    if current() == 0 {
+        return INVALID_CONTEXT;
+    }
+    // "clamped to the nearest value in the range" of cuCtxGetStreamPriorityRange.
+    let stream = Stream::new(current(), priority.clamp(-5, 0));
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, STREAMS.insert(stream)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { cuStreamCreateWithPriority(out, flags, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetPriority(handle: *mut c_void, priority: *mut c_int) -> c_int {
+    // SAFETY: the caller's pointer.
+    unsafe { put(priority, stream_of(handle).priority) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> c_int {
+    match STREAMS.remove(handle) {
+        None => INVALID_HANDLE,
+        Some(stream) => {
+            stream.close();
+            SUCCESS
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
+    let stream = stream_of(handle);
+    if let Some(capture) = stream.capture() {
+        capture.spoil();
+        return capture::UNSUPPORTED;
+    }
+    if check_capture() != SUCCESS {
+        return check_capture();
+    }
+    stream.synchronize();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> c_int {
+    let stream = stream_of(handle);
+    if let Some(capture) = stream.capture() {
+        capture.spoil();
+        return capture::UNSUPPORTED;
+    }
+    if stream.is_idle() { SUCCESS } else { NOT_READY }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWaitEvent(
+    handle: *mut c_void,
+    event: *mut c_void,
+    _flags: c_uint,
+) -> c_int {
+    match event_of(event) {
+        None => INVALID_HANDLE,
+        Some(event) => capture::wait(&stream_of(handle), &event),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(handle: *mut c_void, context: *mut *mut c_void) -> c_int {
+    // The default stream is that of whichever context is current.
+    let device = if handle.is_null() {
+        current()
+    } else {
+        stream_of(handle).device
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put(context, handle_of(device)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+    handle: *mut c_void,
+    status: *mut c_int,
+    id: *mut u64,
+    graph: *mut *mut c_void,
+    dependencies: *mut *const c_void,
+    count: *mut usize,
+) -> c_int {
+    let capture = stream_of(handle).capture();
+    // SAFETY: the caller's pointers; all but the first may be null.
+    unsafe {
+        put(id, capture.as_ref().map_or(0, |capture| capture.id));
+        put(graph, std::ptr::null_mut());
+        put(dependencies, std::ptr::null());
+        put(count, 0);
+        put(status, c_int::from(capture.is_some()))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    // SAFETY: null or the caller's pointer to an int.
+    let Some(mode) = (unsafe { mode.as_mut() }) else {
+        return super::INVALID_VALUE;
+    };
+    *mode = capture::exchange_mode(*mode);
+    SUCCESS
+}
+
+/// A function of the program's that runs as work of a stream. It may call nothing of CUDA's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchHostFunc(
+    handle: *mut c_void,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> c_int {
+    let Some(function) = function else {
+        return first_bad(&[super::INVALID_VALUE]);
+    };
+    let data = data.expose_provenance();
+    stream_of(handle).push(Arc::new(move || {
+        // SAFETY: the caller vouches for function and data until the work is done.
+        unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
+    }));
+    SUCCESS
+}

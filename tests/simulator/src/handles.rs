@@ -1,0 +1,61 @@
+//! Handles as C callers see them: numbers in a table, so that one that is used after its end is found out
+//! at once. The real libraries would read freed memory.
+
+use crate::stream::lock;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+/// All live handles of one kind.
+pub(crate) struct Handles<T> {
+    what: &'static str,
+    table: Mutex<Table<T>>,
+}
+
+struct Table<T> {
+    last: usize,
+    live: BTreeMap<usize, Arc<T>>,
+}
+
+impl<T> Handles<T> {
+    pub(crate) const fn new(what: &'static str) -> Self {
+        let live = BTreeMap::new();
+        Self {
+            what,
+            table: Mutex::new(Table { last: 0, live }),
+        }
+    }
+
+    pub(crate) fn insert(&self, value: Arc<T>) -> *mut c_void {
+        let mut table = lock(&self.table);
+        table.last += 1;
+        // Like an address, and never one.
+        let handle = table.last << 4 | 1;
+        table.live.insert(handle, value);
+        std::ptr::without_provenance_mut(handle)
+    }
+
+    /// `None` for null. Ends the process for a handle that is not live: the caller is broken.
+    pub(crate) fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
+        if handle.is_null() {
+            return None;
+        }
+        let found = lock(&self.table).live.get(&handle.addr()).cloned();
+        Some(found.unwrap_or_else(|| self.refuse(handle)))
+    }
+
+    /// As [`get`](Self::get); the handle is not live afterwards.
+    pub(crate) fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
+        if handle.is_null() {
+            return None;
+        }
+        let found = lock(&self.table).live.remove(&handle.addr());
+        Some(found.unwrap_or_else(|| self.refuse(handle)))
+    }
+
+    #[allow(clippy::print_stderr, reason = "the last words of a broken program")]
+    fn refuse(&self, handle: *mut c_void) -> ! {
+        eprintln!("simulator: {handle:p} is no live {}", self.what);
+        std::process::abort()
+    }
+}

@@ -1,0 +1,249 @@
+//! One rank's end of a communicator: its connection to the hub, and its state.
+
+use super::{IN_PROGRESS, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, fail};
+use crate::handles::Handles;
+use crate::hub;
+use crate::stream::lock;
+use crate::trouble;
+use crate::wire::{Ask, FAILED, Reply, Request};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+static COMMS: Handles<Comm> = Handles::new("communicator");
+
+/// The communicator behind a handle; `None` for null.
+pub(super) fn comm_of(handle: *mut c_void) -> Option<Arc<Comm>> {
+    COMMS.get(handle)
+}
+
+/// Makes a handle.
+pub(super) fn admit(comm: &Arc<Comm>) -> *mut c_void {
+    COMMS.insert(Arc::clone(comm))
+}
+
+/// Ends a handle.
+pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
+    COMMS.remove(handle)
+}
+
+/// Who waits for an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitsFor {
+    /// A kernel, which ends when the communicator is stopped.
+    Device,
+    /// A call of the host's.
+    Bootstrap,
+}
+
+#[derive(Default)]
+struct Replies {
+    arrived: HashMap<u64, Reply>,
+    lost: bool,
+}
+
+/// One rank's end of a communicator.
+pub(super) struct Comm {
+    pub(super) hub: Vec<u8>,
+    pub(super) rank: c_int,
+    pub(super) size: c_int,
+    pub(super) device: c_int,
+    /// As its configuration has it ("blocking", nccl.h); children inherit it.
+    pub(super) is_blocking: bool,
+    writer: Mutex<Option<UnixStream>>,
+    replies: Mutex<Replies>,
+    arrived: Condvar,
+    /// What `ncclCommGetAsyncError` says.
+    pub(super) state: AtomicI32,
+    /// Nothing on the device goes on.
+    pub(super) stopped: AtomicBool,
+    /// Only management calls are taken.
+    pub(super) revoked: AtomicBool,
+    pub(super) aborted: AtomicBool,
+    /// Nothing is expected of the others any more.
+    pub(super) finalized: AtomicBool,
+    pub(super) collectives: AtomicU64,
+    /// Splits and shrinks.
+    pub(super) derivations: AtomicU64,
+    ids: AtomicU64,
+    pub(super) pending: AtomicUsize,
+    pub(super) factors: Mutex<Vec<f64>>,
+}
+
+impl Comm {
+    pub(super) fn new(
+        hub: &[u8],
+        rank: c_int,
+        size: c_int,
+        device: c_int,
+        is_blocking: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            hub: hub.to_vec(),
+            rank,
+            size,
+            device,
+            is_blocking,
+            writer: Mutex::new(None),
+            replies: Mutex::default(),
+            arrived: Condvar::new(),
+            state: AtomicI32::new(IN_PROGRESS),
+            stopped: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            collectives: AtomicU64::new(0),
+            derivations: AtomicU64::new(0),
+            ids: AtomicU64::new(0),
+            pending: AtomicUsize::new(0),
+            factors: Mutex::default(),
+        })
+    }
+
+    /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc).
+    pub(super) fn join(self: &Arc<Self>, key: u64) -> c_int {
+        if let Some(delay) = trouble::order("init_delay_ms") {
+            std::thread::sleep(Duration::from_millis(delay));
+        }
+        trouble::die_in_init();
+        let connected =
+            hub::address(&self.hub).and_then(|address| UnixStream::connect_addr(&address));
+        let halves = connected.and_then(|stream| Ok((stream.try_clone()?, stream)));
+        let (reader, writer) = match halves {
+            Ok(halves) => halves,
+            Err(error) => return self.settle(fail(SYSTEM_ERROR, &format!("bootstrap: {error}"))),
+        };
+        *lock(&self.writer) = Some(writer);
+        let comm = Arc::clone(self);
+        let listening = std::thread::Builder::new()
+            .name("sim/comm".into())
+            .spawn(move || comm.listen(reader));
+        if let Err(error) = listening {
+            return self.settle(fail(SYSTEM_ERROR, &format!("bootstrap: {error}")));
+        }
+        let mut request = Request::new(Ask::Join, self.next_id(), key);
+        request.rank = self.rank;
+        request.op = self.size;
+        request.data_type = self.device;
+        let status = match self.ask(&request, &[]) {
+            true => self
+                .answer(request.id, WaitsFor::Bootstrap)
+                .map_or_else(|status| status, |_| SUCCESS),
+            false => fail(REMOTE_ERROR, "the bootstrap root is gone"),
+        };
+        self.settle(status)
+    }
+
+    pub(super) fn settle(&self, status: c_int) -> c_int {
+        self.state.store(status, Ordering::Release);
+        status
+    }
+
+    fn listen(&self, mut from: UnixStream) {
+        loop {
+            let reply = Reply::receive(&mut from);
+            let mut replies = lock(&self.replies);
+            match reply {
+                Ok(reply) if reply.id == FAILED => {
+                    self.end(reply.status, &String::from_utf8_lossy(&reply.payload));
+                }
+                Ok(reply) => {
+                    replies.arrived.insert(reply.id, reply);
+                }
+                Err(_) => {
+                    replies.lost = true;
+                    if !self.aborted.load(Ordering::Acquire) {
+                        self.end(REMOTE_ERROR, "the connection to the other ranks broke");
+                    }
+                }
+            }
+            let lost = replies.lost;
+            drop(replies);
+            self.arrived.notify_all();
+            if lost {
+                return;
+            }
+        }
+    }
+
+    /// An asynchronous error: seen by `ncclCommGetAsyncError`, and kernels do not end by themselves.
+    pub(super) fn end(&self, status: c_int, text: &str) {
+        if self.finalized.load(Ordering::Acquire) {
+            return;
+        }
+        // An error before it is one too, and came first.
+        let _ = self.state.compare_exchange(
+            SUCCESS,
+            fail(status, text),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+    }
+
+    pub(super) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn ask(&self, request: &Request, payload: &[u8]) -> bool {
+        lock(&self.writer)
+            .as_mut()
+            .is_some_and(|writer| request.send(writer, payload).is_ok())
+    }
+
+    /// Waits for an answer: until it comes, or the communicator is aborted.
+    pub(super) fn answer(&self, id: u64, waits_for: WaitsFor) -> Result<Vec<u8>, c_int> {
+        let mut replies = lock(&self.replies);
+        loop {
+            if let Some(reply) = replies.arrived.remove(&id) {
+                if reply.status != SUCCESS {
+                    return Err(fail(reply.status, &String::from_utf8_lossy(&reply.payload)));
+                }
+                return Ok(reply.payload);
+            }
+            if self.aborted.load(Ordering::Acquire) {
+                return Err(REMOTE_ERROR);
+            }
+            if waits_for == WaitsFor::Device && self.stopped.load(Ordering::Acquire) {
+                return Err(REMOTE_ERROR);
+            }
+            if replies.lost && self.state.load(Ordering::Acquire) == IN_PROGRESS {
+                return Err(fail(REMOTE_ERROR, "the bootstrap root is gone"));
+            }
+            replies = self
+                .arrived
+                .wait(replies)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends what is on the device, and takes no more (`setCommAbortFlags`, init.cc: kernels look at the
+    /// flag while they wait for a peer).
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let _replies = lock(&self.replies);
+        self.arrived.notify_all();
+    }
+
+    pub(super) fn abort(&self) {
+        self.stop();
+        self.aborted.store(true, Ordering::Release);
+        if let Some(writer) = lock(&self.writer).take() {
+            let _ = writer.shutdown(std::net::Shutdown::Both);
+        }
+        let _replies = lock(&self.replies);
+        self.arrived.notify_all();
+    }
+
+    pub(super) fn hang(&self) {
+        let mut replies = lock(&self.replies);
+        while !self.stopped.load(Ordering::Acquire) {
+            replies = self
+                .arrived
+                .wait(replies)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

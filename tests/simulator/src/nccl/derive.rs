@@ -1,0 +1,152 @@
+//! Communicators made from others: split and shrink.
+//!
+//! As in init.cc (`ncclCommSplit`, `ncclCommShrink`, `ncclCommInitChildComm`): "*newcomm should be
+//! NCCL_COMM_NULL until comm split fully complete", and the parent is in progress meanwhile.
+
+use super::comm::{Comm, WaitsFor, admit, comm_of};
+use super::lifecycle::{ConfigHead, is_blocking, run_or_spawn};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, fail, no_comm};
+use crate::wire::{Ask, Request};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const NO_COLOR: c_int = -1;
+const SHRINK_ABORT: c_int = 1;
+
+/// Where the new handle is to be written: the caller keeps the place until the parent is no longer in
+/// progress.
+struct Place(*mut *mut c_void);
+
+// SAFETY: the caller vouches for the place until the call's work is done, on whichever thread.
+unsafe impl Send for Place {}
+
+impl Place {
+    /// By value, so that a closure takes the whole of it.
+    fn fill(self, handle: *mut c_void) {
+        // SAFETY: as above.
+        unsafe { *self.0 = handle };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    handle: *mut c_void,
+    color: c_int,
+    key: c_int,
+    out: *mut *mut c_void,
+    config: *mut ConfigHead,
+) -> c_int {
+    let Some(parent) = comm_of(handle) else {
+        return no_comm();
+    };
+    if color < NO_COLOR {
+        return fail(INVALID_ARGUMENT, &format!("invalid color {color}"));
+    }
+    let mut request = Request::new(Ask::Split, 0, 0);
+    request.rank = color;
+    request.op = key;
+    // SAFETY: as the caller of this function.
+    unsafe { derive(&parent, request, Vec::new(), out, config) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommShrink(
+    handle: *mut c_void,
+    excluded: *mut c_int,
+    count: c_int,
+    out: *mut *mut c_void,
+    config: *mut ConfigHead,
+    flags: c_int,
+) -> c_int {
+    let Some(parent) = comm_of(handle) else {
+        return no_comm();
+    };
+    let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) else {
+        return fail(INVALID_ARGUMENT, "excludeRanksCount must be greater than 0");
+    };
+    // SAFETY: the caller's list of that many.
+    let excluded = unsafe { std::slice::from_raw_parts(excluded, count) };
+    if excluded.contains(&parent.rank) {
+        return fail(INVALID_ARGUMENT, "the calling rank is in excludeRanksList");
+    }
+    if flags & SHRINK_ABORT != 0 {
+        parent.stop();
+        while parent.pending.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // The flag is put back before the bootstrap, and an error of before does not count.
+        parent.stopped.store(false, Ordering::Release);
+        parent.state.store(SUCCESS, Ordering::Release);
+    }
+    let payload = excluded.iter().flat_map(|rank| rank.to_le_bytes());
+    let request = Request::new(Ask::Shrink, 0, 0);
+    // SAFETY: as the caller of this function.
+    unsafe { derive(&parent, request, payload.collect(), out, config) }
+}
+
+/// # Safety
+/// `out` stays valid until the parent is no longer in progress; `config` is null or a configuration.
+unsafe fn derive(
+    parent: &Arc<Comm>,
+    request: Request,
+    payload: Vec<u8>,
+    out: *mut *mut c_void,
+    config: *const ConfigHead,
+) -> c_int {
+    // SAFETY: the caller's configuration; without one the child is as its parent.
+    let is_blocking = match unsafe { is_blocking(config, parent.is_blocking) } {
+        Ok(is_blocking) => is_blocking,
+        Err(status) => return status,
+    };
+    let before = parent.state.load(Ordering::Acquire);
+    if before != SUCCESS {
+        return fail(before, "the parent communicator is not ready");
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { *out = std::ptr::null_mut() };
+    let place = Place(out);
+    parent.state.store(IN_PROGRESS, Ordering::Release);
+    let parent = Arc::clone(parent);
+    run_or_spawn(parent.is_blocking, move || {
+        let status = match ask(&parent, request, &payload) {
+            Ok(None) => SUCCESS,
+            Ok(Some((rank, size, key))) => {
+                let child = Comm::new(&parent.hub, rank, size, parent.device, is_blocking);
+                let status = child.join(key);
+                if status == SUCCESS {
+                    place.fill(admit(&child));
+                }
+                status
+            }
+            Err(status) => status,
+        };
+        parent.settle(status)
+    })
+}
+
+/// Rank, size and key of the new communicator; `None` for a rank that gets none.
+fn ask(
+    parent: &Comm,
+    mut request: Request,
+    payload: &[u8],
+) -> Result<Option<(c_int, c_int, u64)>, c_int> {
+    request.id = parent.next_id();
+    request.seq = parent.derivations.fetch_add(1, Ordering::AcqRel);
+    if !parent.ask(&request, payload) {
+        return Err(fail(
+            REMOTE_ERROR,
+            "the connection to the other ranks broke",
+        ));
+    }
+    let place = parent.answer(request.id, WaitsFor::Bootstrap)?;
+    let int = |at: usize| {
+        let bytes = place.get(at..at + 4)?;
+        Some(c_int::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let key = place.get(8..16).and_then(|bytes| bytes.try_into().ok());
+    Ok(match (int(0), int(4), key) {
+        (Some(rank), Some(size), Some(key)) => Some((rank, size, u64::from_le_bytes(key))),
+        _ => None,
+    })
+}

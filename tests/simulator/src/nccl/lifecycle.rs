@@ -1,0 +1,218 @@
+//! Communicators from their beginning to their end, other than by derivation.
+
+use super::comm::{Comm, admit, comm_of, dismiss};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS, SYSTEM_ERROR, fail, no_comm};
+use crate::cuda;
+use crate::hub;
+use crate::trouble;
+use crate::wire::{Ask, Request};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// `ncclUniqueId`: the name of the hub's socket.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct UniqueId {
+    internal: [u8; 128],
+}
+
+impl UniqueId {
+    fn name(&self) -> &[u8] {
+        let end = self
+            .internal
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(self.internal.len());
+        &self.internal[..end]
+    }
+}
+
+/// The head of `ncclConfig_t`.
+#[repr(C)]
+pub struct ConfigHead {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+}
+
+/// Whether a configuration asks for blocking calls, which is the default ("blocking", nccl.h);
+/// `default` where there is none.
+///
+/// # Safety
+/// `config` is null or points to an `ncclConfig_t`.
+pub(super) unsafe fn is_blocking(config: *const ConfigHead, default: bool) -> Result<bool, c_int> {
+    // SAFETY: the caller vouches for it.
+    let Some(head) = (unsafe { config.as_ref() }) else {
+        return Ok(default);
+    };
+    // init.cc, parseCommConfig.
+    if head.magic != 0xcafe_beef || head.size < size_of::<ConfigHead>() || head.version == 0 {
+        let text = "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER";
+        return Err(fail(INVALID_ARGUMENT, text));
+    }
+    match head.blocking {
+        0 => Ok(false),
+        1 => Ok(true),
+        c_int::MIN => Ok(default),
+        other => {
+            let text = format!("Invalid config blocking attribute value {other}");
+            Err(fail(INVALID_ARGUMENT, &text))
+        }
+    }
+}
+
+/// Runs a call's work here, or in the background for a communicator that does not block.
+pub(super) fn run_or_spawn(
+    is_blocking: bool,
+    work: impl FnOnce() -> c_int + Send + 'static,
+) -> c_int {
+    if is_blocking {
+        return work();
+    }
+    let thread = std::thread::Builder::new().name("sim/async".into());
+    match thread.spawn(work) {
+        Ok(_) => IN_PROGRESS,
+        Err(_) => fail(SYSTEM_ERROR, "no thread"),
+    }
+}
+
+/// Starts a hub in this process (`bootstrapGetUniqueId`, bootstrap.cc).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nanos = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("rcomm-sim-{}-{nanos:x}-{number}", std::process::id());
+    if let Err(error) = hub::start(name.as_bytes()) {
+        return fail(SYSTEM_ERROR, &format!("bootstrap: {error}"));
+    }
+    let mut internal = [0; 128];
+    internal[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *id = UniqueId { internal } };
+    SUCCESS
+}
+
+/// The handle is there at once, ready or not (`ncclCommInitRankDev`, init.cc).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    out: *mut *mut c_void,
+    ranks: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: *mut ConfigHead,
+) -> c_int {
+    if ranks < 1 || rank < 0 || rank >= ranks {
+        let text = format!("Invalid rank requested : {rank}/{ranks}");
+        return fail(INVALID_ARGUMENT, &text);
+    }
+    // SAFETY: the caller's configuration.
+    let is_blocking = match unsafe { is_blocking(config, true) } {
+        Ok(is_blocking) => is_blocking,
+        Err(status) => return status,
+    };
+    let comm = Comm::new(id.name(), rank, ranks, cuda::current_device(), is_blocking);
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *out = admit(&comm) };
+    run_or_spawn(is_blocking, move || comm.join(0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    out: *mut *mut c_void,
+    ranks: c_int,
+    rank: c_int,
+    count: c_int,
+    ids: *mut UniqueId,
+    config: *mut ConfigHead,
+) -> c_int {
+    if count < 1 || count > ranks {
+        // init.cc, ncclCommInitRankScalable.
+        let text =
+            format!("improper usage of ncclCommInitRankScalable: nId = {count}, nranks={ranks}");
+        return fail(INVALID_ARGUMENT, &text);
+    }
+    // SAFETY: the caller passes `count` ids; the first one's hub serves all, which no rank can tell.
+    let first = unsafe { *ids };
+    // SAFETY: as the caller of this function.
+    unsafe { ncclCommInitRankConfig(out, ranks, first, rank, config) }
+}
+
+/// "Flushes all issued communications, and marks communicator state as ncclInProgress" (nccl.h).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    if comm.revoked.load(Ordering::Acquire) {
+        // "Calling ncclCommFinalize after revoke is invalid" (nccl.h).
+        return fail(super::INVALID_USAGE, "the communicator was revoked");
+    }
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let is_blocking = comm.is_blocking;
+    run_or_spawn(is_blocking, move || {
+        while comm.pending.load(Ordering::Acquire) > 0 && !comm.aborted.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        comm.finalized.store(true, Ordering::Release);
+        comm.settle(SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
+    // "comm is NULL: nothing to do" (init.cc).
+    let Some(comm) = dismiss(handle) else {
+        return SUCCESS;
+    };
+    // Whoever is finalized goes without harm to the others.
+    comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
+    comm.abort();
+    SUCCESS
+}
+
+/// Kernels that wait for peers see the flag and end; then everything is freed (init.cc, ncclCommAbort).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
+    trouble::hang_in_abort();
+    if let Some(comm) = dismiss(handle) {
+        comm.abort();
+    }
+    SUCCESS
+}
+
+/// "Stops all in-flight operations"; "management operations can proceed safely" afterwards (nccl.h).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    if flags != 0 {
+        return fail(INVALID_ARGUMENT, "revokeFlags must be NCCL_REVOKE_DEFAULT");
+    }
+    comm.revoked.store(true, Ordering::Release);
+    comm.stop();
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let is_blocking = comm.is_blocking;
+    run_or_spawn(is_blocking, move || {
+        while comm.pending.load(Ordering::Acquire) > 0 && !comm.aborted.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        comm.settle(SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, state: *mut c_int) -> c_int {
+    let Some(comm): Option<Arc<Comm>> = comm_of(handle) else {
+        return no_comm();
+    };
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *state = comm.state.load(Ordering::Acquire) };
+    SUCCESS
+}

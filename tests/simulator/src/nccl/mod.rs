@@ -1,0 +1,72 @@
+//! The symbols of `libnccl.so.2`. Contracts are those of `nccl.h` 2.30.7; what the header leaves open
+//! follows NCCL's sources (file and function are named where it matters) and its user guide.
+
+mod comm;
+mod derive;
+mod group;
+mod lifecycle;
+mod memory;
+mod operation;
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Mutex;
+
+use crate::stream::lock;
+use crate::trouble;
+
+pub(crate) const SUCCESS: c_int = 0;
+const UNHANDLED_CUDA_ERROR: c_int = 1;
+const SYSTEM_ERROR: c_int = 2;
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
+const REMOTE_ERROR: c_int = 6;
+const IN_PROGRESS: c_int = 7;
+
+static LAST_ERROR: Mutex<Option<CString>> = Mutex::new(None);
+
+/// Notes the text that `ncclGetLastError` returns (`ncclDebugLog` keeps the last WARN, debug.cc).
+fn fail(status: c_int, text: &str) -> c_int {
+    *lock(&LAST_ERROR) = CString::new(text.replace('\0', " ")).ok();
+    status
+}
+
+fn no_comm() -> c_int {
+    // argcheck.cc, CommCheck.
+    fail(INVALID_ARGUMENT, "comm argument is NULL")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
+    let code = trouble::order("version")
+        .and_then(|code| c_int::try_from(code).ok())
+        .unwrap_or(23_007);
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *version = code };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
+    // init.cc, ncclGetErrorString.
+    let text = match status {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error - please report this issue to the NCCL developers",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetLastError(_comm: *mut c_void) -> *const c_char {
+    // Leaked: the real library's text lives until the next error, in any thread. It ignores the
+    // communicator (init.cc, ncclGetLastError).
+    lock(&LAST_ERROR)
+        .clone()
+        .map_or(c"".as_ptr(), |text| text.into_raw().cast_const())
+}

@@ -1,0 +1,333 @@
+//! Collectives, sends and receives: what `nccl.h` calls them, and their arguments checked as in
+//! argcheck.cc and enqueue.cc (`ncclEnqueueCheck`).
+
+use super::comm::{Comm, comm_of};
+use super::group::{Item, Launch, enqueue, read};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, fail, no_comm};
+use crate::cuda;
+use crate::number::size_of_type;
+use crate::stream::lock;
+use crate::wire::{Ask, Request};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// First value of a reduction that was made at run time (`ncclNumOps`).
+const FIRST_USER_OP: c_int = 5;
+
+/// One call.
+struct Call {
+    ask: Ask,
+    send: *const c_void,
+    receive: *mut c_void,
+    /// Elements of the input; 0 where this rank brings none.
+    input: usize,
+    /// What all inputs have, for the hub's comparison, in elements.
+    length: usize,
+    data_type: c_int,
+    op: c_int,
+    rank: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+}
+
+impl Call {
+    /// Of which all ranks bring `count` elements.
+    fn new(
+        ask: Ask,
+        (send, receive): (*const c_void, *mut c_void),
+        (count, data_type): (usize, c_int),
+        (comm, stream): (*mut c_void, *mut c_void),
+    ) -> Self {
+        Self {
+            ask,
+            send,
+            receive,
+            input: count,
+            length: count,
+            data_type,
+            op: 0,
+            rank: 0,
+            comm,
+            stream,
+        }
+    }
+
+    fn enqueue(&self) -> c_int {
+        let Some(comm) = comm_of(self.comm) else {
+            return no_comm();
+        };
+        let state = comm.state.load(Ordering::Acquire);
+        if state != SUCCESS {
+            // ncclCommEnsureReady, init.cc.
+            let text =
+                "Attempt to use communicator before the previous operation returned ncclSuccess";
+            let status = if state == IN_PROGRESS {
+                INVALID_ARGUMENT
+            } else {
+                state
+            };
+            return fail(status, text);
+        }
+        if comm.revoked.load(Ordering::Acquire) {
+            return fail(INVALID_USAGE, "the communicator was revoked");
+        }
+        let Some(size) = size_of_type(self.data_type) else {
+            return fail(
+                INVALID_ARGUMENT,
+                &format!("invalid type {}", self.data_type),
+            );
+        };
+        if self.rank < 0 || self.rank >= comm.size {
+            let text = format!("invalid root or peer {} of {}", self.rank, comm.size);
+            return fail(INVALID_ARGUMENT, &text);
+        }
+        let Some(factor) = self.factor(&comm) else {
+            let text = format!("invalid reduction operation {}", self.op);
+            return fail(INVALID_ARGUMENT, &text);
+        };
+        let mut request = Request::new(self.ask, 0, 0);
+        request.rank = self.rank;
+        request.data_type = self.data_type;
+        request.op = if self.op >= FIRST_USER_OP { 0 } else { self.op };
+        request.factor = factor;
+        request.length = (self.length * size) as u64;
+        let input = (self.input > 0).then_some((self.send as usize, self.input * size));
+        enqueue(Launch {
+            comm,
+            stream: cuda::stream_of(self.stream),
+            item: Item {
+                request,
+                input,
+                output: self.receive as usize,
+            },
+        })
+    }
+
+    fn factor(&self, comm: &Comm) -> Option<f64> {
+        if self.op < FIRST_USER_OP {
+            return Some(1.0);
+        }
+        let at = usize::try_from(self.op - FIRST_USER_OP).ok()?;
+        lock(&comm.factors).get(at).copied()
+    }
+}
+
+fn ranks_of(comm: *mut c_void) -> usize {
+    comm_of(comm).map_or(1, |comm| usize::try_from(comm.size).unwrap_or(1))
+}
+
+fn is_rank(comm: *mut c_void, rank: c_int) -> bool {
+    comm_of(comm).is_some_and(|comm: Arc<Comm>| comm.rank == rank)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
+    op: *mut c_int,
+    scalar: *mut c_void,
+    data_type: c_int,
+    _residence: c_int,
+    handle: *mut c_void,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    let Some(size) = size_of_type(data_type) else {
+        return fail(INVALID_ARGUMENT, "invalid type");
+    };
+    let bytes = read(scalar as usize, size);
+    let factor = match (data_type, bytes.as_slice()) {
+        (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
+        (9, &[a, b]) => rcomm::bf16::from_le_bytes([a, b]).to_f64(),
+        (7, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
+        (8, bytes) => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
+        _ => return fail(INVALID_ARGUMENT, "PreMulSum wants a floating point type"),
+    };
+    let mut factors = lock(&comm.factors);
+    factors.push(factor);
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *op = FIRST_USER_OP + c_int::try_from(factors.len() - 1).unwrap_or(c_int::MAX) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, _handle: *mut c_void) -> c_int {
+    if op < FIRST_USER_OP {
+        fail(INVALID_ARGUMENT, "a built-in reduction cannot be destroyed")
+    } else {
+        SUCCESS
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllReduce(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    op: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call {
+        op,
+        ..Call::new(
+            Ask::AllReduce,
+            (send, receive),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclReduce(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    op: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call {
+        op,
+        rank: root,
+        ..Call::new(
+            Ask::Reduce,
+            (send, receive),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBroadcast(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let input = if is_rank(comm, root) { count } else { 0 };
+    Call {
+        input,
+        rank: root,
+        ..Call::new(
+            Ask::Broadcast,
+            (send, receive),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllGather(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call::new(
+        Ask::AllGather,
+        (send, receive),
+        (count, data_type),
+        (comm, stream),
+    )
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclReduceScatter(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    op: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let all = count * ranks_of(comm);
+    Call {
+        op,
+        ..Call::new(
+            Ask::ReduceScatter,
+            (send, receive),
+            (all, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAlltoAll(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let all = count * ranks_of(comm);
+    Call::new(
+        Ask::AllToAll,
+        (send, receive),
+        (all, data_type),
+        (comm, stream),
+    )
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSend(
+    send: *const c_void,
+    count: usize,
+    data_type: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call {
+        rank: peer,
+        ..Call::new(
+            Ask::Send,
+            (send, std::ptr::null_mut()),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRecv(
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call {
+        input: 0,
+        rank: peer,
+        ..Call::new(
+            Ask::Recv,
+            (std::ptr::null(), receive),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}

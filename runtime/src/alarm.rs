@@ -521,7 +521,7 @@ pub(crate) mod tests {
             attempt: 0,
             root: store.clone(),
             watch: Arc::new(Watch::default()),
-            dumps: Arc::new(Dumps::new(recorder.clone(), writer)),
+            dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
             recorder,
             status_wait: Duration::from_secs(1),
             interval,

@@ -5,6 +5,7 @@
 
 use crate::config::DumpFormat;
 use crate::error::{Error, ErrorKind, Result};
+use crate::watchdog::Watch;
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use rcomm_recorder::record::FlightRecorder;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,7 @@ impl DumpWriter for FileDumpWriter {
 /// Makes this rank's dumps.
 pub(crate) struct Dumps {
     recorder: Arc<FlightRecorder>,
+    watch: Arc<Watch>,
     writer: Box<dyn DumpWriter>,
     /// When the last one was made because of a fault, and where it is.
     last: Mutex<Option<(Instant, String)>>,
@@ -80,9 +82,14 @@ impl Dumps {
     /// several threads.
     const ONE_FAULT: Duration = Duration::from_secs(10);
 
-    pub(crate) fn new(recorder: Arc<FlightRecorder>, writer: Box<dyn DumpWriter>) -> Self {
+    pub(crate) fn new(
+        recorder: Arc<FlightRecorder>,
+        watch: Arc<Watch>,
+        writer: Box<dyn DumpWriter>,
+    ) -> Self {
         Self {
             recorder,
+            watch,
             writer,
             last: Mutex::new(None),
         }
@@ -100,6 +107,13 @@ impl Dumps {
     pub(crate) fn try_make(&self, reason: &str) -> Result<String> {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
+        let states = &mut dump.nccl_comm_state;
+        for state in self.watch.groups().iter().flat_map(|it| it.comm_state()) {
+            // Two groups may know of one thing.
+            if states.iter().all(|(id, _)| *id != state.id) {
+                states.push((state.id, state.facts));
+            }
+        }
         self.writer.write(&dump)
     }
 
@@ -142,7 +156,7 @@ mod tests {
         };
         let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
         let writer = FileDumpWriter::new(dir, DumpFormat::Json);
-        Dumps::new(recorder, Box::new(writer))
+        Dumps::new(recorder, Arc::default(), Box::new(writer))
     }
 
     #[test]

@@ -120,6 +120,17 @@ impl WorldShared {
         self.make_group(name, ranks.to_vec(), options, origin)
     }
 
+    /// Takes part in a split of this group as a member of no part of it.
+    fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()> {
+        let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
+        let deadline = Deadline::In(self.config.init_timeout).started();
+        let mut factories = self.factories_of(spec)?.into_iter();
+        factories.try_for_each(|factory| match parent.backend(factory.name()) {
+            Some(backend) => backend.decline_split(deadline),
+            None => Ok(()),
+        })
+    }
+
     pub(crate) fn make_group(
         self: &Arc<Self>,
         name: String,
@@ -313,7 +324,9 @@ impl ProcessGroup {
         let own = [color.map_or(-1, i64::from), key];
         let mut all = vec![0i64; 2 * self.size() as usize];
         self.all_gather_single(&own, &mut all)?;
+        let world = self.group.world()?;
         let Some(color) = color else {
+            world.decline_split(&self.group, options)?;
             return Ok(None);
         };
         let mut members: Vec<(i64, u32)> = (0..self.size())
@@ -327,7 +340,6 @@ impl ProcessGroup {
             .filter_map(|&(_, group_rank)| self.global_rank(group_rank))
             .collect();
         let origin = Origin::Split(&self.group);
-        let world = self.group.world()?;
         world.new_group(&ranks, options, origin).map(Some)
     }
 
@@ -380,10 +392,11 @@ impl ProcessGroup {
             }
         }
         let own = self.ranks()[self.rank() as usize];
+        let world = self.group.world()?;
         let Some(list) = lists.iter().find(|list| list.contains(&own)) else {
+            world.decline_split(&self.group, options)?;
             return Ok(None);
         };
-        let world = self.group.world()?;
         let origin = Origin::Split(&self.group);
         world.new_group(list, options, origin).map(Some)
     }

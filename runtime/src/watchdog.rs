@@ -325,8 +325,22 @@ impl Rounds {
         let dumps = self.alarm.dump_for_fault(&error.to_string());
         let answers = self.alarm.answers(&episode);
         let error = error.with_more(&answers).with_more(&dumps);
+        let last_words = error.to_string();
         group.close(Some(voyage), error);
+        if group.ends_process() {
+            end_process(&last_words);
+        }
     }
+}
+
+/// As c10d's `TearDown` and `SkipCleanUp`: a launcher sees a rank that has died, and restarts the job.
+#[expect(
+    clippy::print_stderr,
+    reason = "a process that ends says why, log or no log"
+)]
+fn end_process(last_words: &str) -> ! {
+    eprintln!("rcomm ends the process, as it is configured to do after a failure: {last_words}");
+    std::process::abort()
 }
 
 fn fault_of(flight: &Flight, error: Error) -> Fault {

@@ -5,6 +5,7 @@
 //! the watchdog to record and announce, after it has made the dump: a dump shows what was pending, not
 //! what the clean-up made of it.
 
+use crate::backend::nccl::CudaStream;
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -339,6 +340,24 @@ impl<T> Work<T> {
     /// Waits for the end, or for this long; the operation goes on in either case.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
         self.flight.wait(Deadline::In(timeout))
+    }
+
+    /// Has a stream of the device wait for the end of the operation, and the host for nothing: what is
+    /// enqueued there from now on runs after it. While the stream is captured this is how the operation
+    /// becomes part of the graph's end, and the only way to wait for it.
+    ///
+    /// # Blocking
+    /// Until the operation is on the device: not at all once its communicator is there.
+    ///
+    /// # Errors
+    /// `Unsupported` if the operation runs on no stream; its own error if it failed before.
+    pub fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+        let flight = &self.flight;
+        let waited = match flight.pending.get() {
+            Some(pending) => pending.wait_stream(stream),
+            None => Err(gave_up()),
+        };
+        waited.map_err(|error| flight.group.explain(&flight.voyage, error))
     }
 
     /// Where it stands. Never waits.

@@ -149,7 +149,7 @@ impl WorldBuilder {
         let writer = self
             .dump_writer
             .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
-        let dumps = Arc::new(Dumps::new(recorder.clone(), writer));
+        let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
         let alarm = Alarm::new(AlarmParts {
             rank: place.rank,

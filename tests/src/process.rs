@@ -134,7 +134,12 @@ impl Job {
     pub fn dumps(&self) -> Vec<(PathBuf, Dump)> {
         let mut dumps = Vec::new();
         for run in list(&self.folder.path().join("dumps")) {
-            for path in list(&run) {
+            // One that is being written has a name with a dot in front.
+            let is_whole = |path: &PathBuf| {
+                let name = path.file_name();
+                name.is_some_and(|name| !name.to_string_lossy().starts_with('.'))
+            };
+            for path in list(&run).into_iter().filter(is_whole) {
                 let bytes = std::fs::read(&path).expect("a dump file");
                 let (dump, problems) = Dump::read(&bytes)
                     .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

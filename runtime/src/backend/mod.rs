@@ -148,6 +148,17 @@ pub trait Pending: Send + Sync {
     /// Waits until it has ended or the deadline has passed, and says where it stands then.
     fn wait(&self, deadline: Deadline) -> Progress;
 
+    /// Has a stream of a device wait for the end of the operation, and the host for nothing.
+    ///
+    /// # Errors
+    /// `Unsupported` if it does not run on a stream.
+    fn wait_stream(&self, stream: &nccl::CudaStream) -> Result<()> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the operation runs on no stream for which {stream:?} could wait"),
+        ))
+    }
+
     /// The operation with its buffers, once, after it has ended and the backend has provably let go
     /// of them. Until then, and for ever if that cannot be proved, `None`.
     fn reclaim(&self) -> Option<Op<'static>>;
@@ -240,6 +251,13 @@ pub trait Backend: Send + Sync {
         Err(self.refuse(OpType::Split.name()))
     }
 
+    /// Takes part in a split of this group as a member of none of its parts: a backend may need all
+    /// members for it. Does nothing unless [`split`](Self::split) is offered.
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        let _ = deadline;
+        Ok(())
+    }
+
     /// Makes a backend for the members that are left, from one that was aborted. All that are left
     /// call it.
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
@@ -277,6 +295,11 @@ pub trait Backend: Send + Sync {
         Err(self.refuse(OpType::NewWindow.name()))
     }
 
+    /// What it can say of its communicators, for a dump. Never waits.
+    fn comm_state(&self) -> Vec<CommState> {
+        Vec::new()
+    }
+
     /// The error for what this backend cannot do.
     fn refuse(&self, what: &str) -> Error {
         Error::new(
@@ -284,6 +307,15 @@ pub trait Backend: Send + Sync {
             format!("backend {} does not offer {what}", self.name()),
         )
     }
+}
+
+/// What a backend says of one of its communicators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommState {
+    /// What tells it from all others; the same on all its ranks.
+    pub id: String,
+    /// Names and values.
+    pub facts: Vec<(String, String)>,
 }
 
 /// Memory that a backend has prepared. Keeps its owner alive.

@@ -2,7 +2,8 @@
 
 use super::aside::Asides;
 use super::issue::Issue;
-use crate::backend::{AbortReason, Backend};
+use crate::backend::nccl::NcclBackend;
+use crate::backend::{AbortReason, Backend, CommState};
 use crate::buffer::DeviceKind;
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -102,6 +103,17 @@ impl Group {
     pub(crate) fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
         let lane = self.lanes.iter().find(|lane| lane.backend.name() == name);
         lane.map(|lane| &lane.backend)
+    }
+
+    /// What its backends say of their communicators.
+    pub(crate) fn comm_state(&self) -> impl Iterator<Item = CommState> {
+        self.lanes.iter().flat_map(|lane| lane.backend.comm_state())
+    }
+
+    /// Whether the process is to end after a failure.
+    pub(crate) fn ends_process(&self) -> bool {
+        let handling = self.config.nccl.error_handling;
+        handling.ends_process() && self.backend(NcclBackend::NAME).is_some()
     }
 
     pub(crate) fn wire_id(&self) -> u64 {

@@ -1,25 +1,27 @@
 //! [`NcclBackend`]: the operations of one group, and [`NcclFactory`], which makes it.
 
-use super::cuda::CudaDriver;
 use super::device::{CudaDevice, CudaStream, EventPool, EventTiming};
-use super::lane::{Lane, visit};
+use super::lane::{Ending, Lane, visit};
 use super::launch;
 use super::library::NcclLibrary;
-use super::options::{NcclOptions, Timing};
+use super::memory::DeviceBuffer;
+use super::options::{Connecting, NcclOptions};
 use super::pending::Ticket;
 use super::rally::{Meeting, Scope};
+use super::registry::Registry;
 use super::turns::{Turns, Wait};
 use crate::backend::{
-    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, Progress,
-    WorldContext,
+    AbortReason, Backend, BackendFactory, Call, CommState, Done, GroupContext, Observer, Pending,
+    Progress, Registration, WorldContext,
 };
 use crate::buffer::{Buffer, Device, DeviceKind};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::store::{PrefixStore, Store};
+use rcomm_recorder::model::DType;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +41,31 @@ pub(super) struct Shared {
     pub(super) aborted: OnceLock<Error>,
     /// Operations whose buffers the device never gave back.
     pub(super) leaked: AtomicU64,
+    /// How long a rank that gives up waits for the others to say what became of them.
+    pub(super) patience: Duration,
+}
+
+impl Shared {
+    /// For the lanes of another backend of the same world.
+    pub(super) fn sibling(&self) -> Arc<Self> {
+        Arc::new(Self {
+            library: self.library.clone(),
+            device: self.device.clone(),
+            options: self.options.clone(),
+            host: self.host.clone(),
+            marks: EventPool::new(&self.device, self.options.event_timing()),
+            joints: EventPool::new(&self.device, EventTiming::Untimed),
+            default_stream: self.default_stream.clone(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+            patience: self.patience,
+        })
+    }
+
+    /// Whether communicators were left to the library after a failure.
+    pub(super) fn is_forsaken(&self) -> bool {
+        self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
+    }
 }
 
 /// Makes the NCCL backends of a world's groups.
@@ -46,11 +73,8 @@ pub(super) struct Shared {
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub struct NcclFactory {
-    library: Arc<NcclLibrary>,
-    device: Arc<CudaDevice>,
-    options: Arc<NcclOptions>,
-    host: String,
-    patience: Duration,
+    /// What the lanes of each backend start from.
+    pattern: Arc<Shared>,
 }
 
 impl NcclFactory {
@@ -60,17 +84,8 @@ impl NcclFactory {
     /// `Backend` with everything that was tried, where driver or library is not there or not right;
     /// `InvalidArgument` if there is no such device.
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
-        let driver = Arc::new(CudaDriver::load(options.driver.as_deref())?);
+        let device = options.open_device(world.local_rank.unwrap_or(world.rank))?;
         let library = Arc::new(NcclLibrary::load(&options.search())?);
-        let device = match options.device {
-            Some(ordinal) => ordinal,
-            None => {
-                let count = driver.device_count()?.max(1);
-                let local = world.local_rank.unwrap_or(world.rank);
-                u16::try_from(local % count).unwrap_or(u16::MAX)
-            }
-        };
-        let device = CudaDevice::open(&driver, device)?;
         tracing::info!(
             rank = world.rank,
             nccl = %library.version(),
@@ -80,23 +95,31 @@ impl NcclFactory {
         );
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
-        Ok(Arc::new(Self {
+        let pattern = Shared {
+            marks: EventPool::new(&device, options.event_timing()),
+            joints: EventPool::new(&device, EventTiming::Untimed),
+            default_stream: CudaStream::default_of(&device),
             library,
             device,
             options: Arc::new(options),
             host: host.into_owned(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
             patience: world.config.status_wait,
+        };
+        Ok(Arc::new(Self {
+            pattern: Arc::new(pattern),
         }))
     }
 
     /// This rank's device: where streams and buffers for the backend are made.
     pub fn device(&self) -> &Arc<CudaDevice> {
-        &self.device
+        &self.pattern.device
     }
 
     /// The library in use.
     pub fn library(&self) -> &Arc<NcclLibrary> {
-        &self.library
+        &self.pattern.library
     }
 }
 
@@ -110,21 +133,7 @@ impl BackendFactory for NcclFactory {
     }
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        let timing = match self.options.timing {
-            Timing::On => EventTiming::Timed,
-            Timing::Off => EventTiming::Untimed,
-        };
-        let shared = Arc::new(Shared {
-            library: self.library.clone(),
-            device: self.device.clone(),
-            options: self.options.clone(),
-            host: self.host.clone(),
-            marks: EventPool::new(&self.device, timing),
-            joints: EventPool::new(&self.device, EventTiming::Untimed),
-            default_stream: CudaStream::default_of(&self.device),
-            aborted: OnceLock::new(),
-            leaked: AtomicU64::new(0),
-        });
+        let shared = self.pattern.sibling();
         let meeting = Meeting {
             scope: Scope::Group,
             store: Arc::new(PrefixStore::new("all", group.store.clone())),
@@ -133,22 +142,10 @@ impl BackendFactory for NcclFactory {
             name: group.info.name.clone(),
         };
         let main = Lane::begin(&shared, meeting)?;
-        main.join(deadline, self.patience)?;
-        tracing::debug!(
-            group = group.info.name,
-            device = ?shared.device,
-            stream = ?main.stream(),
-            comm = format_args!("{:016x}", main.hash().unwrap_or(0)),
-            "communicator made"
-        );
-        Ok(Arc::new(NcclBackend {
-            group,
-            main,
-            peers: Mutex::default(),
-            turns: Turns::default(),
-            abort: Mutex::new(None),
-            shared,
-        }))
+        if shared.options.connecting == Connecting::Eager {
+            main.join(deadline, shared.patience)?;
+        }
+        Ok(NcclBackend::over(group, shared, main))
     }
 }
 
@@ -158,18 +155,44 @@ impl BackendFactory for NcclFactory {
 /// receive goes through a communicator of its two ranks, made when they first meet, as in c10d; but each
 /// direction has its own, so that two ranks that both send first do not wait for each other.
 pub struct NcclBackend {
-    group: GroupContext,
-    shared: Arc<Shared>,
-    main: Arc<Lane>,
+    pub(super) group: GroupContext,
+    pub(super) shared: Arc<Shared>,
+    pub(super) main: Arc<Lane>,
     /// For lone messages, by sender and receiver as ranks of the group.
     peers: Mutex<BTreeMap<[u32; 2], Arc<Lane>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
+    /// How many times it was split.
+    pub(super) splits: AtomicU64,
+    registry: Registry,
 }
 
 impl NcclBackend {
     /// By which configurations ask for it.
     pub const NAME: &'static str = "nccl";
+    /// How long the library may take to abort before its thread is left to it.
+    const ABORT: Duration = Duration::from_secs(10);
+
+    /// The backend of a group whose communicator is there, or on its way.
+    pub(super) fn over(group: GroupContext, shared: Arc<Shared>, main: Arc<Lane>) -> Arc<Self> {
+        tracing::debug!(
+            group = group.info.name,
+            device = ?shared.device,
+            stream = ?main.stream(),
+            comm = main.hash().map(|hash| format!("{hash:016x}")),
+            "group made"
+        );
+        Arc::new(Self {
+            group,
+            main,
+            peers: Mutex::default(),
+            turns: Turns::default(),
+            abort: Mutex::new(None),
+            splits: AtomicU64::new(0),
+            registry: Registry::default(),
+            shared,
+        })
+    }
 
     fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<Lane>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -179,6 +202,26 @@ impl NcclBackend {
         let peers = self.peers();
         let lanes = std::iter::once(&self.main).chain(peers.values());
         lanes.cloned().collect()
+    }
+
+    /// Waits until an abort that was begun is over; says whether it is.
+    pub(super) fn wait_for_abort(&self, deadline: Deadline) -> bool {
+        let deadline = deadline.started();
+        let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
+        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if deadline.has_passed() {
+                // Inside the library: there is nothing that could end it.
+                tracing::error!("NCCL does not come back from an abort; its thread is left to it");
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(thread) = thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that aborts communicators panicked");
+        }
+        true
     }
 
     /// Refuses what this backend cannot do. Nothing is sent.
@@ -213,6 +256,21 @@ impl NcclBackend {
             return refuse("nothing keeps the memory alive until the device is done".to_owned());
         }
         Ok(())
+    }
+
+    /// Refuses to wait for what is only written down.
+    fn refuse_capture(&self, op: &Op<'_>) -> Result<()> {
+        match self.main.check_capture(op)? {
+            None => Ok(()),
+            Some(graph) => {
+                let message = format!(
+                    "its buffers' stream is being captured into graph {graph}, where nothing runs that \
+                     could be waited for: issue it (`..._async`) and call `wait_stream`"
+                );
+                let error = Error::new(ErrorKind::InvalidArgument, message);
+                Err(error.during(op.op_type()))
+            }
+        }
     }
 
     /// The lane that an operation goes through.
@@ -254,6 +312,8 @@ impl NcclBackend {
         let turn = turn?;
         self.check(&op)?;
         let lane = self.lane_of(&op)?;
+        lane.check_capture(&op)
+            .map_err(|error| error.during(op.op_type()))?;
         Ok((lane.submit(op, call.deadline), turn.wait))
     }
 }
@@ -286,6 +346,10 @@ impl Backend for NcclBackend {
                 return Err(error.during(op.op_type()));
             }
         };
+        if let Err(error) = self.refuse_capture(&held) {
+            self.turns.pass(call.turn);
+            return Err(error);
+        }
         let (ticket, wait) = self.submit(held, Call { deadline, ..call })?;
         if wait == Wait::Waited {
             observer.started();
@@ -312,8 +376,13 @@ impl Backend for NcclBackend {
         }
         self.turns.close();
         let lanes = self.lanes();
+        let handling = self.shared.options.error_handling;
+        if !handling.cleans_up() {
+            lanes.iter().for_each(|lane| lane.end(Ending::Forsaken));
+            return;
+        }
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
-        let spawned = thread.spawn(move || lanes.iter().for_each(|lane| lane.abort()));
+        let spawned = thread.spawn(move || lanes.iter().for_each(|lane| lane.end(Ending::Stopped)));
         match spawned {
             Ok(thread) => {
                 *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -323,6 +392,72 @@ impl Backend for NcclBackend {
                 "no thread to abort communicators on: they stay until the process ends"
             ),
         }
+        if handling.ends_process() {
+            // The process is about to end, and shall not leave kernels behind if that can be helped.
+            self.wait_for_abort(Deadline::In(Self::ABORT));
+        }
+    }
+
+    fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        match self.derive_by_split(Some(group), deadline)? {
+            Some(backend) => Ok(backend),
+            None => Err(Error::new(
+                ErrorKind::Backend,
+                "ncclCommSplit gave a member of the new group no communicator",
+            )),
+        }
+    }
+
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        match self.derive_by_split(None, deadline) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+            declined => declined.map(|_| ()),
+        }
+    }
+
+    fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        self.derive_by_shrink(group, deadline)
+    }
+
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        self.check_place(memory)?;
+        self.registry.register(&self.main, memory)
+    }
+
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        self.registry.deregister(&self.main, registration)
+    }
+
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        DeviceBuffer::from_library(&self.shared, self.main.stream(), dtype, len)?.buffer()
+    }
+
+    fn comm_state(&self) -> Vec<CommState> {
+        let group = &self.group.info.name;
+        let main = std::iter::once((group.clone(), self.main.clone()));
+        let peers = self.peers();
+        let peers = peers
+            .iter()
+            .map(|([from, to], lane)| (format!("{group}/{from}-{to}"), lane.clone()));
+        let state = |(name, lane): (String, Arc<Lane>)| {
+            let mut facts = vec![
+                ("group".to_owned(), name.clone()),
+                ("device".to_owned(), format!("{:?}", self.shared.device)),
+                ("device_uuid".to_owned(), self.shared.device.uuid()),
+                (
+                    "nccl_version".to_owned(),
+                    self.shared.library.version().to_string(),
+                ),
+            ];
+            facts.extend(lane.facts());
+            let leaked = self.shared.leaked.load(Ordering::Relaxed);
+            if leaked > 0 {
+                facts.push(("buffers_lost".to_owned(), leaked.to_string()));
+            }
+            let id = lane.hash().map_or(name, |hash| format!("{hash:#018x}"));
+            CommState { id, facts }
+        };
+        main.chain(peers).map(state).collect()
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
@@ -337,21 +472,6 @@ impl Backend for NcclBackend {
 
 impl Drop for NcclBackend {
     fn drop(&mut self) {
-        let thread = self.abort.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(thread) = thread.take() else {
-            return;
-        };
-        let deadline = Deadline::In(Duration::from_secs(10)).started();
-        while !thread.is_finished() {
-            if deadline.has_passed() {
-                // Inside the library: there is nothing that could end it.
-                tracing::error!("NCCL does not come back from an abort; its thread is left to it");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if thread.join().is_err() {
-            tracing::error!("the thread that aborts communicators panicked");
-        }
+        self.wait_for_abort(Deadline::In(Self::ABORT));
     }
 }

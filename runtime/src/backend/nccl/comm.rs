@@ -1,20 +1,35 @@
-//! A communicator as an owned value: begun, polled until it is ready, ended in the right order, aborted
-//! on drop.
+//! A communicator as an owned value: polled while the library is at work, ended in the right order,
+//! aborted on drop. How one is made is in `birth`.
 //!
-//! Every communicator is non-blocking (`blocking = 0`): a call that has to wait for peers returns
-//! `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline, so that nobody is stuck
-//! inside the library. Source of the states: "Creating a communicator with options" and "Error handling
-//! and communicator abort" in NCCL's user guide.
+//! Unless the options say otherwise a communicator is non-blocking (`blocking = 0`): a call that has to
+//! wait for peers returns `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline, so that
+//! nobody is stuck inside the library. Source of the states: "Creating a communicator with options" and
+//! "Error handling and communicator abort" in NCCL's user guide.
 
 use super::library::NcclLibrary;
-use super::sys::{self, NcclComm, NcclResult, UniqueId, result};
+use super::sys::{self, NcclComm, NcclResult, result};
 use crate::error::{Error, ErrorKind, Result};
-use std::ffi::{CString, c_int};
+use std::ffi::{CString, c_int, c_void};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Whether calls of the library's wait for peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Blocking {
+    /// They do not: they are asked until they are done, and a deadline or an abort ends that.
+    #[default]
+    No,
+    /// They do. Making a communicator still has its deadline; another call that waits for a peer that
+    /// never comes is stuck, and an abort with it.
+    Yes,
+}
 
 /// Options of one communicator; `None` leaves the library's own choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommOptions {
+    /// Whether calls wait for peers.
+    pub blocking: Blocking,
     /// Fewest thread blocks per kernel.
     pub min_ctas: Option<i32>,
     /// Most thread blocks per kernel.
@@ -25,17 +40,41 @@ pub struct CommOptions {
     pub traffic_class: Option<i32>,
     /// Network module (`Socket`, `IB`, ...).
     pub net_name: Option<String>,
+    /// Whether a group that is split off shares its parent's resources (2.18).
+    pub split_share: Option<bool>,
+    /// Whether what is left of a group shares its parent's resources (2.27).
+    pub shrink_share: Option<bool>,
+    /// Whether the network may reduce (2.27).
+    pub collnet: Option<bool>,
+    /// `NCCL_CTA_POLICY_*`: 0 default, 1 efficiency, 2 zero (2.27).
+    pub cta_policy: Option<i32>,
+    /// Thread blocks for NVLink SHARP (2.27).
+    pub nvls_ctas: Option<i32>,
+    /// Channels per network peer (2.28).
+    pub channels_per_net_peer: Option<i32>,
+    /// Whether scheduling is centred on NVLink (2.28).
+    pub nvlink_centric: Option<bool>,
 }
 
 /// The C form of the options, with the strings that it points to.
-struct RawConfig {
+pub(super) struct RawConfig {
     config: sys::Config,
     _strings: [Option<CString>; 2],
 }
 
+// SAFETY: the pointers inside are to the strings beside them, whose bytes stay where they are when this
+// moves, and nobody writes to them.
+unsafe impl Send for RawConfig {}
+
+impl AsMut<sys::Config> for RawConfig {
+    fn as_mut(&mut self) -> &mut sys::Config {
+        &mut self.config
+    }
+}
+
 impl CommOptions {
     /// `name` is what the library's logs and tools call the communicator (2.27).
-    fn to_raw(&self, name: &str) -> Result<RawConfig> {
+    pub(super) fn to_raw(&self, name: &str) -> Result<RawConfig> {
         let text = |what: &str, value: Option<&str>| {
             let value = value.map(CString::new).transpose();
             value.map_err(|_| {
@@ -48,7 +87,7 @@ impl CommOptions {
         let name = text("name", Some(name))?;
         let net = text("network module", self.net_name.as_deref())?;
         let mut config = sys::Config::new();
-        config.blocking = 0;
+        config.blocking = c_int::from(self.blocking == Blocking::Yes);
         let pointer = |string: &Option<CString>| {
             let string = string.as_ref();
             string.map_or(std::ptr::null(), |string| string.as_ptr())
@@ -64,6 +103,17 @@ impl CommOptions {
         set(&mut config.max_ctas, self.max_ctas);
         set(&mut config.cga_cluster_size, self.cga_cluster_size);
         set(&mut config.traffic_class, self.traffic_class);
+        set(&mut config.split_share, self.split_share.map(i32::from));
+        set(&mut config.shrink_share, self.shrink_share.map(i32::from));
+        set(&mut config.collnet_enable, self.collnet.map(i32::from));
+        set(&mut config.cta_policy, self.cta_policy);
+        set(&mut config.nvls_ctas, self.nvls_ctas);
+        set(
+            &mut config.n_channels_per_net_peer,
+            self.channels_per_net_peer,
+        );
+        let nvlink_centric = self.nvlink_centric.map(i32::from);
+        set(&mut config.nvlink_centric_sched, nvlink_centric);
         Ok(RawConfig {
             config,
             _strings: [name, net],
@@ -83,6 +133,20 @@ pub(super) struct Comm {
     size: u32,
 }
 
+/// How a communicator fares.
+pub(super) enum Look {
+    /// Nothing is going on in the background.
+    Ready,
+    /// Something is.
+    AtWork,
+    /// Somebody is inside a call on it.
+    InUse,
+    /// It was ended.
+    Gone,
+    /// The library reports an error.
+    Failed(Error),
+}
+
 /// Null after destroy or abort.
 struct Handle(NcclComm);
 
@@ -90,79 +154,18 @@ struct Handle(NcclComm);
 // sees to that.
 unsafe impl Send for Handle {}
 
-/// Which communicator a rank joins, and as whom.
-pub(super) struct Seat<'a> {
-    /// One id, or several for a faster start of large worlds (2.23); the same on all ranks.
-    pub(super) ids: &'a [UniqueId],
-    pub(super) rank: u32,
-    pub(super) size: u32,
-    pub(super) name: &'a str,
-}
-
 impl Comm {
-    /// Begins to join: [`is_ready`](Self::is_ready) says when all ranks have.
-    ///
-    /// The device whose context is current becomes the communicator's.
-    ///
-    /// # Errors
-    /// `Backend` with the library's words; `Unsupported` for several ids with a library older than 2.23.
-    pub(super) fn begin(
-        library: &Arc<NcclLibrary>,
-        seat: &Seat<'_>,
-        options: &CommOptions,
-    ) -> Result<Self> {
-        let mut raw_config = options.to_raw(seat.name)?;
-        let mut raw: NcclComm = std::ptr::null_mut();
-        let (rank, size) = (to_c(seat.rank)?, to_c(seat.size)?);
-        let (call, status) = match seat.ids {
-            [id] => {
-                // SAFETY: all pointers are to locals that outlive the call, which copies the
-                // configuration with its strings; the id is one of the library's own.
-                let status = unsafe {
-                    (library.table().comm_init_rank_config)(
-                        &mut raw,
-                        size,
-                        *id,
-                        rank,
-                        &mut raw_config.config,
-                    )
-                };
-                ("ncclCommInitRankConfig", status)
-            }
-            ids => {
-                let Some(init) = library.table().comm_init_rank_scalable else {
-                    return Err(library.lacks(
-                        "a start with several unique ids",
-                        "ncclCommInitRankScalable",
-                    ));
-                };
-                let mut ids = ids.to_vec();
-                let count = c_int::try_from(ids.len()).map_err(|_| too_large(ids.len()))?;
-                // SAFETY: as above; `ids` holds `count` ids.
-                let status = unsafe {
-                    init(
-                        &mut raw,
-                        size,
-                        rank,
-                        count,
-                        ids.as_mut_ptr(),
-                        &mut raw_config.config,
-                    )
-                };
-                ("ncclCommInitRankScalable", status)
-            }
-        };
-        let comm = Self {
+    /// How long the library may take to abort what is dropped before its thread is left to it.
+    const LAST_ABORT: Duration = Duration::from_secs(10);
+
+    /// Owns a communicator that the library has just made, or null.
+    pub(super) fn over(library: &Arc<NcclLibrary>, raw: NcclComm, rank: u32, size: u32) -> Self {
+        Self {
             library: library.clone(),
             handle: Mutex::new(Handle(raw)),
-            rank: seat.rank,
-            size: seat.size,
-        };
-        if status != result::IN_PROGRESS {
-            // SAFETY: the communicator is null or was just made.
-            unsafe { library.check_on(raw, call, status)? };
+            rank,
+            size,
         }
-        Ok(comm)
     }
 
     /// This rank's number in the communicator.
@@ -173,6 +176,12 @@ impl Comm {
     /// Ranks of the communicator.
     pub(super) fn size(&self) -> u32 {
         self.size
+    }
+
+    /// Whether it was neither destroyed nor aborted.
+    pub(super) fn is_live(&self) -> bool {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        !handle.0.is_null()
     }
 
     /// Makes one call on the communicator.
@@ -198,14 +207,27 @@ impl Comm {
         self.with(Self::ask)?
     }
 
-    /// As [`is_ready`](Self::is_ready) for whoever may not wait: says nothing if somebody else is making
-    /// a call just now, or if the communicator is gone.
-    pub(super) fn trouble(&self) -> Option<Error> {
-        let handle = self.handle.try_lock().ok()?;
+    /// As [`is_ready`](Self::is_ready) for whoever may not wait.
+    pub(super) fn look(&self) -> Look {
+        let Ok(handle) = self.handle.try_lock() else {
+            return Look::InUse;
+        };
         if handle.0.is_null() {
-            return None;
+            return Look::Gone;
         }
-        Self::ask(&self.library, handle.0).err()
+        match Self::ask(&self.library, handle.0) {
+            Ok(true) => Look::Ready,
+            Ok(false) => Look::AtWork,
+            Err(error) => Look::Failed(error),
+        }
+    }
+
+    /// The library's error, if it has one and somebody may ask just now.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        match self.look() {
+            Look::Failed(error) => Some(error),
+            Look::Ready | Look::AtWork | Look::InUse | Look::Gone => None,
+        }
     }
 
     fn ask(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
@@ -263,6 +285,80 @@ impl Comm {
         self.end("ncclCommAbort", abort)
     }
 
+    /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) says when it has stopped. On this rank alone.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library has no such function (before 2.29); `Backend` with its words.
+    pub(super) fn revoke(&self) -> Result<()> {
+        let Some(revoke) = self.library.table().comm_revoke else {
+            return Err(self.library.lacks(
+                "an abort that can be followed by a shrink",
+                "ncclCommRevoke",
+            ));
+        };
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live.
+            let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
+            if status == result::IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommRevoke", status) }
+        })?
+    }
+
+    /// Leaves the communicator to the library for ever, as it is. Later calls find it gone.
+    pub(super) fn forsake(&self) {
+        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        handle.0 = std::ptr::null_mut();
+    }
+
+    /// Has the library prepare memory for operations of this communicator.
+    ///
+    /// # Errors
+    /// `Unsupported` before 2.19; `Backend` with the library's words.
+    ///
+    /// # Safety
+    /// The range is device memory that stays until [`deregister`](Self::deregister), or until the
+    /// communicator is gone.
+    pub(super) unsafe fn register(&self, at: u64, bytes: usize) -> Result<u64> {
+        let Some(register) = self.library.table().comm_register else {
+            return Err(self.library.lacks("registered memory", "ncclCommRegister"));
+        };
+        self.with(|library, comm| {
+            let mut handle: *mut c_void = std::ptr::null_mut();
+            let at = std::ptr::with_exposed_provenance_mut(at as usize);
+            // SAFETY: the communicator is live, the caller vouches for the range; writes one pointer.
+            let status = unsafe { register(comm, at, bytes, &mut handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommRegister", status)? };
+            Ok(handle.expose_provenance() as u64)
+        })?
+    }
+
+    /// Undoes [`register`](Self::register), whose result `handle` is. Each is undone once.
+    ///
+    /// # Errors
+    /// `Closed` if the communicator is gone, and its registrations with it.
+    ///
+    /// # Safety
+    /// `handle` comes from this communicator, and is not used again.
+    pub(super) unsafe fn deregister(&self, handle: u64) -> Result<()> {
+        let Some(deregister) = self.library.table().comm_deregister else {
+            return Err(self
+                .library
+                .lacks("registered memory", "ncclCommDeregister"));
+        };
+        self.with(|library, comm| {
+            let handle = std::ptr::with_exposed_provenance_mut(handle as usize);
+            // SAFETY: the communicator is live, the caller vouches for the handle.
+            let status = unsafe { deregister(comm, handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommDeregister", status) }
+        })?
+    }
+
     fn end(
         &self,
         call: &str,
@@ -282,20 +378,37 @@ impl Comm {
 }
 
 impl Drop for Comm {
+    /// On a thread of its own, since the library may never come back from it.
     fn drop(&mut self) {
-        if let Err(error) = self.abort() {
-            tracing::warn!(%error, rank = self.rank, "a communicator could not be aborted");
+        let handle = self
+            .handle
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let handle = Handle(std::mem::replace(&mut handle.0, std::ptr::null_mut()));
+        if handle.0.is_null() {
+            return;
+        }
+        let (sender, done) = channel();
+        let library = self.library.clone();
+        let abort = move || {
+            let handle = handle;
+            // SAFETY: taken out above, so it is freed once, and nobody can be in a call on what is dropped.
+            let status = unsafe { (library.table().comm_abort)(handle.0) };
+            // Nobody may be waiting any more.
+            drop(sender.send(library.check("ncclCommAbort", status)));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
+        let rank = self.rank;
+        match thread.spawn(abort) {
+            Err(error) => tracing::error!(%error, rank, "no thread to abort a communicator on"),
+            // The thread ends when the call returns.
+            Ok(_) => match done.recv_timeout(Self::LAST_ABORT) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, rank, "a communicator could not be aborted");
+                }
+                Err(_) => tracing::error!(rank, "NCCL does not come back from an abort"),
+            },
         }
     }
-}
-
-fn to_c(value: u32) -> Result<c_int> {
-    c_int::try_from(value).map_err(|_| too_large(value as usize))
-}
-
-fn too_large(value: usize) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        format!("{value} does not fit NCCL's int"),
-    )
 }

@@ -40,6 +40,8 @@ pub(super) const EVENT_UNTIMED: c_uint = 2;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+pub(super) const CAPTURE_STATUS_NONE: c_int = 0;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 pub(super) const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
@@ -91,6 +93,8 @@ table! {
         stream_wait_event = "cuStreamWaitEvent": fn(CuStream, CuEvent, c_uint) -> CuResult;
         /// `cuStreamGetCtx`
         stream_get_ctx = "cuStreamGetCtx": fn(CuStream, *mut CuContext) -> CuResult;
+        /// `cuStreamGetCaptureInfo_v2`
+        stream_get_capture_info = "cuStreamGetCaptureInfo_v2": fn(CuStream, *mut c_int, *mut u64, *mut *mut c_void, *mut *const c_void, *mut usize) -> CuResult;
         /// `cuThreadExchangeStreamCaptureMode`
         thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int) -> CuResult;
         /// `cuEventCreate`

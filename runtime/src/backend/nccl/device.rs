@@ -258,6 +258,12 @@ impl CudaStream {
         &self.device
     }
 
+    /// The driver's handle (`CUstream`, `cudaStream_t`), for kernels and libraries of the program's own;
+    /// live as long as this value.
+    pub fn as_raw(&self) -> *mut std::ffi::c_void {
+        self.raw
+    }
+
     pub(super) fn raw(&self) -> CuStream {
         self.raw
     }
@@ -274,6 +280,32 @@ impl CudaStream {
         // SAFETY: the stream is live.
         let status = unsafe { (self.device.driver().table().stream_synchronize)(self.raw) };
         self.device.driver().check("cuStreamSynchronize", status)
+    }
+
+    /// The number of the graph that it is being captured into, if it is.
+    pub(super) fn graph(&self) -> Result<Option<u64>> {
+        // The default stream cannot be captured, and asking it would disturb captures of others.
+        if self.raw.is_null() {
+            return Ok(None);
+        }
+        let (mut state, mut id) = (cuda::CAPTURE_STATUS_NONE, 0);
+        let ask = self.device.driver().table().stream_get_capture_info;
+        // SAFETY: the stream is live; writes an int and an id through valid pointers, and the manual lets
+        // the others be null.
+        let status = unsafe {
+            ask(
+                self.raw,
+                &mut state,
+                &mut id,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        };
+        self.device
+            .driver()
+            .check("cuStreamGetCaptureInfo", status)?;
+        Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(id))
     }
 
     /// Holds up what is enqueued here from now on until the newest record of `event` is done.

@@ -7,7 +7,8 @@
 //! are kept aside until then, or for ever.
 
 use super::Shared;
-use super::comm::Comm;
+use super::birth::{Birth, Step};
+use super::comm::{Comm, Look};
 use super::device::{CudaStream, Mark};
 use super::launch::{Launched, Target};
 use super::memory::{DeviceBuffer, stream_of};
@@ -20,8 +21,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use rcomm_recorder::model::DType;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,23 @@ struct Door {
     queue: VecDeque<Arc<Ticket>>,
 }
 
+/// What became of an operation that was put on the stream.
+pub(super) enum Enqueued {
+    /// It runs between these marks.
+    Between([Mark; 2]),
+    /// It is part of a graph.
+    Captured,
+}
+
+/// How a communicator ends before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// What is pending is stopped; another can be made of what is left, where the library can do that.
+    Stopped,
+    /// Nothing is stopped: the library keeps it as it is.
+    Forsaken,
+}
+
 /// Buffers of an operation that was aborted, until the device is through with them.
 struct Remains {
     op: Op<'static>,
@@ -49,9 +68,13 @@ pub(super) struct Lane {
     scope: Scope,
     stream: Arc<CudaStream>,
     barrier: DeviceBuffer,
-    comm: OnceLock<Comm>,
+    comm: OnceLock<Arc<Comm>>,
     /// What tells this communicator from all others, the same on all members.
     hash: OnceLock<u64>,
+    /// Operations put on the device.
+    launched: AtomicU64,
+    /// How many operations went into each graph.
+    graphs: Mutex<BTreeMap<u64, u64>>,
     door: Mutex<Door>,
     remains: Mutex<Vec<Remains>>,
     /// Since when the library reports an error of the communicator.
@@ -61,30 +84,69 @@ pub(super) struct Lane {
 impl Lane {
     /// How long what is on the device may go on after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
+    /// How long the device may take to let go of what was stopped.
+    const CLEAN_UP: Duration = Duration::from_secs(5);
 
     /// Begins to join.
     ///
     /// # Errors
     /// As [`Rally::begin`]; `Backend` if the device has no more streams or memory.
     pub(super) fn begin(shared: &Arc<Shared>, meeting: Meeting) -> Result<Arc<Self>> {
-        let stream = CudaStream::new(&shared.device, shared.options.priority)?;
-        let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
         let scope = meeting.scope;
         let rally = Rally::begin(shared, meeting)?;
-        Ok(Arc::new(Self {
+        match Self::parts(shared) {
+            Ok(parts) => Ok(Self::new(
+                shared,
+                scope,
+                parts,
+                Stage::Joining(Box::new(rally)),
+            )),
+            // The others are not to wait for this rank.
+            Err(error) => Err(rally.give_up(error, Duration::ZERO)),
+        }
+    }
+
+    /// Takes a communicator that is there already, for all members of a group.
+    ///
+    /// # Errors
+    /// `Backend` if the device has no more streams or memory.
+    pub(super) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
+        let lane = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
+        // Nobody else has it yet.
+        let _ = lane.hash.set(hash);
+        let _ = lane.comm.set(Arc::new(comm));
+        Ok(lane)
+    }
+
+    /// What a lane has of the device.
+    fn parts(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
+        let stream = CudaStream::new(&shared.device, shared.options.priority)?;
+        let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
+        Ok((stream, barrier))
+    }
+
+    fn new(
+        shared: &Arc<Shared>,
+        scope: Scope,
+        (stream, barrier): (Arc<CudaStream>, DeviceBuffer),
+        stage: Stage,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             shared: shared.clone(),
             scope,
             stream,
             barrier,
             comm: OnceLock::new(),
             hash: OnceLock::new(),
+            launched: AtomicU64::new(0),
+            graphs: Mutex::default(),
             door: Mutex::new(Door {
-                stage: Stage::Joining(Box::new(rally)),
+                stage,
                 queue: VecDeque::new(),
             }),
             remains: Mutex::default(),
             troubled_since: OnceLock::new(),
-        }))
+        })
     }
 
     /// Waits until all ranks have joined.
@@ -134,7 +196,7 @@ impl Lane {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
         }
-        if let Some(error) = self.comm.get().and_then(Comm::trouble) {
+        if let Some(error) = self.comm.get().and_then(|comm| comm.trouble()) {
             // A rank that leaves when its part is done does no harm to what is on its way.
             let since = self.troubled_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
@@ -209,7 +271,7 @@ impl Lane {
         {
             // Set once: there is one rally.
             let _ = self.hash.set(hash_of(&ids));
-            let _ = self.comm.set(comm);
+            let _ = self.comm.set(Arc::new(comm));
         }
         Ok(true)
     }
@@ -221,7 +283,7 @@ impl Lane {
         &self,
         op: &Op<'static>,
         deadline: Deadline,
-    ) -> Result<[Mark; 2], (Error, Option<Mark>)> {
+    ) -> Result<Enqueued, (Error, Option<Mark>)> {
         let early = |error| (error, None);
         let Some(comm) = self.comm.get() else {
             let message = "the communicator is not there yet";
@@ -229,8 +291,13 @@ impl Lane {
         };
         let shared = &self.shared;
         let _entered = shared.device.enter().map_err(early)?;
+        let graph = self.graph_of(op).map_err(early)?;
         self.follow_streams(op).map_err(early)?;
-        let start = shared.marks.mark(&self.stream).map_err(early)?;
+        // Marks made in a capture are part of the graph: nobody may ask for them.
+        let start = match graph {
+            Some(_) => None,
+            None => Some(shared.marks.mark(&self.stream).map_err(early)?),
+        };
         let launched = comm.with(|library, raw| {
             let target = Target {
                 library,
@@ -243,7 +310,8 @@ impl Lane {
             };
             // SAFETY: the communicator is live and locked while it is lent, the stream is our own. The
             // group has validated the operation and `check_place` the place of its buffers; the ticket
-            // keeps it until the mark below is reached.
+            // keeps it until the mark below is reached. What is captured is used by the graph alone, and
+            // whoever launches that vouches for its memory.
             unsafe { target.launch(op) }
         });
         let settled = match launched {
@@ -251,12 +319,85 @@ impl Lane {
             Ok(Ok(Launched::InProgress)) => self.settle(comm, deadline),
             Ok(Err(error)) | Err(error) => Err(error),
         };
+        self.launched.fetch_add(1, Ordering::Relaxed);
+        let Some(start) = start else {
+            settled.map_err(early)?;
+            *self.graphs().entry(graph.unwrap_or_default()).or_default() += 1;
+            return Ok(Enqueued::Captured);
+        };
         let end = shared.marks.mark(&self.stream);
         match (settled, end) {
-            (Ok(()), Ok(end)) => Ok([start, end]),
+            (Ok(()), Ok(end)) => Ok(Enqueued::Between([start, end])),
             (Err(error), end) => Err((error, end.ok())),
             (Ok(()), Err(error)) => Err((error, None)),
         }
+    }
+
+    fn graphs(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The graph that an operation is captured into: that of the streams of its buffers, all of them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they are not all of one mind.
+    fn graph_of(&self, op: &Op<'_>) -> Result<Option<u64>> {
+        let mut graph = None;
+        let mut result = Ok(());
+        let default = &self.shared.default_stream;
+        visit(op, &mut |buffer| {
+            if result.is_err() {
+                return;
+            }
+            match stream_of(buffer).unwrap_or(default).graph() {
+                Err(error) => result = Err(error),
+                Ok(theirs) if graph.is_none_or(|graph| graph == theirs) => graph = Some(theirs),
+                Ok(_) => {
+                    result = Err(Error::new(
+                        ErrorKind::InvalidArgument,
+                        "the streams of its buffers are not all captured into the same graph",
+                    ));
+                }
+            }
+        });
+        result?;
+        let graph = graph.flatten();
+        match self.stream.graph()? {
+            Some(own) if graph != Some(own) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "the stream of the group is being captured into graph {own}, and those of the \
+                     buffers are not: issue it when that capture has ended"
+                ),
+            )),
+            _ => Ok(graph),
+        }
+    }
+
+    /// As [`graph_of`](Self::graph_of), before the operation is issued.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the communicator is not there yet: none can be made during a capture.
+    pub(super) fn check_capture(&self, op: &Op<'_>) -> Result<Option<u64>> {
+        let graph = {
+            let _entered = self.shared.device.enter()?;
+            self.graph_of(op)?
+        };
+        if graph.is_some() && self.comm.get().is_none() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the communicator is not there yet, and cannot be made while a graph is captured: \
+                 issue the operation once before",
+            ));
+        }
+        Ok(graph)
+    }
+
+    /// Holds up `stream` until what is on this lane's now is done.
+    pub(super) fn lead(&self, stream: &CudaStream) -> Result<()> {
+        let _entered = self.shared.device.enter()?;
+        let mark = self.shared.joints.mark(&self.stream)?;
+        stream.wait_for(&mark)
     }
 
     /// Has the lane's stream wait for what the buffers' streams have in hand.
@@ -327,11 +468,11 @@ impl Lane {
     ///
     /// # Blocking
     /// Until the library has stopped its kernels, which it may never.
-    pub(super) fn abort(&self) {
+    pub(super) fn end(&self, ending: Ending) {
         if let Some(comm) = self.comm.get()
-            && let Err(error) = self.shared.device.enter().and_then(|_entered| comm.abort())
+            && let Err(error) = self.end_comm(comm, ending)
         {
-            tracing::warn!(%error, "a communicator could not be aborted");
+            tracing::warn!(%error, "a communicator could not be ended");
         }
         let mut door = self.lock();
         if let Some(error) = self.shared.aborted.get() {
@@ -342,10 +483,126 @@ impl Lane {
             door.stage = Stage::Broken(error.clone());
         }
         drop(door);
-        let deadline = Deadline::In(Duration::from_secs(5)).started();
+        if ending == Ending::Forsaken {
+            return;
+        }
+        let deadline = Deadline::In(Self::CLEAN_UP).started();
         while !self.sweep() && !deadline.has_passed() {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    fn end_comm(&self, comm: &Comm, ending: Ending) -> Result<()> {
+        if ending == Ending::Forsaken {
+            return Ok(());
+        }
+        let _entered = self.shared.device.enter()?;
+        let can_shrink = self.shared.library.table().comm_shrink.is_some();
+        if self.scope == Scope::Group && can_shrink {
+            match self.revoke(comm) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Unsupported => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
+                }
+            }
+        }
+        comm.abort()
+    }
+
+    fn revoke(&self, comm: &Comm) -> Result<()> {
+        comm.revoke()?;
+        let deadline = Deadline::In(Self::CLEAN_UP).started();
+        while !comm.is_ready()? {
+            if deadline.has_passed() {
+                let message = "the library did not stop what was pending";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// The communicator, if it is there.
+    pub(super) fn comm(&self) -> Option<&Arc<Comm>> {
+        self.comm.get()
+    }
+
+    /// Makes a communicator of this one. Nothing else goes through the lane meanwhile.
+    ///
+    /// # Blocking
+    /// Until it is there, or the deadline.
+    ///
+    /// # Errors
+    /// `Timeout`, or what `begin` and the library say. The lane is of no use any more after most.
+    pub(super) fn derive(
+        &self,
+        begin: impl FnOnce(&Arc<Comm>) -> Result<Birth>,
+        deadline: Deadline,
+    ) -> Result<Option<Comm>> {
+        let deadline = deadline.started();
+        // Nobody launches as long as it is locked.
+        let mut door = self.lock();
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator is not there yet";
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        let mut birth = {
+            let _entered = self.shared.device.enter()?;
+            begin(comm)?
+        };
+        let made = loop {
+            match birth.step() {
+                Ok(Step::Ready(made)) => break Ok(made),
+                Ok(Step::NotYet) if deadline.has_passed() => {
+                    let message = "the ranks did not all take part in time";
+                    break Err(Error::new(ErrorKind::Timeout, message));
+                }
+                Ok(Step::NotYet) => std::thread::sleep(Duration::from_micros(200)),
+                Err(error) => break Err(error),
+            }
+        };
+        if let Err(error) = &made {
+            door.stage = Stage::Broken(error.clone());
+        }
+        made
+    }
+
+    /// What a dump says of it. Never waits.
+    pub(super) fn facts(&self) -> Vec<(String, String)> {
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));
+        fact("stream", format!("{:#x}", self.stream.raw().addr()));
+        if let Some(comm) = self.comm.get() {
+            fact("rank", comm.rank().to_string());
+            fact("n_ranks", comm.size().to_string());
+            let state = match comm.look() {
+                Look::Ready => "ready".to_owned(),
+                Look::AtWork => "in progress".to_owned(),
+                Look::InUse => "inside a call".to_owned(),
+                Look::Gone => "ended".to_owned(),
+                Look::Failed(error) => error.to_string(),
+            };
+            fact("async_state", state);
+        }
+        match self.door.try_lock() {
+            Err(_) => fact("stage", "inside a call".to_owned()),
+            Ok(door) => {
+                let stage = match &door.stage {
+                    Stage::Joining(_) => "joining".to_owned(),
+                    Stage::Ready => "ready".to_owned(),
+                    Stage::Broken(error) => format!("broken: {error}"),
+                };
+                fact("stage", stage);
+                fact("queued", door.queue.len().to_string());
+            }
+        }
+        let launched = self.launched.load(Ordering::Relaxed);
+        fact("launched", launched.to_string());
+        for (id, count) in &*self.graphs() {
+            fact(&format!("graph {id}"), format!("{count} operations"));
+        }
+        facts
     }
 
     /// Waits until everything submitted has ended.
@@ -432,6 +689,9 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if let (Some(comm), true) = (self.comm.get(), self.shared.is_forsaken()) {
+            comm.forsake();
+        }
         if self.sweep() {
             return;
         }
@@ -452,10 +712,18 @@ pub(super) fn visit<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>
 }
 
 fn hash_of(ids: &[UniqueId]) -> u64 {
+    first_word(ids.iter().map(|id| &id.internal[..]))
+}
+
+/// What tells the `nth` communicator that was made of another, with this rank of the parent as its first.
+pub(super) fn hash_of_child(parent: u64, nth: u64, first: u32) -> u64 {
+    let words = [parent, nth, u64::from(first)].map(u64::to_le_bytes);
+    first_word(words.iter().map(|word| &word[..]))
+}
+
+fn first_word<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
     let mut hash = Sha256::new();
-    for id in ids {
-        hash.update(id.internal);
-    }
+    parts.for_each(|part| hash.update(part));
     let digest: [u8; 32] = hash.finalize().into();
     let mut first = [0; 8];
     first.copy_from_slice(&digest[..8]);

@@ -3,8 +3,11 @@
 //! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory
 //! whose stream is not known is taken to be used on the default stream.
 
+use super::Shared;
 use super::cuda::{self, CuDevicePtr};
 use super::device::{CudaDevice, CudaStream};
+use super::library::NcclLibrary;
+use super::sys::NcclResult;
 use crate::buffer::{Access, Buffer};
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
@@ -48,6 +51,29 @@ impl Drop for Allocation {
     }
 }
 
+/// Memory of the library's.
+struct LibraryAllocation {
+    device: Arc<CudaDevice>,
+    library: Arc<NcclLibrary>,
+    free: unsafe extern "C" fn(*mut c_void) -> NcclResult,
+    at: CuDevicePtr,
+}
+
+impl Drop for LibraryAllocation {
+    fn drop(&mut self) {
+        let free = || -> Result<()> {
+            let _entered = self.device.enter()?;
+            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once.
+            let status =
+                unsafe { (self.free)(std::ptr::with_exposed_provenance_mut(self.at as usize)) };
+            self.library.check("ncclMemFree", status)
+        };
+        if let Err(error) = free() {
+            tracing::warn!(%error, "memory of NCCL's could not be freed");
+        }
+    }
+}
+
 /// Elements in the memory of a device, used on one stream.
 ///
 /// Clones are the same memory.
@@ -87,6 +113,52 @@ impl DeviceBuffer {
         // SAFETY: `bytes` bytes at `at` were just allocated, in the current context.
         let status = unsafe { (table.memset)(at, 0, bytes, stream.raw()) };
         driver.check("cuMemsetD8Async", status)?;
+        Ok(Self {
+            memory: Arc::new(Owner {
+                stream: stream.clone(),
+                memory: Arc::new(memory),
+            }),
+            at,
+            len,
+            dtype,
+        })
+    }
+
+    /// New memory that the library allocates, all zero, such that it can reach it in the fastest way
+    /// (`ncclMemAlloc`).
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed); `Unsupported` where the library is older than 2.19.
+    pub(super) fn from_library(
+        shared: &Shared,
+        stream: &Arc<CudaStream>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Self> {
+        let library = &shared.library;
+        let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
+        else {
+            return Err(library.lacks("memory of the library's", "ncclMemAlloc"));
+        };
+        let bytes = size_of(dtype, len)?.max(1);
+        let device = stream.device();
+        let _entered = device.enter()?;
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: writes one address through a valid pointer.
+        let status = unsafe { alloc(&mut at, bytes) };
+        library
+            .check("ncclMemAlloc", status)
+            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
+        let at = at.expose_provenance() as CuDevicePtr;
+        let memory = LibraryAllocation {
+            device: device.clone(),
+            library: library.clone(),
+            free,
+            at,
+        };
+        // SAFETY: `bytes` bytes at `at` were just allocated, in the current context.
+        let status = unsafe { (device.driver().table().memset)(at, 0, bytes, stream.raw()) };
+        device.driver().check("cuMemsetD8Async", status)?;
         Ok(Self {
             memory: Arc::new(Owner {
                 stream: stream.clone(),

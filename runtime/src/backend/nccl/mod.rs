@@ -2,17 +2,20 @@
 //!
 //! Nothing outside this folder sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types
 //! and the tables of functions, `library` and `cuda` load them and turn codes into errors, `device`,
-//! `memory` and `comm` are owned values over them, `rally` brings ranks together over the store, `lane`
-//! and `launch` put operations on a stream, `pending` looks how they fare.
+//! `memory` and `comm` are owned values over them, `rally` brings ranks together over the store, `birth`
+//! makes communicators and `derive` groups from groups, `lane` and `launch` put operations on a stream,
+//! `pending` looks how they fare.
 //!
 //! Both libraries are loaded at run time: one build runs with and without a device. cudarc's NCCL layer
 //! is not used: it looks for other file names than `libnccl.so.2`, panics where a symbol is missing, and
 //! receives C codes in Rust enums that cannot hold every value.
 
 mod backend;
+mod birth;
 mod comm;
 mod cuda;
 mod datatype;
+mod derive;
 mod device;
 mod lane;
 mod launch;
@@ -21,14 +24,15 @@ mod memory;
 mod options;
 mod pending;
 mod rally;
+mod registry;
 mod sys;
 mod turns;
 
 use backend::Shared;
 pub use backend::{NcclBackend, NcclFactory};
-pub use comm::CommOptions;
+pub use comm::{Blocking, CommOptions};
 pub use cuda::CudaDriver;
 pub use device::{CudaDevice, CudaStream, Priority};
 pub use library::{NcclLibrary, Search, Version};
 pub use memory::DeviceBuffer;
-pub use options::{DeviceSharing, NcclOptions, Timing};
+pub use options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Timing};

@@ -1,11 +1,16 @@
 //! Options of the NCCL backend, and the environment variables that set them.
 
-use super::comm::CommOptions;
-use super::device::Priority;
+use super::comm::{Blocking, CommOptions};
+use super::cuda::CudaDriver;
+use super::device::{CudaDevice, EventTiming, Priority};
 use super::library::Search;
 use crate::error::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
+
+/// Where NCCL's monitor listens by itself.
+const DEFAULT_RAS: &str = "localhost:28028";
 
 /// Options of the NCCL backend. Plain data: it can be filled in by hand.
 ///
@@ -17,6 +22,10 @@ use std::str::FromStr;
 /// | `RCOMM_NCCL_HIGH_PRIORITY`, `TORCH_NCCL_HIGH_PRIORITY` | [`priority`](Self::priority) | normal |
 /// | `RCOMM_NCCL_TIMING`, `TORCH_NCCL_ENABLE_TIMING` | [`timing`](Self::timing) | off |
 /// | `RCOMM_NCCL_RANKS_PER_ID`, `TORCH_NCCL_RANKS_PER_ROOT` | [`ranks_per_id`](Self::ranks_per_id) | 128 |
+/// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | off |
+/// | `RCOMM_NCCL_LAZY` | [`connecting`](Self::connecting) | eager |
+/// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
+/// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
 ///
 /// NCCL reads its own variables (`NCCL_*`) by itself.
@@ -37,6 +46,12 @@ pub struct NcclOptions {
     pub timing: Timing,
     /// One unique id is made for so many ranks: large worlds start faster with several.
     pub ranks_per_id: u32,
+    /// When the ranks of a group join its communicator.
+    pub connecting: Connecting,
+    /// What becomes of communicators and process after a failure.
+    pub error_handling: ErrorHandling,
+    /// Where NCCL's own monitor is asked for its report when a dump is made; `None` = nowhere.
+    pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
     /// What NCCL is told of each communicator.
@@ -63,6 +78,54 @@ pub enum Timing {
     On,
 }
 
+/// When the ranks of a group join its communicator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connecting {
+    /// When the group is made: what keeps them from it is said there and then.
+    #[default]
+    Eager,
+    /// At the group's first operation, whose deadline counts.
+    Lazy,
+}
+
+/// What becomes of a group's communicators, and of the process, after an operation has failed or timed
+/// out: the modes of c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
+///
+/// In every mode the flag is raised and the dump written first, and every operation of the group ends
+/// with the error. An abort by the program itself never ends the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorHandling {
+    /// Communicators stay as they are, the process goes on (c10d: `NoHandling`).
+    None,
+    /// Communicators are aborted, then the process is (c10d: `TearDown`).
+    TearDown,
+    /// Communicators are aborted, the process goes on (c10d: `CleanUpOnly`).
+    #[default]
+    CleanUpOnly,
+    /// Communicators stay as they are, the process is aborted (c10d: `SkipCleanUp`, its default).
+    SkipCleanUp,
+}
+
+impl ErrorHandling {
+    /// By our names, at the numbers of c10d's.
+    const NAMES: [(&'static str, Self); 4] = [
+        ("none", Self::None),
+        ("tear_down", Self::TearDown),
+        ("clean_up_only", Self::CleanUpOnly),
+        ("skip_clean_up", Self::SkipCleanUp),
+    ];
+
+    /// Whether communicators are aborted.
+    pub(crate) fn cleans_up(self) -> bool {
+        matches!(self, Self::TearDown | Self::CleanUpOnly)
+    }
+
+    /// Whether the process is.
+    pub(crate) fn ends_process(self) -> bool {
+        matches!(self, Self::TearDown | Self::SkipCleanUp)
+    }
+}
+
 impl Default for NcclOptions {
     fn default() -> Self {
         Self {
@@ -73,6 +136,9 @@ impl Default for NcclOptions {
             priority: Priority::Normal,
             timing: Timing::Off,
             ranks_per_id: 128,
+            connecting: Connecting::Eager,
+            error_handling: ErrorHandling::CleanUpOnly,
+            ras: Some(DEFAULT_RAS.to_owned()),
             device_sharing: DeviceSharing::Refused,
             comm: CommOptions::default(),
         }
@@ -116,10 +182,54 @@ impl NcclOptions {
                 }
             }
         }
+        if let Some(value) = text("TORCH_NCCL_USE_COMM_NONBLOCKING") {
+            options.comm.blocking = match is_on("TORCH_NCCL_USE_COMM_NONBLOCKING", &value)? {
+                true => Blocking::No,
+                false => Blocking::Yes,
+            };
+        }
+        if let Some(value) = text("RCOMM_NCCL_BLOCKING") {
+            options.comm.blocking = match is_on("RCOMM_NCCL_BLOCKING", &value)? {
+                true => Blocking::Yes,
+                false => Blocking::No,
+            };
+        }
+        if let Some(value) = text("RCOMM_NCCL_LAZY")
+            && is_on("RCOMM_NCCL_LAZY", &value)?
+        {
+            options.connecting = Connecting::Lazy;
+        }
+        options.error_handling = error_handling(&text)?;
+        options.ras = ras(&text)?;
         if text("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1") {
             options.device_sharing = DeviceSharing::Allowed;
         }
         Ok(options)
+    }
+
+    /// Loads the CUDA driver and opens the device that these options give to a process: what the program
+    /// makes its streams and buffers on, and the groups of its world work on. A device may be opened more
+    /// than once.
+    ///
+    /// # Errors
+    /// `Backend` with what was tried if there is no driver; `InvalidArgument` if there is no such device.
+    pub fn open_device(&self, local_rank: u32) -> Result<Arc<CudaDevice>> {
+        let driver = Arc::new(CudaDriver::load(self.driver.as_deref())?);
+        let ordinal = match self.device {
+            Some(ordinal) => ordinal,
+            None => {
+                let count = driver.device_count()?.max(1);
+                u16::try_from(local_rank % count).unwrap_or(u16::MAX)
+            }
+        };
+        CudaDevice::open(&driver, ordinal)
+    }
+
+    pub(super) fn event_timing(&self) -> EventTiming {
+        match self.timing {
+            Timing::On => EventTiming::Timed,
+            Timing::Off => EventTiming::Untimed,
+        }
     }
 
     pub(super) fn search(&self) -> Search {
@@ -128,6 +238,40 @@ impl NcclOptions {
             python_prefix: self.python_prefix.clone(),
         }
     }
+}
+
+fn error_handling(text: &impl Fn(&str) -> Option<String>) -> Result<ErrorHandling> {
+    const OURS: &str = "RCOMM_NCCL_ERROR_HANDLING";
+    const THEIRS: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+    if let Some(value) = text(OURS) {
+        let wanted = value.trim().to_ascii_lowercase();
+        let mut names = ErrorHandling::NAMES.iter();
+        let found = names.find(|(name, _)| *name == wanted);
+        let expected = "none, tear_down, clean_up_only or skip_clean_up";
+        return match found {
+            Some((_, mode)) => Ok(*mode),
+            None => Err(refused(OURS, &value, expected)),
+        };
+    }
+    let Some(value) = text(THEIRS) else {
+        return Ok(ErrorHandling::default());
+    };
+    let mode = value.trim().parse().ok();
+    let mode = mode.and_then(|number: usize| ErrorHandling::NAMES.get(number));
+    match mode {
+        Some((_, mode)) => Ok(*mode),
+        None => Err(refused(THEIRS, &value, "0, 1, 2 or 3")),
+    }
+}
+
+/// Where NCCL's monitor is, unless it is off or not to be asked.
+fn ras(text: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
+    let address = text("NCCL_RAS_ADDR").unwrap_or_else(|| DEFAULT_RAS.to_owned());
+    let is_wanted = match text("RCOMM_NCCL_RAS") {
+        Some(value) => is_on("RCOMM_NCCL_RAS", &value)?,
+        None => text("NCCL_RAS_ENABLE").is_none_or(|value| value.trim() != "0"),
+    };
+    Ok(is_wanted.then(|| address.trim().to_owned()))
 }
 
 fn is_on(name: &str, value: &str) -> Result<bool> {

@@ -1,11 +1,11 @@
 //! An operation that was given to a lane, as its group sees it: [`Pending`] from a pair of events.
 
-use super::device::Mark;
-use super::lane::Lane;
+use super::device::{CudaStream, Mark};
+use super::lane::{Enqueued, Lane};
 use super::options::Timing;
 use crate::backend::{Done, Pending, Progress};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ pub(super) struct Ticket {
     op: Mutex<Option<Op<'static>>>,
     /// Start and end, once it is on the device.
     marks: OnceLock<[Mark; 2]>,
+    /// It is part of a graph, and happens when that is launched.
+    captured: OnceLock<()>,
     /// The end of what may be on the device of an operation that could not be launched whole.
     debris: OnceLock<Debris>,
     outcome: OnceLock<Result<Done>>,
@@ -38,6 +40,7 @@ impl Ticket {
             deadline,
             op: Mutex::new(Some(op)),
             marks: OnceLock::new(),
+            captured: OnceLock::new(),
             debris: OnceLock::new(),
             outcome: OnceLock::new(),
         })
@@ -50,16 +53,21 @@ impl Ticket {
     /// Puts it on the device, unless it was given up before.
     pub(super) fn launch(
         &self,
-        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<[Mark; 2], (Error, Option<Mark>)>,
+        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Mark>)>,
     ) {
         let op = self.op();
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
         match enqueue(op, self.deadline) {
-            // Both are set once: a ticket is launched once.
-            Ok(marks) => {
+            // All are set once: a ticket is launched once.
+            Ok(Enqueued::Between(marks)) => {
                 let _ = self.marks.set(marks);
+            }
+            Ok(Enqueued::Captured) => {
+                let _ = self.captured.set(());
+                // As far as the host is concerned it is over: nothing here watches a graph.
+                let _ = self.outcome.set(Ok(Done::default()));
             }
             Err((error, mark)) => {
                 let debris = mark.map_or(Debris::Unknown, Debris::Until);
@@ -159,6 +167,32 @@ impl Pending for Ticket {
                 std::thread::sleep(pause.min(deadline.remaining()));
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
+        }
+    }
+
+    fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+        let mut pause = Duration::from_micros(20);
+        loop {
+            if let Some([_, end]) = self.marks.get() {
+                let _entered = self.lane.shared.device.enter()?;
+                return stream.wait_for(end);
+            }
+            if self.captured.get().is_some() {
+                return self.lane.lead(stream);
+            }
+            if let Some(Err(error)) = self.outcome.get() {
+                return Err(error.clone());
+            }
+            // The communicator is not there yet.
+            if self.deadline.has_passed() {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "it did not come to the device before its deadline",
+                ));
+            }
+            self.lane.pump();
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
         }
     }
 

@@ -5,7 +5,8 @@
 //! rather than by a hang. A rank that gives up says so, and the others stop waiting for it.
 
 use super::Shared;
-use super::comm::{Comm, Seat};
+use super::birth::{Birth, Seat, Step};
+use super::comm::Comm;
 use super::options::DeviceSharing;
 use super::sys::UniqueId;
 use crate::deadline::Deadline;
@@ -90,7 +91,8 @@ pub(super) struct Meeting {
 
 enum Stage {
     Cards,
-    Joining(Comm),
+    Joining(Birth),
+    Joined(Option<Comm>),
 }
 
 /// One rank's way into a communicator.
@@ -155,8 +157,8 @@ impl Rally {
     /// The communicator, once [`step`](Self::step) has said that it is there.
     pub(super) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
-            Stage::Cards => None,
-            Stage::Joining(comm) => Some((comm, self.ids)),
+            Stage::Cards | Stage::Joining(_) => None,
+            Stage::Joined(comm) => Some((comm?, self.ids)),
         }
     }
 
@@ -180,20 +182,22 @@ impl Rally {
             Card::check_all(&cards, shared.options.device_sharing)?;
             self.ids = ids.iter().map(|id| read_id(id)).collect::<Result<_>>()?;
             let seat = Seat {
-                ids: &self.ids,
+                ids: self.ids.clone(),
                 rank: self.meeting.own,
                 size,
-                name: &self.meeting.name,
+                name: self.meeting.name.clone(),
             };
             let _entered = shared.device.enter()?;
-            let comm = Comm::begin(&shared.library, &seat, &shared.options.comm)?;
-            self.stage = Stage::Joining(comm);
+            let birth = Birth::join(&shared.library, &shared.device, seat, &shared.options.comm)?;
+            self.stage = Stage::Joining(birth);
         }
-        let Stage::Joining(comm) = &self.stage else {
-            return Ok(false);
-        };
-        if comm.is_ready()? {
+        if let Stage::Joining(birth) = &mut self.stage
+            && let Step::Ready(comm) = birth.step()?
+        {
+            self.stage = Stage::Joined(comm);
             self.say("joined", "")?;
+        }
+        if let Stage::Joined(_) = self.stage {
             return Ok(true);
         }
         self.look_for_failure()?;
@@ -242,26 +246,13 @@ impl Rally {
         store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
         self.say("left", "")?;
         let deadline = Deadline::In(patience).started();
-        let mut silent: Vec<(usize, Rank)> = Vec::new();
-        loop {
-            silent.clear();
-            for (at, &rank) in self.meeting.ranks.iter().enumerate() {
-                let has_said = |word: &str| store.check(&[&format!("{word}/{at}")]);
-                if !has_said("left")? && !has_said("joined")? {
-                    silent.push((at, rank));
-                }
-            }
-            if silent.is_empty() || deadline.has_passed() {
-                break;
-            }
+        let (mut absent, mut mute) = self.look_for_silent()?;
+        while !(absent.is_empty() && mute.is_empty()) && !deadline.has_passed() {
             std::thread::sleep(Self::LONGEST_PAUSE);
-        }
-        let (mut absent, mut mute) = (Vec::new(), Vec::new());
-        for (at, rank) in silent {
-            if store.check(&[&format!("card/{at}")])? {
-                mute.push(rank.to_string());
-            } else {
-                absent.push(rank.to_string());
+            // The rank that serves the store may have given up, too: what is known then has to do.
+            match self.look_for_silent() {
+                Ok(silent) => (absent, mute) = silent,
+                Err(_) => break,
             }
         }
         let mut said = Vec::new();
@@ -275,6 +266,26 @@ impl Rally {
             ));
         }
         Ok(said.join("; "))
+    }
+}
+
+impl Rally {
+    /// Ranks that have not said what became of them: those that never came, and those that did.
+    fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
+        let store = &self.meeting.store;
+        let (mut absent, mut mute) = (Vec::new(), Vec::new());
+        for (at, rank) in self.meeting.ranks.iter().enumerate() {
+            let has_said = |word: &str| store.check(&[&format!("{word}/{at}")]);
+            if has_said("left")? || has_said("joined")? {
+                continue;
+            }
+            if has_said("card")? {
+                mute.push(rank.to_string());
+            } else {
+                absent.push(rank.to_string());
+            }
+        }
+        Ok((absent, mute))
     }
 }
 

@@ -5,7 +5,8 @@
 //! `ncclRedOp_t` that no header lists. The table is a struct of function pointers, so that a test can
 //! fill it with functions of its own.
 //!
-//! Source: `nccl.h` of NCCL 2.30.7. The release in which a function appeared stands beside it.
+//! Source: `nccl.h` of NCCL 2.30.7. The release in which a function appeared stands beside it, as found
+//! in the libraries that NVIDIA publishes (`docs/NCCL.md`).
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -78,6 +79,14 @@ pub(super) mod red_op {
     pub(in super::super) const AVG: NcclRedOp = 4;
 }
 
+/// `NCCL_SPLIT_NOCOLOR`: the rank takes part in a split and gets no communicator.
+pub(super) const SPLIT_NO_COLOR: c_int = -1;
+/// `NCCL_SHRINK_DEFAULT`: nothing is pending on the communicator.
+pub(super) const SHRINK_DEFAULT: c_int = 0;
+/// `NCCL_SHRINK_ABORT`: what is pending is ended first.
+pub(super) const SHRINK_ABORT: c_int = 1;
+/// `NCCL_REVOKE_DEFAULT`.
+pub(super) const REVOKE_DEFAULT: c_int = 0;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(super) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclUniqueId`.
@@ -272,10 +281,24 @@ table! {
         group_end = "ncclGroupEnd": fn() -> NcclResult;
     }
     optional {
+        /// `ncclCommSplit`
+        comm_split = "ncclCommSplit", "2.18": fn(NcclComm, c_int, c_int, *mut NcclComm, *mut Config) -> NcclResult;
+        /// `ncclCommRegister`
+        comm_register = "ncclCommRegister", "2.19": fn(NcclComm, *mut c_void, usize, *mut *mut c_void) -> NcclResult;
+        /// `ncclCommDeregister`
+        comm_deregister = "ncclCommDeregister", "2.19": fn(NcclComm, *mut c_void) -> NcclResult;
+        /// `ncclMemAlloc`
+        mem_alloc = "ncclMemAlloc", "2.19": fn(*mut *mut c_void, usize) -> NcclResult;
+        /// `ncclMemFree`
+        mem_free = "ncclMemFree", "2.19": fn(*mut c_void) -> NcclResult;
         /// `ncclCommInitRankScalable`
         comm_init_rank_scalable = "ncclCommInitRankScalable", "2.23": fn(*mut NcclComm, c_int, c_int, c_int, *mut UniqueId, *mut Config) -> NcclResult;
+        /// `ncclCommShrink`
+        comm_shrink = "ncclCommShrink", "2.27": fn(NcclComm, *mut c_int, c_int, *mut NcclComm, *mut Config, c_int) -> NcclResult;
         /// `ncclAlltoAll`
         all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclCommRevoke`
+        comm_revoke = "ncclCommRevoke", "2.29": fn(NcclComm, c_int) -> NcclResult;
     }
 }
 

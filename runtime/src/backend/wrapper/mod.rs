@@ -13,9 +13,10 @@
 mod nan;
 mod statement;
 
+use super::nccl::CudaStream;
 use super::{
-    AbortReason, Backend, Call, Done, GroupContext, Observer, Pending, Progress, Registration,
-    Window,
+    AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
+    Registration, Window,
 };
 use crate::buffer::Buffer;
 use crate::config::NanCheck;
@@ -25,6 +26,7 @@ use crate::op::Op;
 use rcomm_recorder::model::{DType, Rank};
 use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Checks what ranks issue before the backend that it wraps gets to see it.
 pub struct Wrapper {
@@ -150,6 +152,14 @@ impl Backend for Wrapper {
 
     fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         self.inner.split(group, deadline)
+    }
+
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        self.inner.decline_split(deadline)
+    }
+
+    fn comm_state(&self) -> Vec<CommState> {
+        self.inner.comm_state()
     }
 
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
@@ -288,6 +298,23 @@ impl Pending for Checked {
                     matches!(stage, Stage::Passing)
                 });
             drop(waited);
+        }
+    }
+
+    /// Waits for the comparison, as the host must.
+    fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+        loop {
+            self.look();
+            match &*self.lock() {
+                Stage::Passed(pending) => return pending.wait_stream(stream),
+                Stage::Refused(error, _) => return Err(error.clone()),
+                Stage::Comparing { .. } | Stage::Passing => {}
+            }
+            if self.call.deadline.has_passed() {
+                let message = "the ranks did not compare it before its deadline";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(Duration::from_micros(100));
         }
     }
 

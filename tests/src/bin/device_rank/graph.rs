@@ -1,0 +1,112 @@
+//! Operations in a CUDA graph: captured once, run as often as the graph is launched.
+
+use super::{Gpu, all_reduce, count, say_communicators};
+use libloading::{Library, Symbol};
+use rcomm::{Op, ReduceOp, Result, World};
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+/// The calls of the driver that a program that captures makes by itself.
+struct Graphs {
+    driver: Library,
+}
+
+type Handle = *mut c_void;
+
+impl Graphs {
+    fn of(world: &World) -> Self {
+        let path = world.config().nccl.driver.clone();
+        let path = path.unwrap_or_else(|| "libcuda.so.1".into());
+        // SAFETY: the library that the world has loaded already.
+        let driver = unsafe { Library::new(path) }.expect("the CUDA driver");
+        Self { driver }
+    }
+
+    fn begin(&self, stream: Handle) {
+        const GLOBAL: c_int = 0;
+        // SAFETY: the signature is that of cuda.h; the stream is live.
+        let status = unsafe {
+            let begin: Symbol<'_, unsafe extern "C" fn(Handle, c_int) -> c_int> = self
+                .driver
+                .get(b"cuStreamBeginCapture_v2")
+                .expect("cuStreamBeginCapture");
+            begin(stream, GLOBAL)
+        };
+        assert_eq!(status, 0, "cuStreamBeginCapture");
+    }
+
+    /// The driver's code, and the executable graph.
+    fn end(&self, stream: Handle) -> (c_int, Handle) {
+        let (mut graph, mut executable) = (null_mut(), null_mut());
+        // SAFETY: the signatures are those of cuda.h; handles are written through valid pointers.
+        unsafe {
+            let end: Symbol<'_, unsafe extern "C" fn(Handle, *mut Handle) -> c_int> = self
+                .driver
+                .get(b"cuStreamEndCapture")
+                .expect("cuStreamEndCapture");
+            let status = end(stream, &mut graph);
+            if status != 0 {
+                return (status, null_mut());
+            }
+            let make: Symbol<'_, unsafe extern "C" fn(*mut Handle, Handle, u64) -> c_int> = self
+                .driver
+                .get(b"cuGraphInstantiateWithFlags")
+                .expect("cuGraphInstantiateWithFlags");
+            (make(&mut executable, graph, 0), executable)
+        }
+    }
+
+    fn launch(&self, executable: Handle, stream: Handle) {
+        // SAFETY: the signature is that of cuda.h; the buffers of the graph live in the caller.
+        let status = unsafe {
+            let launch: Symbol<'_, unsafe extern "C" fn(Handle, Handle) -> c_int> =
+                self.driver.get(b"cuGraphLaunch").expect("cuGraphLaunch");
+            launch(executable, stream)
+        };
+        assert_eq!(status, 0, "cuGraphLaunch");
+    }
+}
+
+pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
+    let (group, graphs) = (world.group(), Graphs::of(world));
+    let stream = gpu.stream.as_raw();
+    let size = i64::from(world.size());
+    // What the communicator needs of the host happens before.
+    count(group, gpu)?;
+    let summed = gpu.buffer(&[1i64; 100])?;
+    let gathered = gpu.buffer(&vec![0i64; 100 * world.size() as usize])?;
+
+    graphs.begin(stream);
+    let work = group.execute_async(all_reduce(&summed)?)?;
+    assert!(work.is_completed(), "nothing of it is left to the host");
+    let next = group.execute_async(Op::AllGatherSingle {
+        input: summed.buffer()?,
+        output: gathered.buffer()?,
+    })?;
+    let blocking = group.execute(Op::AllReduce {
+        buffer: summed.buffer()?,
+        op: ReduceOp::Sum.into(),
+    });
+    let refused = blocking.expect_err("nobody can wait for it");
+    eprintln!("refused: {refused}");
+    next.wait_stream(&gpu.stream)?;
+    let (status, executable) = graphs.end(stream);
+    assert_eq!(status, 0, "the capture");
+
+    for round in 1..=3u32 {
+        graphs.launch(executable, stream);
+        assert_eq!(summed.to_vec::<i64>()?, vec![size.pow(round); 100]);
+        let expected = vec![size.pow(round); 100 * world.size() as usize];
+        assert_eq!(gathered.to_vec::<i64>()?, expected);
+    }
+    // The group goes on as before.
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+
+    // Who does not join the group's stream again learns it from the driver.
+    graphs.begin(stream);
+    let _ = group.execute_async(all_reduce(&summed)?)?;
+    let (status, _) = graphs.end(stream);
+    eprintln!("not joined: {status}");
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    say_communicators(world)
+}

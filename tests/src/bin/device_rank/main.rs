@@ -1,0 +1,220 @@
+//! One rank of a test job on device memory: over NCCL and a GPU, or what the environment names in their
+//! place. `device_rank SCENARIO`; what it finds it says on its standard error.
+#![allow(clippy::print_stderr)]
+
+mod graph;
+
+use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
+use rcomm::{Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Result, World};
+use rcomm_tests::process::CULPRIT;
+use rustix::process::{Signal, getpid, kill_process};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+const STEPS: u32 = 6;
+const STEP_OF_FAULT: u32 = 3;
+
+fn main() -> ExitCode {
+    let scenario = std::env::args().nth(1).unwrap_or_default();
+    match run(&scenario) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(scenario: &str) -> Result<()> {
+    let mut config = Config::from_environment()?;
+    config.backend = "cpu:cpu,cuda:nccl".to_owned();
+    let world = World::init(config)?;
+    let gpu = Gpu::open(&world)?;
+    match scenario {
+        "train" => train(&world, &gpu)?,
+        "split" => split(&world, &gpu)?,
+        "shrink" => return shrink(world, &gpu),
+        "streams" => streams(&world, &gpu)?,
+        "graph" => graph::capture(&world, &gpu)?,
+        "memory" => memory(&world, &gpu)?,
+        other => panic!("there is no scenario {other:?}"),
+    }
+    world.shutdown()
+}
+
+/// The rank's device, with a stream of the program's own.
+struct Gpu {
+    device: Arc<CudaDevice>,
+    stream: Arc<CudaStream>,
+}
+
+impl Gpu {
+    fn open(world: &World) -> Result<Self> {
+        let local = world.place().local_rank.unwrap_or(world.rank());
+        let device = world.config().nccl.open_device(local)?;
+        let stream = CudaStream::new(&device, Priority::Normal)?;
+        Ok(Self { device, stream })
+    }
+
+    fn buffer<T: Element>(&self, elements: &[T]) -> Result<DeviceBuffer> {
+        DeviceBuffer::copy_of(&self.stream, elements)
+    }
+}
+
+fn all_reduce(buffer: &DeviceBuffer) -> Result<Op<'static>> {
+    Ok(Op::AllReduce {
+        buffer: buffer.buffer()?,
+        op: ReduceOp::Sum.into(),
+    })
+}
+
+/// The sum of ones over a group.
+fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
+    let ones = gpu.buffer(&[1.0f32; 256])?;
+    group.execute_async(all_reduce(&ones)?)?.wait()?;
+    let sums = ones.to_vec::<f32>()?;
+    assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
+    Ok(sums[0])
+}
+
+/// Says which communicators this rank's record knows.
+fn say_communicators(world: &World) -> Result<()> {
+    let path = world.dump()?;
+    let bytes = std::fs::read(&path).expect("a dump that was just written");
+    let (dump, _) = rcomm_recorder::publish::Dump::read(&bytes).expect("a dump");
+    for (id, facts) in dump.nccl_comm_state {
+        eprintln!("communicator {id}: {facts:?}");
+    }
+    Ok(())
+}
+
+fn train(world: &World, gpu: &Gpu) -> Result<()> {
+    for step in 0..STEPS {
+        world.step(i64::from(step));
+        let sum = count(world.group(), gpu)?;
+        eprintln!("sum: {sum}");
+    }
+    Ok(())
+}
+
+fn split(world: &World, gpu: &Gpu) -> Result<()> {
+    let (rank, group) = (world.rank(), world.group());
+    // Even ranks in reverse order, odd ones as they are; the last rank is in neither.
+    let color = (rank + 1 < world.size()).then_some(rank % 2);
+    let key = if rank % 2 == 0 { -i64::from(rank) } else { 0 };
+    let part = group.split(color, key, &GroupOptions::named("part"))?;
+    if let Some(part) = &part {
+        eprintln!(
+            "part: rank {} of {:?}, sum {}",
+            part.rank(),
+            part.ranks(),
+            count(part, gpu)?
+        );
+    }
+    let pair = group.new_subgroups(2, &GroupOptions::named("pair"))?;
+    eprintln!("pair: {:?}, sum {}", pair.ranks(), count(&pair, gpu)?);
+    // A group of a group.
+    let alone = pair.new_subgroups(1, &GroupOptions::named("alone"))?;
+    eprintln!("alone: {:?}, sum {}", alone.ranks(), count(&alone, gpu)?);
+    let list = [vec![1, 0]];
+    let listed = group.new_subgroups_by_enumeration(&list, &GroupOptions::named("listed"))?;
+    if let Some(listed) = &listed {
+        eprintln!("listed: {:?}, sum {}", listed.ranks(), count(listed, gpu)?);
+    }
+    eprintln!("all: sum {}", count(group, gpu)?);
+    say_communicators(world)
+}
+
+fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
+    for step in 0..STEPS {
+        if world.rank() == CULPRIT && step == STEP_OF_FAULT {
+            // It cannot fail on oneself.
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+        let sum = match count(world.group(), gpu) {
+            Ok(sum) => sum,
+            Err(error) => {
+                eprintln!("lost: {error}");
+                let absent = world.group().find_absent(Duration::from_secs(8))?;
+                world.shrink(&absent)?;
+                count(world.group(), gpu)?
+            }
+        };
+        eprintln!("sum: {sum} of ranks {:?}", world.group().ranks());
+    }
+    say_communicators(&world)?;
+    world.shutdown()
+}
+
+/// Work of the device's that follows operations, and operations that follow it, without the host.
+fn streams(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let other = CudaStream::new(&gpu.device, Priority::High)?;
+    let numbers = gpu.buffer(&[1i64; 1000])?;
+    // Used on `other` from here on: what is sent there first must have come first.
+    for round in 1..=4i64 {
+        let work = group.execute_async(all_reduce(&numbers)?)?;
+        work.wait_stream(&other)?;
+        work.wait_stream(&gpu.stream)?;
+        // The buffer is alive although nobody holds the work.
+        drop(work);
+        let size = i64::from(world.size());
+        let expected = size.pow(u32::try_from(round).expect("a small number"));
+        assert_eq!(numbers.to_vec::<i64>()?, vec![expected; 1000]);
+    }
+    let host = group.execute_async(Op::AllReduce {
+        buffer: rcomm::Buffer::from_vec(vec![1.0f32; 4]),
+        op: ReduceOp::Sum.into(),
+    })?;
+    let refused = host.wait_stream(&other).expect_err("it runs on no stream");
+    eprintln!("refused: {refused}");
+    host.wait()?;
+    Ok(())
+}
+
+fn memory(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let refused = |what: &str, result: Result<()>| {
+        let error = result.expect_err(what);
+        eprintln!("refused {what}: {error}");
+    };
+    let ours = gpu.buffer(&[1.0f32; 512])?;
+    let registration = backend.register(&ours.buffer()?)?;
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    let again = registration.clone();
+    backend.deregister(registration)?;
+    refused("what was undone", backend.deregister(again));
+    let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);
+    refused("host memory", backend.register(&host).map(|_| ()));
+    let theirs = backend.allocate(rcomm::DType::F32, 512)?;
+    let registration = backend.register(&theirs)?;
+    backend.deregister(registration)?;
+    let next = (gpu.device.ordinal() + 1) % 8;
+    let mut elsewhere = world.config().nccl.clone();
+    elsewhere.device = Some(next);
+    let device = elsewhere.open_device(0)?;
+    let stream = CudaStream::new(&device, Priority::Normal)?;
+    let there = DeviceBuffer::copy_of(&stream, &[1.0f32; 4])?;
+    let op = Op::AllReduce {
+        buffer: there.buffer()?,
+        op: ReduceOp::Sum.into(),
+    };
+    refused(
+        "memory of another device",
+        group.execute_async(op).map(|_| ()),
+    );
+    refused(
+        "a window",
+        backend
+            .new_window(ours.buffer()?, rcomm::Deadline::In(Duration::from_secs(1)))
+            .map(|_| ()),
+    );
+    // SAFETY: nothing of this device's is at that address, which is what is asked.
+    let foreign =
+        unsafe { DeviceBuffer::foreign(&gpu.stream, 4096, rcomm::DType::F32, 4, Arc::new(())) };
+    refused("an address of nothing", foreign.map(|_| ()));
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    Ok(())
+}

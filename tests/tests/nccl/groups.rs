@@ -1,0 +1,144 @@
+//! Groups of groups, ways to join, streams, graphs and memory.
+
+use super::{RANKS, run, start};
+use rcomm_tests::process::{CULPRIT, Job};
+
+/// The lines of what a rank said that begin with this word.
+fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
+    let lines = said.lines().filter_map(|line| line.strip_prefix(word));
+    lines.map(str::trim).collect()
+}
+
+/// What the scenario says, however the groups were made.
+pub(crate) fn check_split(said: &[String]) {
+    // Even ranks in reverse order, odd ones but the last as they are.
+    assert_eq!(lines(&said[0], "part:"), ["rank 1 of [2, 0], sum 2"]);
+    assert_eq!(lines(&said[1], "part:"), ["rank 0 of [1], sum 1"]);
+    assert_eq!(lines(&said[2], "part:"), ["rank 0 of [2, 0], sum 2"]);
+    assert!(lines(&said[3], "part:").is_empty());
+    for (rank, said) in said.iter().enumerate() {
+        let first = rank / 2 * 2;
+        let pair = format!("[{first}, {}], sum 2", first + 1);
+        assert_eq!(lines(said, "pair:"), [pair]);
+        assert_eq!(lines(said, "alone:"), [format!("[{rank}], sum 1")]);
+        let listed: &[&str] = if rank < 2 { &["[1, 0], sum 2"] } else { &[] };
+        assert_eq!(lines(said, "listed:"), listed);
+        assert_eq!(lines(said, "all:"), ["sum 4"]);
+    }
+}
+
+#[test]
+fn groups_are_split_off_one_another() {
+    let (_job, said) = run("split", |_, _| {});
+    check_split(&said);
+    let ids = |rank: usize| -> Vec<String> {
+        let states = lines(&said[rank], "communicator");
+        let ids = states.iter().filter_map(|state| state.split_once(':'));
+        ids.map(|(id, _)| id.to_owned()).collect()
+    };
+    // All of them, those of two members under one name on both.
+    assert_eq!(ids(0).len(), 5, "{}", said[0]);
+    assert_eq!(ids(3).len(), 3, "{}", said[3]);
+    assert_eq!(ids(0)[1], ids(2)[1]);
+    assert_ne!(ids(0)[1], ids(1)[1]);
+}
+
+#[test]
+fn ranks_join_in_every_way_that_they_are_told_to() {
+    for variables in [
+        &[("RCOMM_NCCL_BLOCKING", "1")][..],
+        &[
+            ("TORCH_NCCL_USE_COMM_NONBLOCKING", "0"),
+            ("RCOMM_NCCL_LAZY", "1"),
+        ][..],
+        &[("RCOMM_NCCL_LAZY", "1")][..],
+        &[("TORCH_NCCL_RANKS_PER_ROOT", "1")][..],
+        &[
+            ("RCOMM_NCCL_RANKS_PER_ID", "3"),
+            ("TORCH_NCCL_HIGH_PRIORITY", "1"),
+        ][..],
+        &[("RCOMM_NCCL_TIMING", "1")][..],
+    ] {
+        let (_job, said) = run("split", |_, command| {
+            command.envs(variables.iter().copied());
+        });
+        check_split(&said);
+    }
+}
+
+/// What the scenario says, however the new group was made.
+pub(crate) fn check_shrink(job: &mut Job) -> Vec<String> {
+    let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
+    let said = others.map(|rank| {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        let said = ended.stderr;
+        assert!(said.contains("lost: all_reduce #4"), "{said}");
+        let sums = lines(&said, "sum:");
+        assert_eq!(sums[..3], ["4 of ranks [0, 1, 2, 3]"; 3], "{said}");
+        assert_eq!(sums[3..], ["3 of ranks [0, 1, 3]"; 3], "{said}");
+        said
+    });
+    let said = said.collect();
+    assert!(!job.wait(CULPRIT).status.success());
+    said
+}
+
+#[test]
+fn what_is_left_of_a_communicator_goes_on() {
+    for mode in ["clean_up_only", "none"] {
+        let mut job = start("shrink", |_, command| {
+            command.env("RCOMM_NCCL_ERROR_HANDLING", mode);
+        });
+        for said in check_shrink(&mut job) {
+            // Made of the old one: the library was not asked for a new id.
+            let states = lines(&said, "communicator");
+            assert!(
+                states.iter().any(|state| state.contains("\"3\"")),
+                "{mode}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn streams_wait_for_operations_and_operations_for_streams() {
+    let (_job, said) = run("streams", |_, _| {});
+    for said in said {
+        let refused = lines(&said, "refused:");
+        assert!(refused[0].contains("runs on no stream"), "{said}");
+    }
+}
+
+#[test]
+fn operations_are_captured_into_graphs() {
+    let (_job, said) = run("graph", |_, _| {});
+    for said in said {
+        let refused = lines(&said, "refused:");
+        assert!(
+            refused[0].contains("is being captured into graph"),
+            "{said}"
+        );
+        const UNJOINED: &str = "904";
+        assert_eq!(lines(&said, "not joined:"), [UNJOINED]);
+        let states = lines(&said, "communicator");
+        assert!(states[0].contains("\"2 operations\""), "{said}");
+    }
+}
+
+#[test]
+fn memory_is_registered_and_what_does_not_fit_is_refused_by_name() {
+    let (_job, said) = run("memory", |_, _| {});
+    for (rank, said) in said.iter().enumerate() {
+        let next = (rank + 1) % 8;
+        for sentence in [
+            "refused what was undone: there is no registration",
+            "it is host memory; on this rank the group works on",
+            &format!("it is memory of cuda:{next}; on this rank the group works on cuda:{rank}"),
+            "refused a window: backend nccl does not offer new_window",
+            "it is host memory, or nothing at all",
+        ] {
+            assert!(said.contains(sentence), "{sentence}: {said}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Libraries that are too old, differ, or lack a function.
+
+use super::{RANKS, fail, over, run, start};
+use rcomm_tests::process::CULPRIT;
+use rcomm_tests::simulator;
+use std::path::PathBuf;
+
+/// A copy of the simulator without this function: the loader finds another name in its place.
+pub(crate) fn without(symbols: &[&str]) -> (tempfile::TempDir, PathBuf) {
+    let mut bytes = std::fs::read(simulator::path()).unwrap();
+    for symbol in symbols {
+        let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
+        let places: Vec<usize> = (0..bytes.len() - name.len())
+            .filter(|&at| bytes[at..].starts_with(&name))
+            .collect();
+        assert!(!places.is_empty(), "{symbol} is exported");
+        for at in places {
+            bytes[at + name.len() - 2] = b'_';
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("libnccl.so.2");
+    std::fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+#[test]
+fn a_library_that_is_too_old_is_refused_with_its_version() {
+    let job = start("train", |_, command| {
+        command.env("RCOMM_SIM", "version=21105");
+    });
+    // The others may find the store gone before they have come so far.
+    for (_, ended) in fail(job, 0..1).1 {
+        let error = ended.stderr;
+        assert!(
+            error.contains("NCCL 2.11.5 is older than 2.18.0"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn libraries_that_differ_between_ranks_are_named_on_all() {
+    let job = start("train", |rank, command| {
+        if rank == CULPRIT {
+            command.env("RCOMM_SIM", "version=22707");
+        }
+    });
+    for (_, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        let sentence = "different releases of NCCL: rank 0 has 2.30.7, rank 2 has 2.27.7";
+        assert!(error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn a_library_without_a_function_that_is_needed_is_refused_by_its_name() {
+    let (_folder, library) = without(&["ncclAllReduce"]);
+    let job = start("train", |_, command| {
+        over(&library, command);
+    });
+    for (_, ended) in fail(job, 0..1).1 {
+        let error = ended.stderr;
+        assert!(error.contains("no symbol ncclAllReduce"), "{error}");
+    }
+}
+
+#[test]
+fn groups_are_connected_anew_where_the_library_cannot_split() {
+    let (_folder, library) = without(&["ncclCommSplit"]);
+    let (_job, said) = run("split", |_, command| {
+        over(&library, command);
+    });
+    super::groups::check_split(&said);
+}
+
+#[test]
+fn registered_memory_is_refused_by_name_where_the_library_has_none() {
+    let (_folder, library) = without(&["ncclCommRegister"]);
+    let job = start("memory", |_, command| {
+        over(&library, command);
+    });
+    for (_, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        let sentence =
+            "registered memory needs ncclCommRegister (NCCL 2.19); this library is 2.30.7";
+        assert!(error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn several_ids_are_refused_by_name_where_the_library_takes_one() {
+    let (_folder, library) = without(&["ncclCommInitRankScalable"]);
+    let job = start("train", |_, command| {
+        over(&library, command);
+        command.env("RCOMM_NCCL_RANKS_PER_ID", "2");
+    });
+    for (_, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        assert!(
+            error.contains("ncclCommInitRankScalable (NCCL 2.23)"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_is_left_of_a_job_connects_anew_where_the_library_cannot_shrink() {
+    for lacking in [&["ncclCommShrink"][..], &["ncclCommRevoke"][..]] {
+        let (_folder, library) = without(lacking);
+        let mut job = start("shrink", |_, command| {
+            over(&library, command);
+        });
+        super::groups::check_shrink(&mut job);
+    }
+}

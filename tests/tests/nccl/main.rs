@@ -1,0 +1,67 @@
+//! Jobs on device memory, each rank a process, over the stand-in for NCCL and the CUDA driver: what goes
+//! well, and what is done about what does not.
+#![allow(clippy::unwrap_used)]
+
+mod groups;
+mod libraries;
+mod trouble;
+
+use rcomm_recorder::publish::Dump;
+use rcomm_tests::process::{Ended, Job};
+use rcomm_tests::simulator;
+use std::path::Path;
+use std::process::Command;
+
+const RANKS: u32 = 4;
+
+/// Starts the ranks of a scenario; `change` may add to a rank's command.
+fn start(scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
+    let simulator = simulator::path();
+    let program = env!("CARGO_BIN_EXE_device_rank");
+    Job::start_as(program, RANKS, scenario, |rank, command| {
+        over(&simulator, command);
+        command
+            .env("RCOMM_INIT_TIMEOUT_MS", "20000")
+            .env("RCOMM_NCCL_RAS", "0");
+        change(rank, command);
+    })
+}
+
+/// Has a rank use this file: both libraries are one, since they share the devices.
+fn over(library: &Path, command: &mut Command) {
+    command
+        .env("RCOMM_NCCL_LIB", library)
+        .env("RCOMM_CUDA_LIB", library);
+}
+
+/// A scenario that goes well, and what each rank said.
+fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>) {
+    let mut job = start(scenario, change);
+    let said = (0..RANKS).map(|rank| {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "{scenario}, rank {rank}: {ended:?}");
+        ended.stderr
+    });
+    let said = said.collect();
+    (job, said)
+}
+
+/// What is left of a job whose ranks all end with an error.
+fn fail(mut job: Job, ranks: impl Iterator<Item = u32>) -> (Job, Vec<(u32, Ended)>) {
+    let ended = ranks.map(|rank| {
+        let ended = job.wait(rank);
+        assert!(!ended.status.success(), "rank {rank}: {ended:?}");
+        (rank, ended)
+    });
+    let ended = ended.collect();
+    (job, ended)
+}
+
+/// Facts of a dump's communicators, by name.
+fn facts(dump: &Dump, name: &str) -> Vec<String> {
+    let facts = dump.nccl_comm_state.iter().flat_map(|(_, facts)| facts);
+    facts
+        .filter(|(it, _)| it == name)
+        .map(|(_, value)| value.clone())
+        .collect()
+}

@@ -1,0 +1,223 @@
+//! Trouble that was ordered from the simulator.
+
+use super::libraries::without;
+use super::{RANKS, facts, fail, over, run, start};
+use rcomm_tests::process::{CULPRIT, wait_until};
+use rcomm_tests::simulator;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+/// Has something happen on the culprit alone.
+fn on_culprit(orders: &str) -> impl Fn(u32, &mut Command) {
+    move |rank, command| {
+        if rank == CULPRIT {
+            command.env("RCOMM_SIM", orders);
+        }
+    }
+}
+
+fn others() -> impl Iterator<Item = u32> {
+    (0..RANKS).filter(|&rank| rank != CULPRIT)
+}
+
+#[test]
+fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
+    let job = start("train", on_culprit("hang_after=3"));
+    let (job, ended) = fail(job, 0..RANKS);
+    for (rank, ended) in &ended {
+        let error = &ended.stderr;
+        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {error}");
+        assert!(
+            error.contains("all_reduce #4 on group default_pg"),
+            "{error}"
+        );
+        assert!(error.contains("dump: "), "{error}");
+    }
+    let dumps = job.dumps();
+    assert_eq!(dumps.len(), RANKS as usize);
+    for (path, dump) in &dumps {
+        let path = path.display();
+        // Made before the clean-up: the communicator is as it was when it hung.
+        assert_eq!(facts(dump, "stage"), ["ready"], "{path}");
+        assert_eq!(facts(dump, "launched"), ["4"], "{path}");
+        assert_eq!(facts(dump, "n_ranks"), ["4"], "{path}");
+        assert_eq!(facts(dump, "nccl_version"), ["2.30.7"], "{path}");
+        let rank = dump.identity.rank.unwrap();
+        assert_eq!(facts(dump, "device"), [format!("cuda:{rank}")], "{path}");
+        assert!(facts(dump, "stream")[0].starts_with("0x"), "{path}");
+        let (id, _) = &dump.nccl_comm_state[0];
+        assert_eq!(
+            id, &dumps[0].1.nccl_comm_state[0].0,
+            "the same on all ranks"
+        );
+    }
+}
+
+#[test]
+fn an_abort_returns_although_the_library_never_does() {
+    // One library can stop what is pending and hangs as it frees the communicator, one hangs at once.
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    for library in [simulator::path(), old] {
+        let job = start("train", |rank, command| {
+            let orders = match rank {
+                CULPRIT => "hang_after=3,abort_hangs=1",
+                _ => "abort_hangs=1",
+            };
+            over(&library, command);
+            command.env("RCOMM_SIM", orders);
+        });
+        for (_, ended) in fail(job, 0..RANKS).1 {
+            assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+            assert!(ended.stderr.contains("all_reduce #4"), "{ended:?}");
+        }
+    }
+}
+
+#[test]
+fn an_asynchronous_error_is_told_in_the_librarys_words() {
+    let job = start("train", on_culprit("async_error_after=3"));
+    let (_job, ended) = fail(job, 0..RANKS);
+    let (_, culprit) = &ended[CULPRIT as usize];
+    let error = &culprit.stderr;
+    assert!(
+        error.contains("remote process exited or there was a network error (code 6)"),
+        "{error}"
+    );
+    assert!(error.contains("ordered by RCOMM_SIM"), "{error}");
+}
+
+#[test]
+fn a_launch_that_fails_is_told_in_the_librarys_words() {
+    let job = start("train", on_culprit("launch_error_after=3"));
+    let (_job, ended) = fail(job, 0..RANKS);
+    let error = &ended[CULPRIT as usize].1.stderr;
+    assert!(
+        error.contains("ncclAllReduce failed: unhandled cuda error"),
+        "{error}"
+    );
+    assert!(error.contains("Cuda failure 999"), "{error}");
+    assert!(error.contains("dump: "), "{error}");
+}
+
+#[test]
+fn a_device_without_memory_is_named_on_all_ranks() {
+    let job = start("train", on_culprit("no_memory_after=0"));
+    let (_job, ended) = fail(job, 0..RANKS);
+    for (rank, ended) in ended {
+        let error = ended.stderr;
+        assert!(
+            error.contains("CUDA_ERROR_OUT_OF_MEMORY"),
+            "rank {rank}: {error}"
+        );
+        if rank != CULPRIT {
+            assert!(
+                error.contains("rank 2 could not join"),
+                "rank {rank}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_that_runs_out_later_is_the_error_of_who_asked_for_it() {
+    // The first is the group's own, the second that of the first step.
+    let job = start("train", on_culprit("no_memory_after=2"));
+    let (_job, ended) = fail(job, std::iter::once(CULPRIT));
+    let error = &ended[0].1.stderr;
+    assert!(
+        error.contains("cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (code 2)"),
+        "{error}"
+    );
+    assert!(error.contains("1024 bytes on cuda:2"), "{error}");
+}
+
+#[test]
+fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
+    let job = start("train", |rank, command| {
+        command.env("RCOMM_INIT_TIMEOUT_MS", "4000");
+        on_culprit("die_in_init=1")(rank, command);
+    });
+    let (_job, ended) = fail(job, others());
+    for (rank, ended) in ended {
+        let error = ended.stderr;
+        assert!(
+            error.contains("came, and is silent since: rank 2"),
+            "rank {rank}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_slow_start_is_waited_for_and_a_start_too_slow_is_named() {
+    run("train", on_culprit("init_delay_ms=1500"));
+    let job = start("train", |rank, command| {
+        command.env("RCOMM_INIT_TIMEOUT_MS", "3000");
+        on_culprit("init_delay_ms=60000")(rank, command);
+    });
+    let (_job, ended) = fail(job, 0..RANKS);
+    for (rank, ended) in ended {
+        let error = ended.stderr;
+        assert!(
+            error.contains("did not all join the communicator in time")
+                || error.contains("could not join"),
+            "rank {rank}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_driver_call_that_does_not_return_is_reported_by_the_monitor() {
+    let job = start("train", |rank, command| {
+        command.env("RCOMM_HEARTBEAT_TIMEOUT_MS", "1000");
+        // The other ranks shall not be first.
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+        on_culprit("query_hangs_after=3")(rank, command);
+    });
+    let dumps = wait_until("the dumps of all ranks", || {
+        let dumps = job.dumps();
+        (dumps.len() == RANKS as usize).then_some(dumps)
+    });
+    for (path, dump) in dumps {
+        let reason = dump.identity.reason;
+        assert!(
+            reason.contains("the watchdog is stuck"),
+            "{}: {reason}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn the_modes_of_error_handling_end_the_process_or_do_not() {
+    for (theirs, ours, dies) in [
+        ("0", "none", false),
+        ("1", "tear_down", true),
+        ("2", "clean_up_only", false),
+        ("3", "skip_clean_up", true),
+    ] {
+        let job = start("train", |rank, command| {
+            if rank % 2 == 0 {
+                command.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", theirs);
+            } else {
+                command.env("RCOMM_NCCL_ERROR_HANDLING", ours);
+                command.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+            }
+            on_culprit("hang_after=3")(rank, command);
+        });
+        let (job, ended) = fail(job, 0..RANKS);
+        for (rank, ended) in ended {
+            const SIGABRT: i32 = 6;
+            let signal = ended.status.signal();
+            assert_eq!(
+                signal == Some(SIGABRT),
+                dies,
+                "{ours}, rank {rank}: {ended:?}"
+            );
+            assert!(
+                ended.stderr.contains("all_reduce #4"),
+                "{ours}, rank {rank}: {ended:?}"
+            );
+        }
+        assert_eq!(job.dumps().len(), RANKS as usize, "{ours}");
+    }
+}

@@ -6,13 +6,13 @@
 //! | variable | option | default |
 //! |---|---|---|
 //! | `RCOMM_TIMEOUT_MS` | [`timeout`](Config::timeout) | 600,000 |
-//! | `RCOMM_INIT_TIMEOUT_MS` | [`init_timeout`](Config::init_timeout) | 120,000 |
+//! | `RCOMM_INIT_TIMEOUT_MS`, `TORCH_NCCL_NONBLOCKING_TIMEOUT` (in seconds) | [`init_timeout`](Config::init_timeout) | 120,000 |
 //! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
 //! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
-//! | `RCOMM_RING_ENTRIES` | [`ring_entries`](Config::ring_entries) | 16,384 |
+//! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
 //! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
 //! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
@@ -21,8 +21,8 @@
 //! | `RCOMM_ENDPOINT` | [`endpoint`](Config::endpoint): `unix`, `tcp:ADDRESS:PORT`, `off` | `unix` |
 //! | `RCOMM_ENDPOINT_TOKEN` | [`endpoint_token`](Config::endpoint_token) | derived from the job's secret |
 //! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
-//! | `RCOMM_HEARTBEAT_TIMEOUT_MS` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
-//! | `RCOMM_SIGNAL_INTERVAL_MS` | [`signal_interval`](Config::signal_interval) | 500 |
+//! | `RCOMM_HEARTBEAT_TIMEOUT_MS`, `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
+//! | `RCOMM_SIGNAL_INTERVAL_MS`, `TORCH_NCCL_COORD_CHECK_MILSEC` | [`signal_interval`](Config::signal_interval) | 500 |
 //! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
 //!
 //! Those of the NCCL backend are listed at [`NcclOptions`].
@@ -234,6 +234,35 @@ impl Config {
             }
             Ok(())
         };
+        // Ours count before the borrowed ones, which are in other units.
+        let seconds = |name: &str| -> Result<Option<Duration>> {
+            let value = text(name).map(|value| number(name, &value)).transpose()?;
+            Ok(value.filter(|value| *value > 0).map(Duration::from_secs))
+        };
+        if let Some(timeout) = seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")? {
+            config.heartbeat_timeout = timeout;
+        }
+        // A negative one is PyTorch's way to say none.
+        let nonblocking = text("TORCH_NCCL_NONBLOCKING_TIMEOUT");
+        if nonblocking.is_some_and(|value| !value.trim().starts_with('-'))
+            && let Some(timeout) = seconds("TORCH_NCCL_NONBLOCKING_TIMEOUT")?
+        {
+            config.init_timeout = timeout;
+        }
+        millis("TORCH_NCCL_COORD_CHECK_MILSEC", &mut config.signal_interval)?;
+        for name in [
+            "TORCHCOMM_FR_BUFFER_SIZE",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "TORCH_FR_BUFFER_SIZE",
+        ] {
+            if let Some(value) = text(name) {
+                let entries: u32 = number(name, &value)?;
+                // 0 turns theirs off; ours is always on.
+                if entries > 0 {
+                    config.ring_entries = entries;
+                }
+            }
+        }
         millis("RCOMM_TIMEOUT_MS", &mut config.timeout)?;
         millis("RCOMM_INIT_TIMEOUT_MS", &mut config.init_timeout)?;
         millis("RCOMM_WATCHDOG_INTERVAL_MS", &mut config.watchdog_interval)?;
@@ -395,6 +424,34 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn variables_of_pytorchs_in_other_units_are_taken_over() {
+        let theirs = [
+            ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "480"),
+            ("TORCH_NCCL_COORD_CHECK_MILSEC", "250"),
+            ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
+            ("TORCH_FR_BUFFER_SIZE", "2000"),
+        ];
+        let config = from(&theirs).unwrap();
+        assert_eq!(config.heartbeat_timeout, Duration::from_secs(480));
+        assert_eq!(config.signal_interval, Duration::from_millis(250));
+        assert_eq!(config.init_timeout, Duration::from_secs(30));
+        assert_eq!(config.ring_entries, 2000);
+        let ours = [
+            ("RCOMM_HEARTBEAT_TIMEOUT_MS", "5000"),
+            ("RCOMM_SIGNAL_INTERVAL_MS", "70"),
+            ("RCOMM_INIT_TIMEOUT_MS", "900"),
+            ("RCOMM_RING_ENTRIES", "10"),
+        ];
+        let config = from(&[&theirs[..], &ours[..]].concat()).unwrap();
+        assert_eq!(config.heartbeat_timeout, Duration::from_secs(5));
+        assert_eq!(config.signal_interval, Duration::from_millis(70));
+        assert_eq!(config.init_timeout, Duration::from_millis(900));
+        assert_eq!(config.ring_entries, 10);
+        let off = from(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
+        assert_eq!(off.ring_entries, Config::default().ring_entries);
     }
 
     #[test]

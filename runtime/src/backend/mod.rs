@@ -295,7 +295,17 @@ pub trait Backend: Send + Sync {
         Err(self.refuse(OpType::NewWindow.name()))
     }
 
-    /// What it can say of its communicators, for a dump. Never waits.
+    /// Where the first NaN in memory of its device is, as an element; `None` if there is none, or the
+    /// backend cannot look. For debugging: the host waits for what is under way on that memory.
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        let _ = memory;
+        Ok(None)
+    }
+
+    /// What it can say of its communicators, for a dump.
+    ///
+    /// # Blocking
+    /// For a second at most, and for no peer.
     fn comm_state(&self) -> Vec<CommState> {
         Vec::new()
     }

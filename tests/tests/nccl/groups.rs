@@ -1,7 +1,9 @@
 //! Groups of groups, ways to join, streams, graphs and memory.
 
-use super::{RANKS, run, start};
+use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 
 /// The lines of what a rank said that begin with this word.
 fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
@@ -140,5 +142,57 @@ fn memory_is_registered_and_what_does_not_fit_is_refused_by_name() {
         ] {
             assert!(said.contains(sentence), "{sentence}: {said}");
         }
+    }
+}
+
+#[test]
+fn a_nan_in_device_memory_is_refused_on_all_ranks() {
+    let job = start("nan", |_, command| {
+        command
+            .env("TORCH_NCCL_NAN_CHECK", "1")
+            .env("RCOMM_TIMEOUT_MS", "20000");
+    });
+    for (rank, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        assert!(error.contains("all_reduce #2"), "rank {rank}: {error}");
+        assert!(
+            error.contains("NaN") && error.contains("999999"),
+            "rank {rank}: {error}"
+        );
+        assert!(error.contains("rank 2"), "rank {rank}: {error}");
+    }
+}
+
+#[test]
+fn the_monitors_report_is_part_of_the_first_ranks_dump() {
+    let monitor = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = monitor.local_addr().unwrap().to_string();
+    let serve = std::thread::spawn(move || {
+        let (stream, _) = monitor.accept().unwrap();
+        let mut lines = BufReader::new(stream);
+        for answer in [
+            "SERVER PROTOCOL 2\n",
+            "OK\n",
+            "OK\n",
+            "{\"nccl_version\": \"2.30.7\"}",
+        ] {
+            let mut asked = String::new();
+            lines.read_line(&mut asked).unwrap();
+            lines.get_mut().write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let (job, _) = run("graph", |_, command| {
+        command
+            .env("RCOMM_NCCL_RAS", "1")
+            .env("NCCL_RAS_ADDR", &address);
+    });
+    serve.join().unwrap();
+    for (path, dump) in job.dumps() {
+        let reports = facts(&dump, "report");
+        let expected: &[&str] = match dump.identity.rank {
+            Some(0) => &["{\"nccl_version\": \"2.30.7\"}"],
+            _ => &[],
+        };
+        assert_eq!(reports, expected, "{}", path.display());
     }
 }

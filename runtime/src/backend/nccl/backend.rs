@@ -5,9 +5,11 @@ use super::lane::{Ending, Lane, visit};
 use super::launch;
 use super::library::NcclLibrary;
 use super::memory::DeviceBuffer;
+use super::nan::NanFinder;
 use super::options::{Connecting, NcclOptions};
 use super::pending::Ticket;
 use super::rally::{Meeting, Scope};
+use super::ras::Ras;
 use super::registry::Registry;
 use super::turns::{Turns, Wait};
 use crate::backend::{
@@ -43,6 +45,8 @@ pub(super) struct Shared {
     pub(super) leaked: AtomicU64,
     /// How long a rank that gives up waits for the others to say what became of them.
     pub(super) patience: Duration,
+    pub(super) nans: Arc<NanFinder>,
+    pub(super) ras: Arc<Ras>,
 }
 
 impl Shared {
@@ -59,6 +63,8 @@ impl Shared {
             aborted: OnceLock::new(),
             leaked: AtomicU64::new(0),
             patience: self.patience,
+            nans: self.nans.clone(),
+            ras: self.ras.clone(),
         })
     }
 
@@ -95,6 +101,9 @@ impl NcclFactory {
         );
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
+        // One rank of each host asks for all.
+        let is_first = world.local_rank.unwrap_or(world.rank) == 0;
+        let ras = Ras::new(options.ras.clone().filter(|_| is_first));
         let pattern = Shared {
             marks: EventPool::new(&device, options.event_timing()),
             joints: EventPool::new(&device, EventTiming::Untimed),
@@ -106,6 +115,8 @@ impl NcclFactory {
             aborted: OnceLock::new(),
             leaked: AtomicU64::new(0),
             patience: world.config.status_wait,
+            nans: Arc::default(),
+            ras: Arc::new(ras),
         };
         Ok(Arc::new(Self {
             pattern: Arc::new(pattern),
@@ -457,7 +468,21 @@ impl Backend for NcclBackend {
             let id = lane.hash().map_or(name, |hash| format!("{hash:#018x}"));
             CommState { id, facts }
         };
-        main.chain(peers).map(state).collect()
+        let mut states: Vec<CommState> = main.chain(peers).map(state).collect();
+        if let Some(report) = self.shared.ras.report() {
+            states.push(CommState {
+                id: "ras".to_owned(),
+                facts: vec![("report".to_owned(), report)],
+            });
+        }
+        states
+    }
+
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        if memory.device() != self.shared.device.place() {
+            return Ok(None);
+        }
+        self.shared.nans.find(memory, &self.shared.default_stream)
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {

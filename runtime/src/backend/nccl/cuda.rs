@@ -25,6 +25,10 @@ pub(super) type CuContext = *mut c_void;
 pub(super) type CuStream = *mut c_void;
 /// `CUevent`.
 pub(super) type CuEvent = *mut c_void;
+/// `CUmodule`.
+pub(super) type CuModule = *mut c_void;
+/// `CUfunction`.
+pub(super) type CuFunction = *mut c_void;
 /// `CUdeviceptr`.
 pub(super) type CuDevicePtr = u64;
 
@@ -117,6 +121,14 @@ table! {
         memcpy_to_device = "cuMemcpyHtoDAsync_v2": fn(CuDevicePtr, *const c_void, usize, CuStream) -> CuResult;
         /// `cuMemcpyDtoHAsync_v2`
         memcpy_to_host = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CuDevicePtr, usize, CuStream) -> CuResult;
+        /// `cuModuleLoadData`
+        module_load_data = "cuModuleLoadData": fn(*mut CuModule, *const c_void) -> CuResult;
+        /// `cuModuleUnload`
+        module_unload = "cuModuleUnload": fn(CuModule) -> CuResult;
+        /// `cuModuleGetFunction`
+        module_get_function = "cuModuleGetFunction": fn(*mut CuFunction, CuModule, *const c_char) -> CuResult;
+        /// `cuLaunchKernel`
+        launch_kernel = "cuLaunchKernel": fn(CuFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CuStream, *mut *mut c_void, *mut *mut c_void) -> CuResult;
         /// `cuPointerGetAttribute`
         pointer_get_attribute = "cuPointerGetAttribute": fn(*mut c_void, c_int, CuDevicePtr) -> CuResult;
     }

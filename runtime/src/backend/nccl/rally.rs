@@ -247,7 +247,10 @@ impl Rally {
         self.say("left", "")?;
         let deadline = Deadline::In(patience).started();
         let (mut absent, mut mute) = self.look_for_silent()?;
-        while !(absent.is_empty() && mute.is_empty()) && !deadline.has_passed() {
+        while !deadline.has_passed() {
+            if absent.is_empty() && mute.is_empty() {
+                break;
+            }
             std::thread::sleep(Self::LONGEST_PAUSE);
             // The rank that serves the store may have given up, too: what is known then has to do.
             match self.look_for_silent() {

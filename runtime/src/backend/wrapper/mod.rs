@@ -38,7 +38,7 @@ pub struct Wrapper {
 
 impl Wrapper {
     /// Wraps `inner`; ranks compare over `side`, which has the same members in the same order and is
-    /// used for nothing else. With [`NanCheck::On`], inputs in host memory that hold a NaN are refused
+    /// used for nothing else. With [`NanCheck::On`], inputs that hold a NaN are refused
     /// as well, on all ranks.
     pub fn new(
         inner: Arc<dyn Backend>,
@@ -56,7 +56,7 @@ impl Wrapper {
 
     fn statement(&self, op: &Op<'_>, call: Call) -> Statement {
         let nan = match self.nan_check {
-            NanCheck::On => nan::find(op),
+            NanCheck::On => nan::find(op, &*self.inner),
             NanCheck::Off => None,
         };
         Statement::of(op, call.seq, nan)
@@ -156,6 +156,10 @@ impl Backend for Wrapper {
 
     fn decline_split(&self, deadline: Deadline) -> Result<()> {
         self.inner.decline_split(deadline)
+    }
+
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        self.inner.find_nan(memory)
     }
 
     fn comm_state(&self) -> Vec<CommState> {

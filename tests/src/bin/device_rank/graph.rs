@@ -104,7 +104,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
 
     // Who does not join the group's stream again learns it from the driver.
     graphs.begin(stream);
-    let _ = group.execute_async(all_reduce(&summed)?)?;
+    drop(group.execute_async(all_reduce(&summed)?)?);
     let (status, _) = graphs.end(stream);
     eprintln!("not joined: {status}");
     assert_eq!(count(group, gpu)?, world.size() as f32);

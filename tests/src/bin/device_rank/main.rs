@@ -38,6 +38,7 @@ fn run(scenario: &str) -> Result<()> {
         "streams" => streams(&world, &gpu)?,
         "graph" => graph::capture(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
+        "nan" => nan(&world, &gpu)?,
         other => panic!("there is no scenario {other:?}"),
     }
     world.shutdown()
@@ -170,6 +171,20 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     let refused = host.wait_stream(&other).expect_err("it runs on no stream");
     eprintln!("refused: {refused}");
     host.wait()?;
+    Ok(())
+}
+
+/// One rank has a NaN in what it sends, behind a million numbers.
+fn nan(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let mut numbers = vec![1.0f64; 1_000_000];
+    let fine = gpu.buffer(&numbers)?;
+    group.execute_async(all_reduce(&fine)?)?.wait()?;
+    if world.rank() == CULPRIT {
+        numbers[999_999] = f64::NAN;
+    }
+    let spoilt = gpu.buffer(&numbers)?;
+    group.execute_async(all_reduce(&spoilt)?)?.wait()?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! What can keep a command from answering, how it is said, and the exit code that goes with it.
 
-use rcomm_analyzer::print::words::{bytes, duration_ms, printable};
+use rcomm_analyzer::words::{bytes, duration_ms, printable};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -20,7 +20,6 @@ mod explain;
 pub mod export;
 pub mod filter;
 mod finding;
-pub mod label;
 mod lateness;
 mod live;
 pub mod load;
@@ -46,6 +45,7 @@ pub mod source;
 mod summary;
 mod wait_graph;
 mod watch;
+pub mod words;
 
 pub use align::needs_everybody;
 pub use analysis::{Analysis, Unread, analyze};

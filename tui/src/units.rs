@@ -1,4 +1,5 @@
-//! Times, ages and sizes as short words.
+//! Times, ages and sizes as narrow columns need them; how sentences say them is in
+//! [`rcomm_analyzer::words`].
 
 /// An age: `0.4s`, `102s`, `12m`, `3h`; `--` if unknown.
 pub fn age(ms: Option<f64>) -> String {
@@ -58,11 +59,6 @@ pub fn time_of_day(wall_ns: i64) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}")
 }
 
-/// `1 rank`, `8 ranks`.
-pub fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +80,5 @@ mod tests {
         assert_eq!(bytes(3 << 19), "1.5M");
         assert_eq!(millis(Some(0.214)), "0.21");
         assert_eq!(time_of_day(1_700_000_000_000_000_000), "22:13:20");
-        assert_eq!(count(1, "rank"), "1 rank");
     }
 }

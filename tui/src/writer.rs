@@ -4,8 +4,8 @@ use crate::event::{Command, Event};
 use crate::state::State;
 use crate::state::command::Format;
 use crate::text;
-use crate::units::count;
 use rcomm_analyzer::source::{DumpAnswers, WorkerServerDumps};
+use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use std::fs::File;
@@ -91,7 +91,10 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     let all = snapshot.dumps().count();
     let place = folder.display();
     match failed {
-        None => Ok(format!("wrote {} to {place}", count(written, "record"))),
+        None => Ok(format!(
+            "wrote {} to {place}",
+            count(written as u64, "record")
+        )),
         Some(error) => Err(format!(
             "wrote {written} of {all} records to {place}: {error}"
         )),

@@ -8,7 +8,7 @@ use super::Check;
 use crate::align::{Aligned, GroupIx};
 use crate::case::{Case, Draft, name_ranks};
 use crate::finding::{Code, Severity};
-use crate::print::words::bytes;
+use crate::words::bytes;
 use rcomm_recorder::model::{OpType, Rank};
 
 pub(super) struct UnevenBytes;

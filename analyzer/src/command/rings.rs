@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output;
 use anstream::ColorChoice;
 use rcomm_analyzer::print::human::{self, Detail, Layout};
-use rcomm_analyzer::print::words::{bytes, count, duration_ms, grouped};
+use rcomm_analyzer::words::{bytes, count, duration_ms, grouped};
 use rcomm_recorder::publish::{
     RingListing, RingReader, RingSummary, list_rings, remove_stale_rings,
 };

@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::output::{self, is_stdout};
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::load::{self, LoadOptions, Loaded};
-use rcomm_analyzer::print::words::{bytes, count};
 use rcomm_analyzer::rsum::{SummarizeError, Writer};
+use rcomm_analyzer::words::{bytes, count};
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 

@@ -9,9 +9,9 @@
 //! seem to lead backwards.
 
 use crate::finding::Severity;
-use crate::label::group_label;
 use crate::report::Report;
-use crate::{GroupRef, print::words};
+use crate::words::group_label;
+use crate::{GroupRef, words};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
 use serde::{Serialize, Serializer};

@@ -2,8 +2,8 @@
 
 use super::RankView;
 use crate::finding::{Code, Finding};
-use crate::label::rank_set;
 use crate::ras::{Behind, Communicator, Member, MemberState};
+use crate::words::rank_set;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -7,4 +7,3 @@
 pub mod html;
 pub mod human;
 pub mod json;
-pub mod words;

@@ -21,7 +21,7 @@ use digest::Digest;
 use filter::{Facts, Input};
 use history::History;
 use rcomm_analyzer::filter::Filter;
-use rcomm_analyzer::label::group_label;
+use rcomm_analyzer::words::group_label;
 use rcomm_analyzer::{Code, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
 use rows::{Fold, Lens, Metric, OverviewPane, Scale};

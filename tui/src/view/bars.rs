@@ -7,9 +7,10 @@ use crate::state::State;
 use crate::state::filter::Purpose;
 use crate::state::screen::VIEWS;
 use crate::theme::Tone;
-use crate::units::{count, time_of_day};
+use crate::units::time_of_day;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
+use rcomm_analyzer::words::count;
 
 /// Job, size, connection, step, time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
@@ -38,9 +39,9 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         hosts.sort_unstable();
         hosts.dedup();
         hosts.retain(|host| !host.is_empty());
-        let mut size = format!(" {}", count(snapshot.ranks.len(), "rank"));
+        let mut size = format!(" {}", count(snapshot.ranks.len() as u64, "rank"));
         if !hosts.is_empty() {
-            size.push_str(&format!(" / {}", count(hosts.len(), "host")));
+            size.push_str(&format!(" / {}", count(hosts.len() as u64, "host")));
         }
         line.push(plain(size));
         line.push(plain("  "));
@@ -96,7 +97,7 @@ fn connection(state: &State) -> crate::page::Words {
         words("DISCONNECTED [8]", Tone::Silent)
     } else if failing > 0 {
         words(
-            format!("{} FAILING [8]", count(failing, "SOURCE")),
+            format!("{} FAILING [8]", count(failing as u64, "SOURCE")),
             Tone::Late,
         )
     } else if silent > 0 {
@@ -118,7 +119,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
         let ranks = state.snapshot().map_or(0, |s| s.dumps().count());
         let text = format!(
             " write {} to {}?  [y] yes{}  [any other key] no",
-            count(ranks, "record"),
+            count(ranks as u64, "record"),
             folder.display(),
             if state.options.askable {
                 "  [r] ask the ranks to write their own"

@@ -5,7 +5,7 @@
 use super::MANIFEST;
 use crate::failure::Failure;
 use crate::output::{self, is_stdout};
-use rcomm_analyzer::print::words::{bytes, count};
+use rcomm_analyzer::words::{bytes, count};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;

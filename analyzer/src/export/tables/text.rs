@@ -1,7 +1,7 @@
 //! A table for people: columns as wide as their widest cell, every row.
 
 use super::TableError;
-use crate::print::words::printable;
+use crate::words::printable;
 use polars::prelude::{AnyValue, Column, DataFrame};
 use std::borrow::Cow;
 use std::io::{self, Write};

@@ -2,9 +2,8 @@
 
 use super::Text;
 use crate::finding::{Finding, Severity};
-use crate::label::group_label;
-use crate::print::words::{Ranks, counter, say_frame, say_place};
 use crate::report::Report;
+use crate::words::{Ranks, counter, group_label, say_frame, say_place};
 use std::io::{self, Write};
 
 /// Deeper consequences are listed flat: nobody reads a twelfth level of indentation.

@@ -6,9 +6,8 @@
 use super::{Text, cut};
 use crate::causes::{Link, chain};
 use crate::finding::{Finding, Severity};
-use crate::label::{group_label, group_labels};
-use crate::print::words::{Ranks, operation};
 use crate::report::{Report, Wait};
+use crate::words::{Ranks, group_label, group_labels, operation};
 use rcomm_recorder::model::Rank;
 use std::collections::HashSet;
 use std::io::{self, Write};

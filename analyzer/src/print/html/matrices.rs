@@ -2,9 +2,8 @@
 
 use super::Text;
 use super::history::History;
-use crate::label::group_label;
 use crate::matrix::{Cell, Rows, matrix};
-use crate::print::words::{Ranks, Spans, count};
+use crate::words::{Ranks, Spans, count, group_label};
 use std::io::{self, Write};
 
 /// Newest sequence numbers shown.

@@ -13,9 +13,9 @@ mod stacks;
 mod tables;
 mod timeline;
 
-use super::words::{count, printable};
 use crate::finding::Severity;
 use crate::report::{Report, Verdict};
+use crate::words::{count, printable};
 use rcomm_recorder::publish::Dump;
 use std::fmt;
 use std::io::{self, Write};

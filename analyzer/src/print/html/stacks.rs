@@ -1,8 +1,8 @@
 //! The merged stacks as a tree: where do the programs part.
 
 use super::Text;
-use crate::print::words::Ranks;
 use crate::report::{Report, StackNode};
+use crate::words::Ranks;
 use std::io::{self, Write};
 
 /// Frames drawn one under the other; deeper ones are left out with a word.

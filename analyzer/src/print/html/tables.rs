@@ -1,9 +1,8 @@
 //! What is in flight, the groups and the ranks, as tables that fold away.
 
 use super::Text;
-use crate::label::group_label;
-use crate::print::words::{Spans, bytes, count, duration_ms, grouped};
 use crate::report::{InstanceState, Report};
+use crate::words::{Spans, bytes, count, duration_ms, group_label, grouped};
 use std::io::{self, Write};
 
 /// Rows of a table; the rest is counted.

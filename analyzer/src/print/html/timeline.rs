@@ -6,8 +6,7 @@
 use super::Text;
 use super::history::History;
 use crate::finding::GroupRef;
-use crate::label::group_label;
-use crate::print::words::{count, duration_ms};
+use crate::words::{count, duration_ms, group_label};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use std::io::{self, Write};

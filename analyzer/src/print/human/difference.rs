@@ -3,8 +3,7 @@
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
 use super::verdict_word;
 use crate::difference::{Difference, GroupChange};
-use crate::label::group_label;
-use crate::print::words::{Ranks, count, duration_ms};
+use crate::words::{Ranks, count, duration_ms, group_label};
 use std::io::{self, Write};
 
 /// Groups that a brief page names one by one.

@@ -3,9 +3,8 @@
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
 use crate::finding::{Evidence, Finding, FrameRef};
-use crate::label::group_label;
-use crate::print::words::{Ranks, counter, operation, say_frame, say_place};
 use crate::report::Report;
+use crate::words::{Ranks, counter, group_label, operation, say_frame, say_place};
 use rcomm_recorder::model::EntryState;
 use std::io;
 
@@ -161,7 +160,7 @@ fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
         lines.truncate(BRIEF_LINES);
         lines.push(format!(
             "and {}; --verbose shows all",
-            crate::print::words::count(rest as u64, &format!("more {noun}"))
+            crate::words::count(rest as u64, &format!("more {noun}"))
         ));
     }
     lines

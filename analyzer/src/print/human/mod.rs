@@ -21,9 +21,9 @@ pub use page::{Detail, Layout};
 pub use record::write_record;
 pub use tables::write_table;
 
-use super::words::{count, printable};
 use crate::finding::{Code, Finding, Severity};
 use crate::report::{Report, Verdict};
+use crate::words::{count, printable};
 use page::{ALARM, CAUTION, DIM, FINE, Page};
 use std::io::{self, Write};
 
@@ -140,7 +140,7 @@ fn oldest_pending(report: &Report) -> Option<String> {
         .iter()
         .filter_map(|instance| instance.age_ms)
         .max_by(f64::total_cmp)
-        .map(super::words::duration_ms)
+        .map(crate::words::duration_ms)
 }
 
 /// Notes among the findings, then what was wrong with the input.
@@ -199,7 +199,7 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
         .map(|rank| rank.rank)
         .collect();
     if !unread.is_empty() {
-        text += &format!("; no record of {}", super::words::Ranks(&unread));
+        text += &format!("; no record of {}", crate::words::Ranks(&unread));
     }
     let style = if input.ranks_read < expected {
         CAUTION

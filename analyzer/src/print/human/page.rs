@@ -1,6 +1,6 @@
 //! Lines on a page: wrapping, the column of keys, colours.
 
-use crate::print::words::printable;
+use crate::words::printable;
 use anstyle::{AnsiColor, Style};
 use std::io::{self, Write};
 use textwrap::{Options, WordSeparator, WordSplitter, core::display_width};

@@ -3,8 +3,7 @@
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
 use super::tables::table;
 use crate::finding::GroupRef;
-use crate::label::group_label;
-use crate::print::words::{Ranks, bytes, count, duration_ms};
+use crate::words::{Ranks, bytes, count, duration_ms, group_label};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use std::io::{self, Write};

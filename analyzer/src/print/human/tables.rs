@@ -1,9 +1,8 @@
 //! What `--verbose` adds: groups, ranks, what is in flight, and the merged stacks.
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
-use crate::label::group_label;
-use crate::print::words::{Spans, bytes, duration_ms, operation};
 use crate::report::{InstanceState, Report, StackNode};
+use crate::words::{Spans, bytes, duration_ms, group_label, operation};
 use std::io::{self, Write};
 use textwrap::core::display_width;
 

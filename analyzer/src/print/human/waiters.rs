@@ -2,9 +2,8 @@
 
 use crate::causes::{Link, chain};
 use crate::finding::Finding;
-use crate::label::{group_label, group_labels};
-use crate::print::words::{Ranks, operation};
 use crate::report::{Report, Wait};
+use crate::words::{Ranks, group_label, group_labels, operation};
 use rcomm_recorder::model::Rank;
 
 /// The lines of one finding. Without a wait-for graph the list of victims stands in.

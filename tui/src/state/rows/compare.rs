@@ -6,7 +6,7 @@ use crate::page::{Page, plain, words};
 use crate::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
-use rcomm_analyzer::label::group_label;
+use rcomm_analyzer::words::group_label;
 use rcomm_recorder::model::{EntryState, Rank};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

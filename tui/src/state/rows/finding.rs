@@ -4,7 +4,7 @@ use super::{Lens, overview};
 use crate::page::{Body, Line, Page, Pane, plain, words};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use rcomm_analyzer::label::{group_label, rank_set};
+use rcomm_analyzer::words::{group_label, rank_set};
 use rcomm_analyzer::{Finding, Severity};
 
 pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {

@@ -7,7 +7,7 @@ use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, bytes};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
 use std::collections::HashMap;
 

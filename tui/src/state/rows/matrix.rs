@@ -8,8 +8,8 @@ use crate::theme::Tone;
 use crate::units::age;
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::label::{group_label, rank_set};
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
+use rcomm_analyzer::words::{group_label, rank_set};
 use std::borrow::Cow;
 
 /// How wide one sequence number's column is.

@@ -25,7 +25,7 @@ use super::screen::Screen;
 use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::label::{group_label, group_labels};
+use rcomm_analyzer::words::{group_label, group_labels};
 use rcomm_analyzer::{Code, GroupRef, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;

@@ -5,8 +5,8 @@ use crate::page::{Body, Line, Page, Pane, Strip, plain, words};
 use crate::state::digest::{RankState, since_ms};
 use crate::table::{Heads, Table};
 use crate::theme::Tone;
-use crate::units::{clock_age, count};
-use rcomm_analyzer::label::{group_label, rank_set};
+use crate::units::clock_age;
+use rcomm_analyzer::words::{count, group_label, rank_set};
 use rcomm_analyzer::{Verdict, causes};
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
@@ -117,7 +117,7 @@ fn headline(lens: &Lens<'_>) -> Line {
                 Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
                 Verdict::Running => match report.in_flight.len() {
                     0 => "nothing is overdue".to_owned(),
-                    n => format!("{} in flight, none overdue", count(n, "operation")),
+                    n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
                 _ => "the records do not tell".to_owned(),
             };

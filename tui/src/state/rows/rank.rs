@@ -4,9 +4,9 @@ use super::{Lens, in_flight, overview};
 use crate::page::{Body, Line, Page, Pane, plain, words};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::{age, count, time_of_day};
-use rcomm_analyzer::label::rank_set;
+use crate::units::{age, time_of_day};
 use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::words::{count, rank_set};
 use rcomm_analyzer::{GroupRef, RankView};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -130,7 +130,7 @@ fn health(lens: &Lens<'_>, view: &RankView) -> String {
         .map_or(0, |r| r.lost);
     let mut text = format!(
         "record: {} held, {lost} lost",
-        count(dump.entries.len(), "operation")
+        count(dump.entries.len() as u64, "operation")
     );
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
@@ -217,7 +217,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
             Cell::word(
                 group
                     .as_ref()
-                    .map_or_else(String::new, rcomm_analyzer::label::group_label),
+                    .map_or_else(String::new, rcomm_analyzer::words::group_label),
             ),
             Cell::number(seq.to_string(), seq as f64),
             Cell::word(op_name(dump, entry)),

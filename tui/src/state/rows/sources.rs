@@ -4,7 +4,8 @@ use super::Lens;
 use crate::page::{Page, plain};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
-use crate::units::{age, count};
+use crate::units::age;
+use rcomm_analyzer::words::count;
 
 pub(super) fn page(lens: &Lens<'_>) -> Page {
     let snapshot = lens.snapshot;
@@ -17,7 +18,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
                 (
                     Tone::Late,
                     '~',
-                    format!("{} not answering", count(missing, "rank")),
+                    format!("{} not answering", count(missing as u64, "rank")),
                 )
             }
             None if source.silence.is_none() => (Tone::Dim, ' ', "not asked yet".into()),
@@ -41,7 +42,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
     });
     let head = vec![vec![plain(format!(
         "{} held; the last judgement took {:.1} ms",
-        count(snapshot.entries(), "operation"),
+        count(snapshot.entries() as u64, "operation"),
         snapshot.cost.as_secs_f64() * 1e3
     ))]];
     let table = Table {

@@ -7,7 +7,7 @@ use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::words::rank_set;
 use rcomm_recorder::model::Rank;
 
 /// Rows listed at most: a stack of a thousand distinct frames is not read as a list.

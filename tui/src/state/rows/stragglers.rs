@@ -6,7 +6,7 @@ use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::millis;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{Code, RankReport};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};

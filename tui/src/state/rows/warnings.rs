@@ -4,8 +4,8 @@ use super::Lens;
 use crate::page::{Page, words};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::count;
 use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Code, Finding, Severity};
 
 pub(super) fn page(lens: &Lens<'_>) -> Page {
@@ -42,14 +42,14 @@ pub(super) fn summary(lens: &Lens<'_>) -> String {
     let mut parts = Vec::new();
     for (n, what) in [(errors, "error"), (warnings, "warning"), (notes, "note")] {
         if n > 0 {
-            parts.push(count(n, what));
+            parts.push(count(n as u64, what));
         }
     }
     if parts.is_empty() {
         parts.push("none".into());
     }
     if !lens.muted.is_empty() {
-        parts.push(format!("{} muted", count(lens.muted.len(), "code")));
+        parts.push(format!("{} muted", count(lens.muted.len() as u64, "code")));
     }
     parts.join(", ")
 }

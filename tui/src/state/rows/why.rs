@@ -5,7 +5,7 @@ use crate::page::{Line, Page, plain, words};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
 use crate::theme::Tone;
 use rcomm_analyzer::causes::{self, Link};
-use rcomm_analyzer::label::rank_set;
+use rcomm_analyzer::words::{count, rank_set};
 use rcomm_recorder::model::Rank;
 
 pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
@@ -65,10 +65,7 @@ fn waiters(chain: &[Link], roots: usize) -> String {
     let them = if roots == 1 { "it" } else { "them" };
     match n {
         0 => String::new(),
-        n => format!(
-            ", {} waiting because of {them}",
-            crate::units::count(n, "rank")
-        ),
+        n => format!(", {} waiting because of {them}", count(n as u64, "rank")),
     }
 }
 
@@ -183,7 +180,7 @@ fn link(link: &Link) -> Row {
         (a, b) => format!("#{a}..{b}"),
     };
     let groups: Vec<_> = link.groups.iter().collect();
-    let n = crate::units::count(link.ranks.len(), "rank");
+    let n = count(link.ranks.len() as u64, "rank");
     let verb = if link.ranks.len() == 1 {
         "waits"
     } else {

@@ -1,0 +1,21 @@
+//! Any bytes as a file that somebody names: archives, what is packed, and all that the other targets
+//! read, told apart by their content. No panic, and every file is read or complained of.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rcomm_analyzer::load::{LoadOptions, load};
+use std::fs;
+use std::num::NonZeroUsize;
+
+fuzz_target!(|bytes: &[u8]| {
+    let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
+    fs::write(&path, bytes).expect("memory takes everything");
+    let options = LoadOptions {
+        jobs: NonZeroUsize::new(1),
+        ..LoadOptions::default()
+    };
+    let mut dumps = 0;
+    let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("it is there");
+    assert!(dumps + loaded.problems.len() + loaded.ras.len() > 0);
+    fs::remove_file(&path).expect("it was there");
+});

@@ -1,0 +1,9 @@
+//! Any bytes as a report of NCCL's RAS: no panic, and memory bounded.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rcomm_analyzer::ras::RasReport;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = RasReport::parse(bytes);
+});

@@ -1,0 +1,89 @@
+//! A ring whose words were changed by whoever: no panic, no index astray, and what was read can be
+//! written. The input is a list of changes: an offset in the file (4 bytes) and what stands there then
+//! (8 bytes).
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo};
+use rcomm_recorder::publish::RingReader;
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
+};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// A small ring that has gone round twice.
+static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let directory = PathBuf::from(format!("/dev/shm/rcomm-fuzz-{}", std::process::id()));
+    let config = RecorderConfig {
+        placement: Placement::Dir(directory.clone()),
+        entries: 16,
+        groups: 4,
+        signatures: 4,
+        call_sites: 4,
+        ..RecorderConfig::new("job", 1, 2)
+    };
+    let recorder = FlightRecorder::create(&config).expect("a ring in memory");
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: vec![0, 1],
+    };
+    let group = recorder.add_group(&info, Duration::from_secs(60));
+    recorder.phase("train");
+    for seq in 1..=32 {
+        let shape = [1024, seq];
+        let tensors = [Tensor {
+            dtype: DType::Bf16,
+            shape: &shape,
+        }];
+        let key = SignatureKey {
+            backend: "cpu",
+            op_name: "all_reduce",
+            inputs: &tensors,
+            outputs: &tensors,
+        };
+        let ticket = recorder.begin(&Operation {
+            collective_seq_id: seq,
+            call_site: Some(std::panic::Location::caller()),
+            ..Operation::new(group, OpType::AllReduce, SignatureRef::Key(&key))
+        });
+        recorder.completed(ticket);
+    }
+    let path = recorder.storage().path().expect("a file").to_owned();
+    let ring = fs::read(path).expect("just written");
+    drop(recorder);
+    fs::remove_dir_all(directory).expect("just made");
+    ring
+});
+
+fuzz_target!(|changes: &[u8]| {
+    let mut ring = RING.clone();
+    let (words, _) = ring.as_chunks_mut::<8>();
+    for change in changes.chunks_exact(12) {
+        let (at, word) = change.split_at(4);
+        let at = u32::from_le_bytes(at.try_into().expect("four bytes")) as usize % words.len();
+        words[at].copy_from_slice(word);
+    }
+    let path = format!("/dev/shm/rcomm-fuzz-{}.ring", std::process::id());
+    fs::write(&path, ring).expect("memory takes everything");
+    if let Ok(ring) = RingReader::attach(&path) {
+        let _ = (ring.is_alive(), ring.is_closed(), ring.heartbeat_ns(), ring.records());
+        let _ = (ring.fingerprint(), ring.identity());
+        let dump = ring.snapshot();
+        for entry in &dump.entries {
+            assert!((entry.group as usize) < dump.groups.len());
+            assert!((entry.signature as usize) < dump.signatures.len());
+            assert!(entry.stack.is_none_or(|at| (at as usize) < dump.stacks.len()));
+            assert!(entry.thread.is_none_or(|at| (at as usize) < dump.threads.len()));
+        }
+        for &frame in dump.stacks.iter().flatten() {
+            assert!((frame as usize) < dump.frames.len());
+        }
+        let _ = dump.to_json();
+    }
+    fs::remove_file(&path).expect("it was there");
+});

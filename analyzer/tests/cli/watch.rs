@@ -3,8 +3,10 @@
 use crate::program::{Reader, fixture, rcomm_fr, run, wait};
 use rcomm_analyzer::Report;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
 #[test]
 fn verdict_follows_the_last_dump() {
@@ -29,9 +31,15 @@ fn verdict_follows_the_last_dump() {
         assert!(!out.exists(), "the report came before the last dump");
     }
     fs::copy(Path::new(&source).join("rank_1"), dumps.join("rank_1")).unwrap();
+    let arrived = Instant::now();
     let line = lines.wait_for("4 of 4 ranks");
+    let verdict = arrived.elapsed();
     assert!(line.contains("STUCK  rank 1 never issued"), "{line}");
     assert_eq!(wait(&mut child), Some(1));
+    // Told, not asserted: a machine may be busy.
+    let report = arrived.elapsed();
+    let told = format!("after the last dump: verdict {verdict:.1?}, report {report:.1?}");
+    writeln!(std::io::stderr(), "{told}").unwrap();
     let report: Report = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
     assert_eq!(report.input.ranks_read, 4);
     assert_eq!(report.findings[0].culprit_ranks, vec![1]);

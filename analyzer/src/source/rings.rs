@@ -8,7 +8,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingListing, RingReader, list_rings};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often new rings are looked for: ranks that join, attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
@@ -29,7 +29,12 @@ struct Ring {
     attempt: u32,
     created_ns: i64,
     last: Option<Dump>,
+    /// What the ring looked like from afar when `last` was read.
+    mark: Option<Mark>,
 }
+
+/// Fingerprint, whether its owner lives, whether it is closed: while all stay, nothing was written.
+type Mark = (u64, bool, bool);
 
 impl RingSource {
     /// The rings below `directory`: those of `job`, or of the newest job where none is named.
@@ -112,6 +117,7 @@ impl RingSource {
                     attempt,
                     created_ns,
                     last: None,
+                    mark: None,
                 };
                 self.rings.insert(rank, ring);
             }
@@ -196,6 +202,22 @@ impl Ring {
     }
 
     fn look(&mut self) -> Seen {
+        // Taken before the record is: what is written meanwhile is seen the next time.
+        let alive = self.reader.is_alive();
+        let mark = (self.reader.fingerprint(), alive, self.reader.is_closed());
+        let known = self.last.as_ref().filter(|_| self.mark == Some(mark));
+        if let Some(last) = known {
+            return Seen::Unchanged {
+                heartbeat_ns: self.reader.heartbeat_ns(),
+                // A dead process has not been seen since.
+                as_of_ns: if alive {
+                    wall_now()
+                } else {
+                    last.identity.dump_time_ns
+                },
+            };
+        }
+        self.mark = Some(mark);
         let mut dump = self.reader.snapshot();
         if self.reader.is_closed() {
             dump.identity.reason = "ring closed in order".into();
@@ -214,6 +236,13 @@ impl Ring {
         self.last = Some(dump.clone());
         Seen::Changed(Box::new(dump))
     }
+}
+
+fn wall_now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
 }
 
 #[cfg(test)]

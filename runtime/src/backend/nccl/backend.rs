@@ -10,7 +10,6 @@ use super::options::{Connecting, NcclOptions};
 use super::pending::Ticket;
 use super::rally::{Meeting, Scope};
 use super::ras::Ras;
-use super::registry::Registry;
 use super::turns::{Turns, Wait};
 use crate::backend::{
     AbortReason, Backend, BackendFactory, Call, CommState, Done, GroupContext, Observer, Pending,
@@ -175,7 +174,6 @@ pub struct NcclBackend {
     abort: Mutex<Option<JoinHandle<()>>>,
     /// How many times it was split.
     pub(super) splits: AtomicU64,
-    registry: Registry,
 }
 
 impl NcclBackend {
@@ -200,7 +198,6 @@ impl NcclBackend {
             turns: Turns::default(),
             abort: Mutex::new(None),
             splits: AtomicU64::new(0),
-            registry: Registry::default(),
             shared,
         })
     }
@@ -432,11 +429,11 @@ impl Backend for NcclBackend {
 
     fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         self.check_place(memory)?;
-        self.registry.register(&self.main, memory)
+        self.main.register(memory)
     }
 
     fn deregister(&self, registration: Registration) -> Result<()> {
-        self.registry.deregister(&self.main, registration)
+        self.main.deregister(registration)
     }
 
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {

@@ -195,7 +195,9 @@ impl Child {
         if raw.is_null() {
             return None;
         }
-        Some(Comm::over(&self.library, raw, self.rank, self.size))
+        // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
+        // place was taken, so this happens once.
+        Some(unsafe { Comm::over(&self.library, raw, self.rank, self.size) })
     }
 }
 
@@ -233,8 +235,9 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
             ("ncclCommInitRankScalable", status)
         }
     };
-    // Owned from here on, so that it is aborted on an error.
-    let comm = Comm::over(library, raw, seat.rank, seat.size);
+    // SAFETY: null, or what the call above has made for us. Owned from here on, so that it is aborted on
+    // an error.
+    let comm = unsafe { Comm::over(library, raw, seat.rank, seat.size) };
     check(library, raw, call, status)?;
     Ok(comm)
 }

@@ -159,7 +159,15 @@ impl Comm {
     const LAST_ABORT: Duration = Duration::from_secs(10);
 
     /// Owns a communicator that the library has just made, or null.
-    pub(super) fn over(library: &Arc<NcclLibrary>, raw: NcclComm, rank: u32, size: u32) -> Self {
+    ///
+    /// # Safety
+    /// `raw` is null, or a live communicator of this library that nobody else ends.
+    pub(super) unsafe fn over(
+        library: &Arc<NcclLibrary>,
+        raw: NcclComm,
+        rank: u32,
+        size: u32,
+    ) -> Self {
         Self {
             library: library.clone(),
             handle: Mutex::new(Handle(raw)),

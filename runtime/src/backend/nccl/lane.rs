@@ -14,6 +14,7 @@ use super::launch::{Launched, Target};
 use super::memory::{DeviceBuffer, stream_of};
 use super::pending::Ticket;
 use super::rally::{Meeting, Rally, Scope};
+use super::registry::Registry;
 use super::sys::UniqueId;
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
@@ -69,6 +70,8 @@ pub(super) struct Lane {
     stream: Arc<CudaStream>,
     barrier: DeviceBuffer,
     comm: OnceLock<Arc<Comm>>,
+    /// After the communicator, which must go first.
+    pub(super) registry: Registry,
     /// What tells this communicator from all others, the same on all members.
     hash: OnceLock<u64>,
     /// Operations put on the device.
@@ -137,6 +140,7 @@ impl Lane {
             stream,
             barrier,
             comm: OnceLock::new(),
+            registry: Registry::default(),
             hash: OnceLock::new(),
             launched: AtomicU64::new(0),
             graphs: Mutex::default(),
@@ -691,6 +695,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         if let (Some(comm), true) = (self.comm.get(), self.shared.is_forsaken()) {
             comm.forsake();
+            self.registry.leak();
         }
         if self.sweep() {
             return;

@@ -268,7 +268,6 @@ impl Calls<'_> {
     }
 
     /// Calls `then` with the library's reduction, made for this one operation where it has a factor.
-    ///
     fn with_reduction(
         &self,
         reduction: Reduction,

@@ -274,23 +274,23 @@ impl<'a> Aligned<'a> {
     /// A collective of a group of which the ring shows nothing: not issued, if a peer issued it after
     /// something that both did and that the ring still shows.
     fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
-        const ASKED: usize = 4;
-        let issued = self.groups[group].lanes.iter().flatten();
-        let issued = issued.filter_map(|&(peer, lane)| {
-            let lane = &self.lanes[peer][lane];
-            Some((peer, lane.collectives[self.find(peer, lane, seq).ok()?]))
-        });
-        let mut asked = issued.take(ASKED);
-        let later = asked.any(|(peer, position)| {
-            self.lanes[record].iter().any(|lane| {
-                let Some(&oldest) = lane.collectives.first() else {
-                    return false;
+        const ASKED: usize = 16;
+        let later = self.lanes[record].iter().any(|lane| {
+            let Some(&oldest) = lane.collectives.first() else {
+                return false;
+            };
+            let oldest = self.seq(record, oldest);
+            let peers = self.groups[lane.group].lanes.iter().flatten();
+            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(ASKED);
+            peers.any(|&(peer, there)| {
+                let there = &self.lanes[peer][there];
+                let issued = self.lanes[peer].iter().find(|one| one.group == group);
+                let position = |lane: &Lane, seq| {
+                    let at = self.find(peer, lane, seq).ok()?;
+                    Some(lane.collectives[at])
                 };
-                let there = self.lanes[peer].iter().find(|one| one.group == lane.group);
-                there.is_some_and(|there| {
-                    let found = self.find(peer, there, self.seq(record, oldest));
-                    found.is_ok_and(|at| there.collectives[at] < position)
-                })
+                let issued = issued.and_then(|lane| position(lane, seq));
+                position(there, oldest).is_some_and(|both| issued.is_some_and(|at| both < at))
             })
         });
         if later {

@@ -177,13 +177,10 @@ impl Lateness {
             }
         }
         // One rank says nothing of its host.
-        if hosts.len() < 2 {
+        if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
             return;
         }
         hosts.sort_by(|a, b| a.wait_ms.total_cmp(&b.wait_ms));
-        if hosts[0].ranks < 2 {
-            return;
-        }
         let (last, second) = (&hosts[0], &hosts[1]);
         let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
         let lost = (second.wait_ms - last.wait_ms - excused - row.doubt_ms).max(0.0);

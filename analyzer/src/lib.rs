@@ -31,6 +31,7 @@ mod pending;
 mod policy;
 pub mod print;
 mod program_order;
+mod programs;
 mod provenance;
 pub mod ras;
 mod record;

@@ -432,16 +432,35 @@ fn any_is_served(
     let Some(list) = messages.any.get(&(group, me)) else {
         return false;
     };
+    let of_member = |member: u32| {
+        aligned
+            .lane(group, member as usize)
+            .map(|(record, _)| record)
+    };
+    let is_whole = |record: RecordIx| {
+        let record = &aligned.records[record];
+        !record.wrapped() && !record.only_active
+    };
+    let members = 0..aligned.groups[group].ranks.len() as u32;
+    let exact = members.clone().filter_map(of_member).all(is_whole);
+    // Where rings have dropped some, only what is unfinished can be counted.
+    let counts = |record: Option<RecordIx>, half: Half| {
+        exact || record.is_some_and(|record| !p2p::done(aligned, record, half))
+    };
     let earlier = list
         .iter()
-        .filter(|any| any.position < half.position)
-        .count();
+        .filter(|any| any.position < half.position && counts(of_member(me), **any));
     // Sends to me that none of my receives by name takes.
-    let unclaimed: usize = (0..aligned.groups[group].ranks.len() as u32)
-        .filter_map(|source| messages.pairs.get(&(group, (source, me))))
-        .map(|pair| pair.sends.len().saturating_sub(pair.receives.len()))
-        .sum();
-    unclaimed > earlier
+    let unclaimed = members.filter_map(|source| {
+        let pair = messages.pairs.get(&(group, (source, me)))?;
+        let open = |list: &[Half], member| {
+            list.iter()
+                .filter(|half| counts(of_member(member), **half))
+                .count()
+        };
+        Some(open(&pair.sends, source).saturating_sub(open(&pair.receives, me)))
+    });
+    unclaimed.sum::<usize>() > earlier.count()
 }
 
 /// A member whose record does not tell is not suspected while another's record does.

@@ -8,6 +8,7 @@ use super::Check;
 use crate::case::{Case, Draft, name_ranks};
 use crate::disagreement::{Disagreement, Ground, Part, Shift, shift};
 use crate::finding::Code;
+use crate::programs;
 use crate::signature::Difference;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
@@ -191,17 +192,9 @@ pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], dra
         draft
             .evidence
             .push(case.evidence(record, position, one.group));
-        let op = case.aligned.op(record, position);
-        let site = case
-            .call_site(op)
-            .map(|frame| format!(" at {}", Case::name_site(frame)));
-        draft.diff.push(format!(
-            "{}: {} #{}{}",
-            name_ranks(&part.ranks),
-            case.aligned.shared.calls.get(part.call).describe(),
-            one.seq,
-            site.unwrap_or_default()
-        ));
+        let seq = one.seq;
+        let sites = programs::sites(case, one.group, seq, &part.records, part.call);
+        draft.diff.extend(sites);
     }
     if let Some(&record) = wrong.first().and_then(|part| part.records.first())
         && let Some(position) = entry(record)

@@ -91,6 +91,15 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
             .extend(case.evidence_of_newest(record, spot.group));
     }
     draft.ruled_out = ruled_out(case, place, &spot);
+    let unread = unread_and_vague(case, nodes);
+    if !unread.is_empty() {
+        draft.ruled_out.push(format!(
+            "no certainty: gloo records neither members nor completions, and {} left no record that would tell",
+            name_ranks(&unread)
+        ));
+        let unread = unread.iter().take(16).map(|&rank| vec![rank]);
+        draft.alternatives.extend(unread);
+    }
     for &record in records.iter().take(8) {
         if let Some(op) = case.last_op(record) {
             draft.frames.extend(case.frames_of(record, op, "last_seen"));
@@ -112,16 +121,23 @@ fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64
         let record = case.aligned.record_of(case.rank(node));
         record.is_some_and(|record| case.aligned.records[record].only_active)
     });
-    // Gloo's recorder tells neither members nor completion: a rank without a record may be the one that
-    // this rank waits for.
+    if !unread_and_vague(case, nodes).is_empty() {
+        sure = sure.min(0.5);
+    }
+    if lossy { sure * 0.9 } else { sure }
+}
+
+/// Gloo's recorder tells neither members nor completion: a rank without a record may be the one that these
+/// wait for. Those ranks, ascending; none where the record tells.
+fn unread_and_vague(case: &Case<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
         let record = case.aligned.record_of(case.rank(node));
         record.is_some_and(|record| retiring_is_all(case.aligned.records[record].recorder))
     });
-    if vague && case.aligned.records.len() < case.aligned.expected.len() {
-        sure = sure.min(0.5);
-    }
-    if lossy { sure * 0.9 } else { sure }
+    let expected = case.aligned.expected.iter().copied();
+    expected
+        .filter(|&rank| vague && case.aligned.record_of(rank).is_none())
+        .collect()
 }
 
 fn ruled_out(case: &Case<'_>, place: usize, spot: &Spot) -> Vec<String> {

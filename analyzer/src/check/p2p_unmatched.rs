@@ -6,10 +6,12 @@
 
 use super::Check;
 use crate::case::{Case, Draft, name_ranks, name_time};
+use crate::event;
 use crate::finding::Code;
 use crate::missed::{first_missed, peer_rank};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
+use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 
 pub(super) struct P2pUnmatched;
@@ -96,7 +98,10 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     let decided = !odd.is_empty() && odd.len() < ranks.len();
     // Others are missed in a collective of the same cycle: a rank whose message comes after something else
     // than ever before may have left that collective out.
-    if !decided && absent(places) != culprits && is_out_of_turn(case, first) {
+    if !decided
+        && absent(places) != culprits
+        && (is_out_of_turn(case, first) || comes_too_early(case, first, places))
+    {
         return None;
     }
     if decided {
@@ -187,6 +192,58 @@ fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
     before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
 }
 
+/// Whether, by what the rank did in the group before, a collective of these places would have come
+/// instead of this message: what followed the longest row of steps that was like the newest.
+fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
+    const LEAST: usize = 4;
+    const MOST: usize = 64;
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = case.graph.places[place]
+    else {
+        return false;
+    };
+    let aligned = case.aligned;
+    let first = case.first_of_batch(record, pending);
+    let Some(lane) = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group)
+    else {
+        return false;
+    };
+    let steps = lane.collectives.iter().chain(&lane.messages).copied();
+    let mut steps: Vec<u32> = steps
+        .filter(|&at| at < first && aligned.op(record, at).kind != OpType::Coalesced)
+        .collect();
+    steps.sort_unstable();
+    let step = |at: usize| {
+        let op = aligned.op(record, steps[at]);
+        (op.kind, op.peer, op.call)
+    };
+    let Some(last) = steps.len().checked_sub(1) else {
+        return false;
+    };
+    let like = |at: usize| {
+        let run = (0..=at.min(MOST)).take_while(|&back| step(at - back) == step(last - back));
+        (run.count(), at)
+    };
+    let Some((run, at)) = (0..last).map(like).max() else {
+        return false;
+    };
+    let expected = aligned.op(record, steps[(at + 1).min(last)]);
+    let calls = &aligned.shared.calls;
+    run >= LEAST
+        && places.iter().any(|&other| match case.graph.places[other] {
+            Place::Collective { group: of, seq } if of == group => {
+                event::usual_call(aligned, of, seq)
+                    .is_some_and(|call| calls.difference(call, expected.call).is_none())
+            }
+            _ => false,
+        })
+}
+
 /// So many earlier messages tell what such a message comes after.
 const PAST: usize = 64;
 
@@ -212,7 +269,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         .unwrap_or(case.first_of_batch(record, pending));
     let spot = case.spot_of_message(record, group, position);
     let op = case.aligned.op(record, position);
-    let half = if op.kind == rcomm_recorder::model::OpType::Send {
+    let half = if op.kind == OpType::Send {
         "receive"
     } else {
         "send"

@@ -10,6 +10,7 @@ use super::mismatch::{confidence, describe};
 use crate::case::{Case, Draft, name_ranks};
 use crate::disagreement::{Disagreement, Ground, Part, Shift, shift};
 use crate::finding::Code;
+use crate::programs;
 use std::collections::BTreeMap;
 
 pub(super) struct Shifted;
@@ -58,6 +59,7 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
     let right = calls.get(one.parts[0].call).describe();
     let odd = calls.get(parts[0].call).describe();
     let who = name_ranks(&culprits);
+    let site = at_site(case, one, parts[0]);
     let group = case.group_name(one.group);
     let spot = case.spot(one.group, one.seq);
     let seq = spot.seq;
@@ -66,12 +68,12 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
             Code::E103,
             if n == 1 {
                 format!(
-                    "{who} left out {right} #{seq} on group {group}: what it issued from there on is one ahead"
+                    "{who} left out {right} #{seq} on group {group}: what it issued from there on{site} is one ahead"
                 )
             } else {
                 format!(
                     "{who} left out {n} collectives from {right} #{seq} on group {group} on: what it issued from \
-                     there on is {n} ahead"
+                     there on{site} is {n} ahead"
                 )
             },
             "op_mismatch: later operations match shifted",
@@ -80,11 +82,11 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
             Code::E104,
             if n == 1 {
                 format!(
-                    "{who} issued {odd} as #{seq} on group {group}, which nobody else did: the others issued {right}"
+                    "{who} issued {odd} as #{seq} on group {group}{site}, which nobody else did: the others issued {right}"
                 )
             } else {
                 format!(
-                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on, which nobody else did"
+                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on{site}, which nobody else did"
                 )
             },
             "op_mismatch: later operations match shifted",
@@ -92,7 +94,7 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
         _ => (
             Code::E113,
             format!(
-                "{who} issued the collectives from #{seq} on group {group} on in another order: {odd} first, where the others issued {right}"
+                "{who} issued the collectives from #{seq} on group {group} on in another order: {odd} first{site}, where the others issued {right}"
             ),
             "skipped_collective: the same operations are all there",
         ),
@@ -105,6 +107,24 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
     }
     draft.ruled_out.push(unlike.to_owned());
     describe(case, one, parts, &mut draft);
+    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), parts[0].records.first()) {
+        draft
+            .diff
+            .extend(programs::next_steps(case, one.group, one.seq, usual, odd));
+    }
     draft.at = Some(spot);
     draft
+}
+
+/// ` (train.py:88)`: where in its source the first rank of a part issued the call at which they part.
+fn at_site(case: &Case<'_>, one: &Disagreement, part: &Part) -> String {
+    let site = part.records.first().and_then(|&record| {
+        let mut lanes = case.aligned.lanes[record].iter();
+        let lane = lanes.find(|lane| lane.group == one.group)?;
+        let at = case.aligned.find(record, lane, one.seq).ok()?;
+        case.call_site(case.aligned.op(record, lane.collectives[at]))
+    });
+    site.map_or(String::new(), |frame| {
+        format!(" ({})", Case::name_site(frame))
+    })
 }

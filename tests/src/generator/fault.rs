@@ -110,6 +110,10 @@ fn try_at(
     };
     match kind {
         Kind::Stuck | Kind::Crash | Kind::Dead | Kind::Overrun => {
+            // What follows has to fill the others' rings.
+            if kind == Kind::Overrun && program.acts.len() - at <= super::record::LONGEST_RING {
+                return None;
+            }
             program.acts.truncate(at);
             // Gloo's recorder names no members of groups: that one left no record shows by the other groups
             // of the kind, if there are any, and if nobody else is at fault.
@@ -371,7 +375,10 @@ fn try_at(
                 at,
                 culprits,
                 group,
-                decidable: spec.pp == 1,
+                decidable: spec.pp == 1
+                    && spec.world().is_multiple_of(8)
+                    && !spec.mix.rings
+                    && !spec.mix.collects,
             })
         }
     }

@@ -79,7 +79,10 @@ pub(super) fn dumps(
             }
         })
         .collect();
-    let common = random.between(24, 96) as usize;
+    let common = random.between(24, LONGEST_RING as u64) as usize;
+    // A real ring is never so short that it looks like one of which only what is active was written.
+    let overrun = faults.iter().any(|fault| fault.kind == Kind::Overrun);
+    let common = if overrun { common.max(64) } else { common };
     let moments = run.times.iter().flatten();
     let end = moments
         .map(|times| times.ended.unwrap_or(times.arrived))
@@ -115,6 +118,9 @@ pub(super) fn dumps(
         })
         .collect()
 }
+
+/// Operations of the longest of the rings that hold as many on every rank.
+pub(super) const LONGEST_RING: usize = 96;
 
 /// Which host a rank runs on.
 pub(super) fn host_of(rank: Rank) -> u32 {

@@ -3,6 +3,7 @@
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use crate::report::{InstanceState, Report, StackNode};
 use crate::words::{Spans, bytes, duration_ms, group_label, operation};
+use rcomm_recorder::model::Rank;
 use std::io::{self, Write};
 use textwrap::core::display_width;
 
@@ -36,7 +37,7 @@ pub(super) fn write(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     if !report.stacks.is_empty() {
         title("stacks of the newest calls, outermost first", page)?;
         for node in &report.stacks {
-            write_stack(node, 0, 0, page)?;
+            write_stack(node, &[], 0, 0, page)?;
         }
     }
     Ok(())
@@ -197,8 +198,10 @@ fn tail_of(path: &str) -> &str {
     }
 }
 
+/// A frame with the ranks that are in it, and those of its caller's that are not.
 fn write_stack(
     node: &StackNode,
+    caller: &[Rank],
     depth: usize,
     indent: usize,
     page: &mut Page<'_>,
@@ -207,8 +210,18 @@ fn write_stack(
     if depth >= MAX_DEPTH {
         return page.row(DIM, &format!("{margin}(deeper frames left out)"));
     }
+    let elsewhere: Vec<Rank> = caller
+        .iter()
+        .copied()
+        .filter(|rank| node.ranks.binary_search(rank).is_err())
+        .collect();
+    let elsewhere = if elsewhere.is_empty() {
+        String::new()
+    } else {
+        format!(", not {}", Spans(&elsewhere))
+    };
     let text = format!(
-        "{margin}{} ({}:{})  [{}]",
+        "{margin}{} ({}:{})  [{}{elsewhere}]",
         node.name,
         tail_of(&node.filename),
         node.line,
@@ -218,7 +231,7 @@ fn write_stack(
     // A straight run of frames stays in one column: only where ranks part does the tree step in.
     let step = usize::from(node.children.len() > 1);
     for child in &node.children {
-        write_stack(child, depth + 1, indent + step, page)?;
+        write_stack(child, &node.ranks, depth + 1, indent + step, page)?;
     }
     Ok(())
 }

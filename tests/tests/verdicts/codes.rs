@@ -1,0 +1,166 @@
+//! Every code of the report is said of some labelled job, by its own name and of the right ranks.
+
+use crate::tally::{roots, told, truth};
+use crate::{judge, seeds, warnings};
+use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
+use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze};
+use rcomm_recorder::model::Rank;
+use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// What makes the analysis say each code.
+const MADE_BY: &[(Code, Cause)] = &[
+    (Code::E101, Cause::Fault(Kind::Stuck)),
+    (Code::E102, Cause::Fault(Kind::Crash)),
+    (Code::E103, Cause::Fault(Kind::Skip)),
+    (Code::E104, Cause::Fault(Kind::Extra)),
+    (Code::E110, Cause::Fault(Kind::Op)),
+    (Code::E111, Cause::Fault(Kind::Dtype)),
+    (Code::E112, Cause::Fault(Kind::Size)),
+    (Code::E113, Cause::Fault(Kind::Swap)),
+    (Code::E114, Cause::Fault(Kind::Splits)),
+    (Code::E120, Cause::Fault(Kind::LostMessage)),
+    (Code::E121, Cause::Fault(Kind::MessageSize)),
+    (Code::E130, Cause::Fault(Kind::Detour)),
+    (Code::E135, Cause::Fault(Kind::Fabric)),
+    (Code::E140, Cause::Fault(Kind::Stalled)),
+    (Code::E150, Cause::Fault(Kind::Dead)),
+    (Code::W150, Cause::Silence),
+    (Code::W160, Cause::Fault(Kind::ShortRing)),
+    (Code::W220, Cause::Fault(Kind::SlowHost)),
+    (Code::W230, Cause::Fault(Kind::Uneven)),
+    (Code::W240, Cause::Fault(Kind::Tiny)),
+    (Code::W250, Cause::Fault(Kind::NearTimeout)),
+    (Code::W260, Cause::Fault(Kind::Clocks)),
+    (Code::N300, Cause::Damage(Damage::Stale)),
+    (Code::N301, Cause::Damage(Damage::Missing)),
+    (Code::N302, Cause::Fault(Kind::Overrun)),
+    (Code::N303, Cause::Damage(Damage::MixedVersions)),
+];
+
+#[derive(Clone, Copy)]
+enum Cause {
+    Fault(Kind),
+    Damage(Damage),
+    /// A rank that no longer answers a live view.
+    Silence,
+}
+
+#[test]
+fn every_code_is_said_of_a_job_that_has_it() {
+    let made: BTreeSet<Code> = MADE_BY.iter().map(|&(code, _)| code).collect();
+    assert_eq!(
+        made,
+        Code::ALL.iter().copied().collect(),
+        "a code without a job"
+    );
+    for &(code, cause) in MADE_BY {
+        let (mut jobs, mut said, mut others) = (0, 0, Vec::new());
+        for seed in seeds(150).start..150 {
+            let Some((job, report)) = make(seed, cause) else {
+                continue;
+            };
+            jobs += 1;
+            if says(&job, &report, code) {
+                said += 1;
+            } else {
+                others.push(format!(
+                    "seed {seed}: {} said {}",
+                    truth(&job),
+                    told(&report)
+                ));
+            }
+            if said == 3 {
+                break;
+            }
+        }
+        eprintln!("| {code} {} | said of {said} of {jobs} jobs |", code.name());
+        assert!(said > 0, "{code}: {}", others.join("\n"));
+    }
+}
+
+/// A job of this seed in which the cause has a place.
+fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
+    let hang = |kind: Kind| {
+        let mut spec = Spec::random(seed.wrapping_add(13 << 32), 32);
+        spec.faults = vec![kind];
+        spec.make()
+    };
+    let job = match cause {
+        Cause::Fault(kind) if Kind::HANGS.contains(&kind) || kind == Kind::Fabric => hang(kind),
+        Cause::Fault(kind) => warnings::spec(seed, kind).make(),
+        Cause::Damage(damage) => {
+            let mut job = hang(Kind::Stuck);
+            if !job.suffer(damage, &mut Random::new(seed)) {
+                return None;
+            }
+            job
+        }
+        Cause::Silence => {
+            let mut spec = Spec::random(seed, 16);
+            spec.recording.recorder = rcomm_recorder::publish::Recorder::Rcomm;
+            let job = spec.make();
+            let report = fall_silent(&job)?;
+            return Some((job, report));
+        }
+    };
+    let placed = !job.faults.is_empty() && job.decidable;
+    let report = judge(&job);
+    placed.then_some((job, report))
+}
+
+/// Whether the report says the code: an error first and of the ranks at fault, a warning of nobody else,
+/// a note of the input.
+fn says(job: &Job, report: &Report, code: Code) -> bool {
+    let guilty = job.culprits();
+    match code.severity() {
+        Severity::Error => roots(report).next().is_some_and(|first| {
+            first.code == code
+                && first.culprit_ranks.is_empty() == guilty.is_empty()
+                && first.culprit_ranks.iter().all(|rank| guilty.contains(rank))
+        }),
+        Severity::Warning => report.findings.iter().any(|one| {
+            let named = one.culprit_ranks.iter();
+            one.code == code
+                && (code == Code::W150 || named.clone().all(|rank| guilty.contains(rank)))
+        }),
+        Severity::Note => report.problems.iter().any(|problem| problem.code == code),
+    }
+}
+
+/// The report of a live view that has seen all ranks once, and one of them no more.
+fn fall_silent(job: &Job) -> Option<Report> {
+    let judge = |dumps: &[std::sync::Arc<rcomm_recorder::publish::Dump>], policy: &Policy| {
+        let dumps: Vec<_> = dumps.iter().map(AsRef::as_ref).collect();
+        analyze::<&rcomm_recorder::publish::Dump>(&dumps, policy)
+    };
+    let mut live = Live::new(LiveOptions::default(), judge, vec!["ranks".into()]);
+    let at = |seconds: u64| Moment {
+        elapsed: Duration::from_secs(seconds),
+        wall_ns: job.dumps[0].identity.dump_time_ns + seconds as i64 * 1_000_000_000,
+    };
+    let look = |see: &dyn Fn(Rank) -> Seen| Poll {
+        observations: (0..job.dumps.len() as Rank)
+            .map(|rank| Observation {
+                rank,
+                part: 0,
+                liveness: Liveness::Unknown,
+                seen: see(rank),
+            })
+            .collect(),
+        ..Poll::default()
+    };
+    let all = |rank: Rank| Seen::Changed(Box::new(job.dumps[rank as usize].clone()));
+    live.observe(0, Ok(look(&all)), at(1));
+    live.refresh(at(1))?;
+    let but_one = |rank: Rank| match rank {
+        0 => Seen::Failed("connection refused".into()),
+        _ => Seen::Unchanged {
+            heartbeat_ns: 0,
+            as_of_ns: 0,
+        },
+    };
+    live.observe(0, Ok(look(&but_one)), at(30));
+    Some(live.refresh(at(30))?.report.as_ref().clone())
+}

@@ -1,0 +1,239 @@
+//! What a property saw, and what of it is right.
+
+use rcomm_analyzer::{Finding, Report, Severity};
+use rcomm_recorder::model::Rank;
+use rcomm_tests::generator::{Job, Kind};
+use std::collections::BTreeMap;
+
+pub(crate) fn is_loud(one: &Finding) -> bool {
+    one.severity != Severity::Note
+}
+
+pub(crate) fn roots(report: &Report) -> impl Iterator<Item = &Finding> {
+    let errors = report
+        .findings
+        .iter()
+        .filter(|one| one.severity == Severity::Error);
+    errors.filter(|one| one.caused_by.is_none())
+}
+
+/// Whether the first finding names one of the faults and nobody else.
+pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
+    let Some(first) = report.findings.first() else {
+        return false;
+    };
+    let truth = job.culprits();
+    job.faults.iter().any(|fault| {
+        let named = if fault.culprits.is_empty() {
+            first.culprit_ranks.is_empty()
+        } else {
+            !first.culprit_ranks.is_empty()
+                && first.culprit_ranks.iter().all(|rank| truth.contains(rank))
+        };
+        named && fault.kind.codes().contains(&first.code)
+    })
+}
+
+/// Whether the report leaves it open: it says nothing, or it is no surer than half and lists the truth.
+pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
+    let truth = job.culprits();
+    let Some(first) = report
+        .findings
+        .iter()
+        .find(|one| one.severity == Severity::Error)
+    else {
+        return true;
+    };
+    let sets = first.alternatives.iter().chain([&first.culprit_ranks]);
+    let listed = |set: &Vec<Rank>| set.iter().any(|rank| truth.contains(rank));
+    first.confidence <= 0.5 && sets.into_iter().any(listed)
+}
+
+pub(crate) fn told(report: &Report) -> String {
+    let findings: Vec<String> = report
+        .findings
+        .iter()
+        .take(3)
+        .map(|one| {
+            format!(
+                "{} {:?} ({}) {}",
+                one.code, one.culprit_ranks, one.confidence, one.sentence
+            )
+        })
+        .collect();
+    format!("{:?}: {}", report.verdict, findings.join(" | "))
+}
+
+pub(crate) fn truth(job: &Job) -> String {
+    let faults: Vec<String> = job
+        .faults
+        .iter()
+        .map(|fault| format!("{:?} on {:?} at {}", fault.kind, fault.culprits, fault.at))
+        .collect();
+    format!("{} ({:?})", faults.join(", "), job.spec)
+}
+
+/// At least this share of decidable jobs must be told right.
+pub(crate) const RIGHT: f64 = 0.99;
+
+/// What a property saw.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) jobs: usize,
+    right: usize,
+    open: usize,
+    kinds: BTreeMap<Kind, [usize; 2]>,
+    /// How often the first root was right, by how sure it was.
+    sure: BTreeMap<Sureness, Share>,
+    misses: Vec<String>,
+    accused: Vec<String>,
+}
+
+impl Tally {
+    /// Judges a job; roots that are no surer than `unsure` may accuse anybody.
+    pub(crate) fn take(&mut self, seed: u64, job: &Job, unsure: f64) {
+        self.jobs += 1;
+        let report = crate::judge(job);
+        let right = first_is_true(job, &report);
+        self.right += usize::from(right);
+        if let Some(first) = report
+            .findings
+            .first()
+            .filter(|one| one.severity == Severity::Error)
+        {
+            let share = self.sure.entry(Sureness::of(first.confidence)).or_default();
+            share.all += 1;
+            share.right += usize::from(right);
+            share.claimed += first.confidence;
+        }
+        for fault in &job.faults {
+            let counts = self.kinds.entry(fault.kind).or_default();
+            counts[0] += usize::from(right);
+            counts[1] += 1;
+        }
+        if !right {
+            self.open += usize::from(is_open(job, &report));
+            self.misses.push(format!(
+                "seed {seed}: {} said {}",
+                truth(job),
+                told(&report)
+            ));
+        }
+        let guilty = job.culprits();
+        let sure = roots(&report).filter(|one| one.confidence > unsure);
+        let wrong: Vec<Rank> = sure
+            .flat_map(|one| one.culprit_ranks.iter().copied())
+            .filter(|rank| !guilty.contains(rank))
+            .collect();
+        if !wrong.is_empty() {
+            self.accused.push(format!(
+                "seed {seed}: accused {wrong:?}; {} said {}",
+                truth(job),
+                told(&report)
+            ));
+        }
+    }
+
+    pub(crate) fn hold(&self, name: &str, right: f64) {
+        self.hold_with(name, right, self.right);
+    }
+
+    /// Where it cannot always be told, leaving it open is as good.
+    pub(crate) fn hold_or_open(&self, name: &str, right: f64) {
+        self.hold_with(name, right, self.right + self.open);
+    }
+
+    fn hold_with(&self, name: &str, right: f64, good: usize) {
+        let share = good as f64 / self.jobs.max(1) as f64;
+        let wrong = self.jobs - self.right - self.open;
+        eprintln!(
+            "| {name} | {} | {} | {wrong} | {} | {} | {:.2} % |",
+            self.jobs,
+            self.right,
+            self.open,
+            self.accused.len(),
+            share * 100.0,
+        );
+        let kinds = self.kinds.iter();
+        let kinds: Vec<String> = kinds
+            .map(|(kind, [right, all])| format!("{kind:?} {right}/{all}"))
+            .collect();
+        eprintln!("    {}", kinds.join(", "));
+        for (sureness, share) in &self.sure {
+            eprintln!("    {sureness:?}: {share}");
+        }
+        for (sureness, share) in &self.sure {
+            assert!(
+                share.all < ENOUGH || share.right as f64 >= sureness.least() * share.all as f64,
+                "{name}: {sureness:?} is a boast: {share}; missed:\n{}",
+                self.misses.join("\n")
+            );
+        }
+        assert!(self.jobs > 0, "{name}: no job was decidable");
+        assert!(
+            self.accused.is_empty() && share >= right,
+            "{name}: innocents accused:\n{}\nmissed:\n{}",
+            self.accused.join("\n"),
+            self.misses.join("\n")
+        );
+    }
+}
+
+/// How sure a finding says that it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sureness {
+    /// Up to 0.5: it may as well be otherwise.
+    Open,
+    /// Up to 0.75.
+    Likely,
+    /// Up to 0.9.
+    Sure,
+    /// More.
+    Certain,
+}
+
+impl Sureness {
+    fn of(confidence: f64) -> Self {
+        match confidence {
+            c if c <= 0.5 => Self::Open,
+            c if c <= 0.75 => Self::Likely,
+            c if c <= 0.9 => Self::Sure,
+            _ => Self::Certain,
+        }
+    }
+
+    /// In how many of the cases it has to be right.
+    fn least(self) -> f64 {
+        match self {
+            Self::Open => 0.0,
+            Self::Likely => 0.5,
+            Self::Sure => 0.75,
+            Self::Certain => 0.9,
+        }
+    }
+}
+
+/// Fewer findings say nothing of how honest they are.
+const ENOUGH: usize = 20;
+
+/// How many were right, and how sure they were together.
+#[derive(Default)]
+struct Share {
+    right: usize,
+    all: usize,
+    claimed: f64,
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = self.all.max(1) as f64;
+        write!(
+            f,
+            "{} of {} right ({:.1} %), said {:.0} % on average",
+            self.right,
+            self.all,
+            self.right as f64 * 100.0 / all,
+            self.claimed * 100.0 / all
+        )
+    }
+}

@@ -14,7 +14,7 @@ use super::super::collective::{
 };
 use super::super::mesh::Failure;
 use super::super::notice::{self, NOTICE_LEN, Notice};
-use super::super::reduce::{self, HANDED_OVER, copy, copy_past_caches, hand_over};
+use super::super::reduce::{self, HandOver, copy, copy_past_caches};
 use super::super::transport::shm::{Board, BoardError, INLINE, SLOT, Slots};
 use super::super::wait::Patience;
 use super::part_of;
@@ -26,18 +26,74 @@ use std::sync::Arc;
 const CHUNK: usize = 128 << 10;
 /// Up to this size every rank combines all inputs by itself, in one phase.
 const FLAT: usize = 16 << 10;
+/// The same where there are two: each reads as much of the other's either way.
+const FLAT_PAIR: usize = 64 << 10;
 /// From this size on results are written past the caches.
 const STREAMED: usize = 4 << 20;
 
 /// One group's collectives over shared memory.
 pub(crate) struct BoardRoad {
     board: Board,
+    hand_over: HandOver,
     ranks: Arc<[Rank]>,
+}
+
+/// How an operation that combines is cut: in each chunk every rank combines one part of all inputs, its
+/// share of the result.
+///
+/// In phase c a slot holds, for each other rank, the part of chunk c that it combines, and behind them
+/// the writer's share of chunk c - 1. The last phase has shares only.
+#[derive(Clone, Copy)]
+struct Shares {
+    len: usize,
+    size: usize,
+    element: usize,
+}
+
+impl Shares {
+    fn chunks(self) -> usize {
+        self.len.div_ceil(CHUNK)
+    }
+
+    /// The bytes of the whole that `rank` combines in this chunk.
+    fn part(self, rank: usize, chunk: usize) -> Range<usize> {
+        let start = (chunk * CHUNK).min(self.len);
+        let len = (self.len - start).min(CHUNK);
+        let part = part_of(rank, self.size, len, self.element);
+        start + part.start..start + part.end
+    }
+
+    /// Bytes for a part of this chunk, whoever combines it.
+    fn width(self, chunk: usize) -> usize {
+        let parts = (0..self.size).map(|rank| self.part(rank, chunk).len());
+        parts.max().unwrap_or(0).next_multiple_of(64)
+    }
+
+    /// Where `reader` finds its part of this chunk in the slot of `writer`.
+    fn input_at(self, reader: usize, writer: usize, chunk: usize) -> usize {
+        (reader - usize::from(reader > writer)) * self.width(chunk)
+    }
+
+    /// Where the share of the chunk before is in the slots of this phase.
+    fn share_at(self, phase: usize) -> usize {
+        if phase < self.chunks() {
+            (self.size - 1) * self.width(phase)
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of a slot that are used in this phase.
+    fn used(self, phase: usize) -> usize {
+        let share = phase.checked_sub(1).map_or(0, |chunk| self.width(chunk));
+        self.share_at(phase) + share
+    }
 }
 
 /// What every step needs to go through its phases.
 struct Walk<'a, 'p> {
     board: &'a mut Board,
+    hand_over: &'a mut HandOver,
     ranks: &'a [Rank],
     place: Place,
     notice: Notice,
@@ -47,7 +103,11 @@ struct Walk<'a, 'p> {
 
 impl BoardRoad {
     pub(crate) fn new(board: Board, ranks: Arc<[Rank]>) -> Self {
-        Self { board, ranks }
+        Self {
+            board,
+            hand_over: HandOver::default(),
+            ranks,
+        }
     }
 
     /// As [`LaneRoad::perform`](super::LaneRoad::perform).
@@ -64,6 +124,7 @@ impl BoardRoad {
         } = step;
         let mut walk = Walk {
             board: &mut self.board,
+            hand_over: &mut self.hand_over,
             ranks: &self.ranks,
             place,
             notice,
@@ -76,7 +137,7 @@ impl BoardRoad {
             None
         };
         match collective {
-            Collective::Barrier => walk.turn(&[]),
+            Collective::Barrier => walk.turn_with(&[]),
             Collective::AllReduce { data, by } => walk.all_reduce(data, by),
             Collective::Reduce { data, by, root } => walk.reduce(data, by, root),
             Collective::Broadcast { data, root } => walk.broadcast(data, root),
@@ -115,10 +176,21 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// The next phase of this operation.
+    /// The next phase of this operation, in which slots of up to `used` bytes are shown.
     #[inline]
-    fn turn(&mut self, inline: &[u8]) -> Result<(), Failure> {
-        match self.board.turn(self.signature, inline, self.patience) {
+    fn turn(&mut self, used: usize) -> Result<(), Failure> {
+        self.phase(&[], used)
+    }
+
+    /// The next phase, in which no slots are shown but these bytes.
+    #[inline]
+    fn turn_with(&mut self, inline: &[u8]) -> Result<(), Failure> {
+        self.phase(inline, 0)
+    }
+
+    #[inline]
+    fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
+        match self.board.turn(self.signature, inline, used, self.patience) {
             Ok(true) => {
                 // Each phase of an operation has its own signature: no rank can be a phase behind.
                 self.signature = self.signature.wrapping_add(1);
@@ -133,8 +205,9 @@ impl Walk<'_, '_> {
     #[cold]
     fn disagree(&mut self) -> Failure {
         let bytes = self.notice.encode();
-        self.board.next_slot()[..NOTICE_LEN].copy_from_slice(&bytes);
-        if let Err(error) = self.board.turn(0, &[], self.patience) {
+        self.board.restart_slots();
+        self.board.next_slot(NOTICE_LEN).copy_from_slice(&bytes);
+        if let Err(error) = self.board.turn(0, &[], NOTICE_LEN, self.patience) {
             return self.failure(error);
         }
         let mut notices = Vec::with_capacity(self.place.size);
@@ -162,12 +235,13 @@ impl Walk<'_, '_> {
             let what = format!("{} counts, more than a slot holds", lists.len());
             return Err(Failure::Garbled(self.ranks[self.place.rank], what));
         }
-        let slot = self.board.next_slot();
+        let slot = self.board.next_slot(SLOT);
         slot[..NOTICE_LEN].copy_from_slice(&notice.encode());
         for (place, count) in slot[NOTICE_LEN..].chunks_exact_mut(8).zip(lists) {
             place.copy_from_slice(&count.to_le_bytes());
         }
-        self.turn(&[])?;
+        // Some may have more counts than others, which shows only now.
+        self.turn(SLOT)?;
         let (mut notices, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {
             let slot = self.board.slot(rank);
@@ -198,13 +272,13 @@ impl Walk<'_, '_> {
     fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let len = data.len();
-        if len <= FLAT {
+        if len <= if size == 2 { FLAT_PAIR } else { FLAT } {
             let is_inline = len <= INLINE;
             if is_inline {
-                self.turn(data)?;
+                self.turn_with(data)?;
             } else {
-                hand_over(&mut self.board.next_slot()[..len], data);
-                self.turn(&[])?;
+                self.hand_over.copy(self.board.next_slot(len), data);
+                self.turn(len)?;
             }
             let board = &*self.board;
             let other = |at: usize| {
@@ -219,49 +293,39 @@ impl Walk<'_, '_> {
             });
             return Ok(());
         }
-        let chunks = len.div_ceil(CHUNK);
-        let part = |rank: usize, chunk: usize| -> Range<usize> {
-            let start = (chunk * CHUNK).min(len);
-            let part = part_of(rank, size, (len - start).min(CHUNK), by.element());
-            start + part.start..start + part.end
+        let shares = Shares {
+            len,
+            size,
+            element: by.element(),
         };
-        for chunk in 0..=chunks {
-            if chunk < chunks {
-                let slot = self.board.next_slot();
-                for peer in 0..size {
-                    if peer != rank {
-                        let range = part(peer, chunk);
-                        let at = range.start - chunk * CHUNK;
-                        hand_over(&mut slot[at..at + range.len()], &data[range]);
-                    }
-                }
-            }
-            self.turn(&[])?;
+        for phase in 0..=shares.chunks() {
+            self.show_inputs(shares, phase, data);
+            self.turn(shares.used(phase))?;
             let peers = self.others();
-            let (slots, next) = self.board.slots_and_next();
-            if chunk > 0 {
+            let hand_over = &mut *self.hand_over;
+            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            if let Some(chunk) = phase.checked_sub(1) {
                 for peer in peers {
-                    let range = part(peer, chunk - 1);
-                    let len = range.len();
-                    copy(&mut data[range], &slots.of(peer)[CHUNK..CHUNK + len]);
+                    let range = shares.part(peer, chunk);
+                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    copy(&mut data[range], share);
                 }
             }
-            if chunk < chunks {
-                let mine = part(rank, chunk);
-                let at = mine.start - chunk * CHUNK;
+            if phase < shares.chunks() {
+                let mine = shares.part(rank, phase);
                 let width = mine.len();
-                let share = &mut next[CHUNK..CHUNK + width];
-                let other = |at_other: usize| {
-                    let peer = at_other + usize::from(at_other >= rank);
-                    &slots.of(peer)[at..at + width]
+                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let other = |at: usize| {
+                    let peer = at + usize::from(at >= rank);
+                    &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width]
                 };
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
-                    if width < HANDED_OVER {
-                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
-                    } else {
+                    if hand_over.streams(width) {
                         reduce::combine_in_place(by.op, by.dtype, out, rank, others, None);
-                        hand_over(share, out);
+                        hand_over.copy(share, out);
+                    } else {
+                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
                     }
                 });
             }
@@ -269,54 +333,53 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
+    /// Puts into the slot of this phase what the others combine in it.
+    fn show_inputs(&mut self, shares: Shares, phase: usize, data: &[u8]) {
+        if phase == shares.chunks() {
+            return;
+        }
+        let peers = self.others();
+        let slot = self.board.next_slot(shares.used(phase));
+        for peer in peers {
+            let piece = &data[shares.part(peer, phase)];
+            let at = shares.input_at(peer, self.place.rank, phase);
+            self.hand_over.copy(&mut slot[at..][..piece.len()], piece);
+        }
+    }
+
     /// As all_reduce, but only the root takes over the shares.
-    fn reduce(&mut self, data: Data<'_>, by: Combination, root: usize) -> Result<(), Failure> {
+    fn reduce(&mut self, mut data: Data<'_>, by: Combination, root: usize) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
-        let mut data = data;
-        let len = data.bytes().len();
-        let chunks = len.div_ceil(CHUNK);
-        let part = |rank: usize, chunk: usize| -> Range<usize> {
-            let start = (chunk * CHUNK).min(len);
-            let part = part_of(rank, size, (len - start).min(CHUNK), by.element());
-            start + part.start..start + part.end
+        let shares = Shares {
+            len: data.bytes().len(),
+            size,
+            element: by.element(),
         };
-        for chunk in 0..=chunks {
-            if chunk < chunks {
-                let slot = self.board.next_slot();
-                for peer in 0..size {
-                    if peer != rank {
-                        let range = part(peer, chunk);
-                        let at = range.start - chunk * CHUNK;
-                        hand_over(&mut slot[at..at + range.len()], &data.bytes()[range]);
-                    }
-                }
-            }
-            self.turn(&[])?;
-            let (slots, next) = self.board.slots_and_next();
-            if chunk > 0
+        // Ranks meet even if there is nothing to combine.
+        for phase in 0..=shares.chunks() {
+            self.show_inputs(shares, phase, data.bytes());
+            self.turn(shares.used(phase))?;
+            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            if let Some(chunk) = phase.checked_sub(1)
                 && let Data::Write(data) = &mut data
             {
-                for peer in 0..size {
-                    let range = part(peer, chunk - 1);
-                    if peer != root {
-                        let len = range.len();
-                        copy(&mut data[range], &slots.of(peer)[CHUNK..CHUNK + len]);
-                    }
+                for peer in (0..size).filter(|&peer| peer != root) {
+                    let range = shares.part(peer, chunk);
+                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    copy(&mut data[range], share);
                 }
             }
-            if chunk < chunks {
-                let mine = part(rank, chunk);
-                let at = mine.start - chunk * CHUNK;
+            if phase < shares.chunks() {
+                let mine = shares.part(rank, phase);
                 let width = mine.len();
-                let share = &mut next[CHUNK..CHUNK + width];
-                with_inputs(
-                    size,
-                    |peer| match peer == rank {
-                        true => &data.bytes()[mine.clone()],
-                        false => &slots.of(peer)[at..at + width],
-                    },
-                    |inputs| reduce::combine(by.op, by.dtype, inputs, share, None),
-                );
+                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let input = |peer: usize| match peer == rank {
+                    true => &data.bytes()[mine.clone()],
+                    false => &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width],
+                };
+                with_inputs(size, input, |inputs| {
+                    reduce::combine(by.op, by.dtype, inputs, share, None);
+                });
                 if let Data::Write(data) = &mut data {
                     copy(&mut data[mine], share);
                 }
@@ -332,7 +395,7 @@ impl Walk<'_, '_> {
                 Data::Read(bytes) => bytes,
                 Data::Write(_) => &[][..],
             };
-            self.turn(inline)?;
+            self.turn_with(inline)?;
             if let Data::Write(bytes) = data {
                 bytes.copy_from_slice(self.board.inline(root, len));
             }
@@ -340,10 +403,10 @@ impl Walk<'_, '_> {
         }
         for range in chunks(len, CHUNK) {
             if let Data::Read(bytes) = &data {
-                let slot = &mut self.board.next_slot()[..range.len()];
-                hand_over(slot, &bytes[range.clone()]);
+                let slot = self.board.next_slot(range.len());
+                self.hand_over.copy(slot, &bytes[range.clone()]);
             }
-            self.turn(&[])?;
+            self.turn(range.len())?;
             if let Data::Write(bytes) = &mut data {
                 let chunk = &self.board.slot(root)[..range.len()];
                 deliver(&mut bytes[range], chunk, len);
@@ -357,7 +420,7 @@ impl Walk<'_, '_> {
         let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
         let longest = longest.unwrap_or(0);
         if longest <= INLINE {
-            self.turn(input)?;
+            self.turn_with(input)?;
             for peer in 0..size {
                 let part = outputs.part_mut(peer);
                 part.copy_from_slice(self.board.inline(peer, part.len()));
@@ -366,14 +429,12 @@ impl Walk<'_, '_> {
         }
         for range in chunks(longest, CHUNK) {
             let own = clip(&range, input.len());
-            hand_over(
-                &mut self.board.next_slot()[..own.len()],
-                &input[own.clone()],
-            );
+            let piece = &mut self.board.next_slot(range.len())[..own.len()];
+            self.hand_over.copy(piece, &input[own.clone()]);
             // Its way into this rank's own output leads through the cache while it is there.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
             deliver(kept, &input[own], longest * size);
-            self.turn(&[])?;
+            self.turn(range.len())?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
@@ -392,10 +453,10 @@ impl Walk<'_, '_> {
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
-        let lane = lane_len(size);
+        let lane = lane_len(size, longest);
         for range in chunks(longest, lane) {
             self.fill_lanes(inputs, &range, lane);
-            self.turn(&[])?;
+            self.turn(lane * size)?;
             let mine = clip(&range, output.len());
             let slots = self.slots();
             with_inputs(
@@ -417,7 +478,7 @@ impl Walk<'_, '_> {
         longest: usize,
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
-        let lane = lane_len(size);
+        let lane = lane_len(size, longest);
         if let (Some(inputs), Some(outputs)) = (inputs, &mut outputs) {
             deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
         }
@@ -425,7 +486,7 @@ impl Walk<'_, '_> {
             if let Some(inputs) = inputs {
                 self.fill_lanes(inputs, &range, lane);
             }
-            self.turn(&[])?;
+            self.turn(lane * size)?;
             if let Some(outputs) = &mut outputs {
                 for peer in self.others() {
                     let part = outputs.part_mut(peer);
@@ -452,9 +513,10 @@ impl Walk<'_, '_> {
         for range in chunks(longest, CHUNK) {
             if rank != root {
                 let own = clip(&range, input.len());
-                hand_over(&mut self.board.next_slot()[..own.len()], &input[own]);
+                let piece = &mut self.board.next_slot(range.len())[..own.len()];
+                self.hand_over.copy(piece, &input[own]);
             }
-            self.turn(&[])?;
+            self.turn(range.len())?;
             if let Some(outputs) = &mut outputs {
                 for peer in self.others() {
                     let part = outputs.part_mut(peer);
@@ -475,7 +537,7 @@ impl Walk<'_, '_> {
         longest: usize,
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
-        let lane = lane_len(size);
+        let lane = lane_len(size, longest);
         if let Some(inputs) = inputs {
             deliver(output, inputs.part(rank), longest);
         }
@@ -483,7 +545,7 @@ impl Walk<'_, '_> {
             if let Some(inputs) = inputs {
                 self.fill_lanes(inputs, &range, lane);
             }
-            self.turn(&[])?;
+            self.turn(lane * size)?;
             if rank != root {
                 let range = clip(&range, output.len());
                 let chunk = &self.board.slot(root)[rank * lane..rank * lane + range.len()];
@@ -496,17 +558,18 @@ impl Walk<'_, '_> {
     /// Puts the chunk `range` of each part into the lane of its rank.
     fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
         let peers = self.others();
-        let slot = self.board.next_slot();
+        let slot = self.board.next_slot(lane * self.place.size);
         for peer in peers {
             let part = inputs.part(peer);
             let range = clip(range, part.len());
             let at = peer * lane;
-            hand_over(&mut slot[at..at + range.len()], &part[range]);
+            let piece = &mut slot[at..at + range.len()];
+            self.hand_over.copy(piece, &part[range]);
         }
     }
 
     fn slots(&mut self) -> Slots<'_> {
-        self.board.slots_and_next().0
+        self.board.slots_and_next(0).0
     }
 }
 
@@ -519,9 +582,9 @@ fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     }
 }
 
-/// Bytes of a slot for each rank, where it has something for each.
-fn lane_len(size: usize) -> usize {
-    (SLOT / size) & !63
+/// Bytes of a slot for each rank, where it has something for each: up to `longest`.
+fn lane_len(size: usize, longest: usize) -> usize {
+    ((SLOT / size) & !63).min(longest.max(1).next_multiple_of(64))
 }
 
 /// The chunks of so many bytes; one empty chunk if there are none, since ranks meet all the same.

@@ -3,30 +3,84 @@
 //! The C library copies more than a few KiB by one string instruction; these are plain vector loads and
 //! stores, so that what they do to the caches is known.
 //!
-//! To write to a line that another core has read last, a core must first take it away from that core,
-//! and few such requests are under way at once. On an EPYC 9004 that made 14 GB/s of writing into shared
-//! memory, and less than 1 GB/s while the two cores were far apart, where streaming stores, which need no
-//! answer, made 80 and 40; the other core then reads from memory at 10 to 16 GB/s in place of 40. For a
-//! piece of 64 KiB both together take two thirds of the time, for one of 4 KiB they take longer.
+//! To write to a line that another core has in its caches, a core must first take it away from there,
+//! and few such requests are under way at once. Cores that share a last-level cache do that at 8 to
+//! 10 GB/s (an EPYC of 2024), and at 40 once the line has left the other's own caches, which is why slots
+//! are used in a long round; read at 30. Cores that share none write at 2 GB/s either way: there,
+//! streaming stores, which need no answer, make 28 and are read at 25; between near cores 16 and 15. No
+//! table says which it is, and under a hypervisor it changes: [`HandOver`] measures.
 
 use super::Level;
+use std::time::{Duration, Instant};
 
 /// Below this the library's copy is a handful of vector moves too.
 const SHORT: usize = 1 << 10;
 
-/// From this length on a piece for another core is streamed.
-pub(crate) const HANDED_OVER: usize = 16 << 10;
+/// Copies for another core, which reads it next: through the caches, or past them as long as that was
+/// found to be faster.
+#[derive(Debug, Default)]
+pub(crate) struct HandOver {
+    /// Pieces since one was timed.
+    untimed: u32,
+    /// Bytes of slow pieces, one after the other.
+    slow: usize,
+    /// Bytes still to be streamed before the caches are tried again.
+    streamed: usize,
+}
 
-/// Copies for another core, which reads it next.
-///
-/// # Panics
-/// If the lengths differ.
-#[inline]
-pub(crate) fn hand_over(to: &mut [u8], from: &[u8]) {
-    if to.len() < HANDED_OVER {
-        copy(to, from);
-    } else {
-        copy_past_caches(to, from);
+impl HandOver {
+    /// From this length on a piece is streamed, if any is.
+    const LONG: usize = 16 << 10;
+    /// Slower than this is too slow, bytes/ns: between the 2.4 and the 8 of which the module speaks.
+    const SLOW: f64 = 3.5;
+    /// One of so many is timed: to read the clock twice is not free.
+    const TIMED: u32 = 8;
+    /// So many slow bytes are no accident: a thread may have been put aside, and the first round through
+    /// memory that was not used for a while is slow anywhere.
+    const ACCIDENT: usize = 4 << 20;
+    /// For so many bytes the verdict holds. Trying again then costs a fiftieth.
+    const HOLDS: usize = 2 << 30;
+
+    /// Whether a piece of `len` bytes would be streamed.
+    #[inline]
+    pub(crate) fn streams(&self, len: usize) -> bool {
+        len >= Self::LONG && self.streamed > 0
+    }
+
+    /// Copies a piece.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub(crate) fn copy(&mut self, to: &mut [u8], from: &[u8]) {
+        if to.len() < Self::LONG {
+            copy(to, from);
+        } else if self.streamed > 0 {
+            self.streamed = self.streamed.saturating_sub(to.len());
+            copy_past_caches(to, from);
+        } else if self.untimed < Self::TIMED {
+            self.untimed += 1;
+            copy(to, from);
+        } else {
+            let began = Instant::now();
+            copy(to, from);
+            self.learn(to.len(), began.elapsed());
+        }
+    }
+
+    /// Takes in how long a copy through the caches took.
+    fn learn(&mut self, len: usize, took: Duration) {
+        self.untimed = 0;
+        if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
+            self.slow = 0;
+            return;
+        }
+        // Those before it, which were not timed, are taken to have been like it.
+        self.slow += len * (Self::TIMED as usize + 1);
+        if self.slow >= Self::ACCIDENT {
+            self.slow = 0;
+            self.streamed = Self::HOLDS;
+        }
     }
 }
 
@@ -163,6 +217,26 @@ mod tests {
             }
         }
         levels
+    }
+
+    #[test]
+    fn pieces_are_streamed_once_the_caches_were_slow_for_long_and_the_caches_are_tried_again() {
+        const PIECE: usize = 64 << 10;
+        let mut hand_over = HandOver::default();
+        let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
+        for took in [slow, slow, fast, slow, slow, slow, slow, slow, slow] {
+            hand_over.learn(PIECE, took);
+            assert!(!hand_over.streams(PIECE), "too early");
+        }
+        hand_over.learn(PIECE, slow);
+        hand_over.learn(PIECE, slow);
+        assert!(hand_over.streams(PIECE) && !hand_over.streams(100));
+        let (from, mut to) = (vec![7; PIECE], vec![0; PIECE]);
+        for _ in 0..HandOver::HOLDS / PIECE {
+            assert!(hand_over.streams(PIECE));
+            hand_over.copy(&mut to, &from);
+        }
+        assert!(!hand_over.streams(PIECE) && to == from);
     }
 
     #[test]

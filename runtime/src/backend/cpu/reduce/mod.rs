@@ -17,7 +17,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copy::{HANDED_OVER, copy, copy_past_caches, hand_over};
+pub(crate) use copy::{HandOver, copy, copy_past_caches};
 use fold::Job;
 use rcomm_recorder::model::{DType, ReduceOp};
 

@@ -22,23 +22,61 @@ const LINE: usize = 128;
 
 /// Bytes that a line carries beside its flag and signature.
 pub(crate) const INLINE: usize = 48;
-/// Bytes of one slot. Two slots of each of two ranks stay in a second-level cache of 1 MiB.
+/// Most bytes of one slot.
 pub(crate) const SLOT: usize = 192 << 10;
+/// Bytes that a rank puts its slots into, one behind the other, where memory allows: more than a
+/// second-level cache of 1 MiB holds. What the others have read is then no longer in *their* caches when
+/// it is written again, so it need not be taken away from them, which is what makes writing slow.
+const SLOTS_ROUND: usize = 8 * SLOT;
+/// Slots up to this size are two places used in turn, before the others: both cores' first-level caches
+/// hold them, and they are fetched for writing while the rank waits (`fetch_small`).
+const SMALL: usize = 8 << 10;
+/// Bytes of them that are fetched ahead.
+const FETCHED: usize = 1 << 10;
+/// Fewest bytes: a slot never overlaps the one before it.
+const SLOTS_LEAST: usize = 3 * SLOT;
+/// Bytes for the slots of all ranks of a group, as long as each has the least.
+const SLOTS_ALL: usize = 24 << 20;
 
-/// Bytes that a stream holds in each direction, and those before them for its counts.
-pub(super) const RING: usize = 256 << 10;
+/// Bytes before those of a ring, for its counts.
 pub(super) const RING_HEAD: usize = PAGE;
-/// Bytes of the two rings of a pair.
-const RINGS: usize = 2 * (RING_HEAD + RING);
+/// Most and fewest bytes that a stream holds in each direction: a long round for the reason given at
+/// [`SLOTS_ROUND`].
+const RING_MOST: usize = 1 << 20;
+const RING_LEAST: usize = 256 << 10;
+/// Bytes for the rings of all pairs of a group, as long as each has the least.
+const RINGS_ALL: usize = 128 << 20;
+
+/// Bytes for the slots of one rank.
+fn slots_len(ranks: usize) -> usize {
+    let share = SLOTS_ALL / ranks.max(1) / PAGE * PAGE;
+    2 * SMALL + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
+}
 
 /// Bytes of a group's board: lines and slots.
 fn board_len(ranks: usize) -> usize {
-    align(ranks * CONTROL, PAGE) + ranks * 2 * SLOT
+    align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
+}
+
+/// How many pairs so many ranks are.
+fn pairs(ranks: usize) -> usize {
+    ranks * ranks.saturating_sub(1) / 2
+}
+
+/// Bytes that a stream of such a group holds in each direction.
+fn ring_len(ranks: usize) -> usize {
+    let share = RINGS_ALL / (2 * pairs(ranks).max(1)) / PAGE * PAGE;
+    share.clamp(RING_LEAST, RING_MOST)
+}
+
+/// Bytes of the two rings of a pair.
+fn rings_len(ranks: usize) -> usize {
+    2 * (RING_HEAD + ring_len(ranks))
 }
 
 /// Bytes of the area of a group of so many ranks: its board, and the rings of each pair.
 pub(super) fn area_len(ranks: usize) -> usize {
-    board_len(ranks) + ranks * ranks.saturating_sub(1) / 2 * RINGS
+    board_len(ranks) + pairs(ranks) * rings_len(ranks)
 }
 
 /// Which pair two ranks are, counted from 0.
@@ -82,6 +120,11 @@ pub(crate) struct Board {
     ranks: Arc<[Rank]>,
     /// The phase that this rank has published last.
     phase: u32,
+    /// Where everybody's slot of that phase begins, and how many bytes of it are shown.
+    slot: usize,
+    shown: usize,
+    /// Where the next slot that is not small begins.
+    next_slot: usize,
     /// Whether it has seen everybody's flag of that phase.
     complete: bool,
 }
@@ -104,6 +147,9 @@ impl Board {
             rank,
             ranks,
             phase: 0,
+            slot: 0,
+            shown: 0,
+            next_slot: 2 * SMALL,
             complete: true,
         })
     }
@@ -120,39 +166,58 @@ impl Board {
         self.area.word(rank * CONTROL + 3 * LINE)
     }
 
-    fn slot_at(&self, rank: usize, phase: u32) -> usize {
-        let control = align(self.ranks.len() * CONTROL, PAGE);
-        control + (rank * 2 + (phase & 1) as usize) * SLOT
+    fn slot_at(&self, rank: usize, start: usize) -> usize {
+        let size = self.ranks.len();
+        align(size * CONTROL, PAGE) + rank * slots_len(size) + start
     }
 
-    /// This rank's slot of the phase to come, to be filled before [`turn`](Self::turn).
+    /// Begins with the slots anew, on all ranks at once: after a phase whose slots nobody reads, since
+    /// the ranks do not agree how long they are.
+    pub(crate) fn restart_slots(&mut self) {
+        self.next_slot = 2 * SMALL;
+    }
+
+    /// Where the slot of a phase begins in which `used` bytes are shown.
     #[inline]
-    pub(crate) fn next_slot(&mut self) -> &mut [u8] {
-        self.slots_and_next().1
+    fn place(&self, phase: u32, used: usize) -> usize {
+        if used <= SMALL {
+            (phase & 1) as usize * SMALL
+        } else {
+            self.next_slot
+        }
+    }
+
+    /// This rank's slot of the phase to come, to be filled before [`turn`](Self::turn), of which the
+    /// first `used` bytes will be shown.
+    #[inline]
+    pub(crate) fn next_slot(&mut self, used: usize) -> &mut [u8] {
+        self.slots_and_next(used).1
     }
 
     /// The slots of this phase, and this rank's slot of the next one.
     #[inline]
-    pub(crate) fn slots_and_next(&mut self) -> (Slots<'_>, &mut [u8]) {
+    pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
         assert!(self.complete, "a board that was given up is not used on");
-        let start = self.slot_at(self.rank, self.phase.wrapping_add(1));
-        // SAFETY: this rank alone writes its slots, through `&mut self` alone. The others read this one
-        // in phases of its parity only, and have finished with the last of these, since this rank has
-        // seen all their flags of the phase after it (`complete`; see the head of this module). The
-        // slots of this phase, which `Slots` reads, are others. Any bytes are valid.
-        let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, SLOT), SLOT) };
+        assert!(used <= SLOT, "a slot is no longer than that");
+        let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
+        // SAFETY: this rank alone writes its slots, through `&mut self` alone. Of its slots the others
+        // may still read that of this phase only, which this one does not overlap (`turn`): they have
+        // finished with all before it, since this rank has seen all their flags of this phase
+        // (`complete`; see the head of this module). `Slots` reads those of this phase. Any bytes are
+        // valid.
+        let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
         (Slots { board: self }, next)
     }
 
-    /// What `rank` has in its slot in this phase.
+    /// What `rank` shows in its slot in this phase.
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &[u8] {
         assert!(self.complete, "slots are read when all have published");
-        let start = self.slot_at(rank, self.phase);
+        let start = self.slot_at(rank, self.slot);
         // SAFETY: its writer stored the flag of this phase after writing, which this rank has seen
         // (`complete`), and will not write here before this rank publishes the next phase, which takes
         // `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.area.at(start, SLOT), SLOT) }
+        unsafe { std::slice::from_raw_parts(self.area.at(start, self.shown), self.shown) }
     }
 
     /// The bytes in `rank`'s line of this phase.
@@ -165,8 +230,10 @@ impl Board {
         unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
     }
 
-    /// One phase: shows the others `signature`, up to [`INLINE`] bytes and what is in the slot, and
-    /// waits until all have done the same. Says whether all signatures are equal.
+    /// One phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of the
+    /// slot, and waits until all have done the same. Says whether all signatures are equal.
+    ///
+    /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins behind it.
     ///
     /// # Errors
     /// After any, the board is of no more use.
@@ -175,11 +242,25 @@ impl Board {
         &mut self,
         signature: u64,
         inline: &[u8],
+        used: usize,
         patience: &mut Patience<'_>,
     ) -> Result<bool, BoardError> {
         assert!(self.complete, "a board that was given up is not used on");
+        assert!(used <= SLOT, "a slot is no longer than that");
         self.complete = false;
+        self.slot = self.place(self.phase.wrapping_add(1), used);
+        self.shown = used;
+        if used > SMALL {
+            self.next_slot += align(used, LINE);
+            // A whole slot has room there, or at the beginning: the last one begins behind the second.
+            if self.next_slot + SLOT > slots_len(self.ranks.len()) {
+                self.next_slot = 2 * SMALL;
+            }
+        }
         self.publish(signature, inline);
+        if used > 0 && used <= SMALL {
+            self.fetch_small(used);
+        }
         let mut equal = true;
         for rank in 0..self.ranks.len() {
             if rank != self.rank {
@@ -188,6 +269,30 @@ impl Board {
         }
         self.complete = true;
         Ok(equal)
+    }
+
+    /// Asks for the first lines of the next small slot, to write to them: the others have them, and
+    /// taking them away takes no time while this rank waits. The next phase is likely to be as small.
+    /// More lines than these would keep the processor from looking at the flags.
+    #[inline]
+    fn fetch_small(&self, used: usize) {
+        let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
+        let lines = self.area.at(start, used);
+        #[cfg(target_arch = "x86_64")]
+        for at in (0..used.min(FETCHED)).step_by(64) {
+            // The intrinsic becomes a fetch for reading where the build's target may lack this one; all
+            // 64-bit processors take it, if only as nothing.
+            // SAFETY: a hint, which changes no memory; the address is inside the mapping.
+            unsafe {
+                std::arch::asm!(
+                    "prefetchw [{line}]",
+                    line = in(reg) lines.add(at),
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = lines;
     }
 
     #[inline]
@@ -293,9 +398,10 @@ pub(crate) struct Streams {
 impl Streams {
     /// This rank's end of the stream to `peer`, once. Both ends have this socket between them.
     pub(crate) fn open(&self, peer: usize, socket: TcpStream) -> io::Result<ShmStream> {
-        let start = board_len(self.size) + pair_of(self.rank, peer) * RINGS;
-        let rings = self.segment.map_area(self.place, start, RINGS)?;
-        ShmStream::new(rings, self.rank < peer, socket)
+        let len = rings_len(self.size);
+        let start = board_len(self.size) + pair_of(self.rank, peer) * len;
+        let rings = self.segment.map_area(self.place, start, len)?;
+        ShmStream::new(rings, ring_len(self.size), self.rank < peer, socket)
     }
 }
 
@@ -358,13 +464,11 @@ mod tests {
     #[test]
     fn every_pair_has_rings_of_its_own() {
         for size in [2, 3, 8] {
-            let mut pairs: Vec<usize> = (0..size)
+            let mut all: Vec<usize> = (0..size)
                 .flat_map(|high| (0..high).map(move |low| pair_of(low, high)))
                 .collect();
-            pairs.sort_unstable();
-            let count = size * (size - 1) / 2;
-            assert_eq!(pairs, (0..count).collect::<Vec<_>>());
-            assert_eq!(area_len(size), board_len(size) + count * RINGS);
+            all.sort_unstable();
+            assert_eq!(all, (0..pairs(size)).collect::<Vec<_>>());
         }
         assert_eq!(pair_of(2, 5), pair_of(5, 2));
     }

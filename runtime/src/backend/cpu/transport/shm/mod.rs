@@ -5,12 +5,13 @@
 //! come the areas of the groups, all of one length and empty until used. An area is a [`Board`], and behind it
 //! the rings of a [stream](ShmStream) for each pair of ranks.
 //!
-//! A *board* has, for each rank of the group, two *lines* and two *slots*, used in turn, and all ranks
-//! go through the same *phases* 1, 2, 3, ... In phase p a rank writes line and slot p % 2 of its own,
-//! then stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then
-//! reads those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites
-//! what it wrote in phase p when it enters phase p + 2, which it does only after it has seen everybody's
-//! flag p + 1, which they stored after they had read everything of phase p.
+//! A *board* has, for each rank of the group, two *lines*, used in turn, and room for *slots*, one behind
+//! the other and then from the beginning again; all ranks go through the same *phases* 1, 2, 3, ... In
+//! phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
+//! stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then reads
+//! those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites what
+//! it wrote in phase p when it enters phase p + 2 at the earliest, which it does only after it has seen
+//! everybody's flag p + 1, which they stored after they had read everything of phase p.
 //!
 //! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
 //! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be

@@ -9,8 +9,8 @@
 //! The pair has a socket too. It is the doorbell that wakes a sleeper, so that one can sleep on several
 //! streams at once; and its end tells that the other rank has left, or died.
 
-use super::super::super::reduce::{copy, hand_over};
-use super::board::{RING, RING_HEAD};
+use super::super::super::reduce::{HandOver, copy};
+use super::board::RING_HEAD;
 use super::mapping::Mapping;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -39,6 +39,8 @@ pub(crate) struct Waits {
 pub(crate) struct ShmStream {
     socket: Arc<TcpStream>,
     rings: Mapping,
+    /// Bytes that each ring holds.
+    ring: usize,
     /// Where the rings start in the mapping: what this rank writes, and what it reads.
     out: usize,
     into: usize,
@@ -48,17 +50,23 @@ pub(crate) struct ShmStream {
     /// Read by this rank, and how much is known to be there.
     read: u64,
     seen_written: u64,
+    hand_over: HandOver,
     /// The other end is gone.
     closed: bool,
 }
 
 impl ShmStream {
-    /// An end of the stream whose two rings, as yet unused, are `rings`; the lower rank of the pair writes
-    /// the first.
-    pub(super) fn new(rings: Mapping, is_lower: bool, socket: TcpStream) -> io::Result<Self> {
+    /// An end of the stream whose two rings of `ring` bytes, as yet unused, are `rings`; the lower rank of
+    /// the pair writes the first.
+    pub(super) fn new(
+        rings: Mapping,
+        ring: usize,
+        is_lower: bool,
+        socket: TcpStream,
+    ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let (first, second) = (0, RING_HEAD + RING);
+        let (first, second) = (0, RING_HEAD + ring);
         let (out, into) = if is_lower {
             (first, second)
         } else {
@@ -67,12 +75,14 @@ impl ShmStream {
         Ok(Self {
             socket: Arc::new(socket),
             rings,
+            ring,
             out,
             into,
             written: 0,
             seen_read: 0,
             read: 0,
             seen_written: 0,
+            hand_over: HandOver::default(),
             closed: false,
         })
     }
@@ -95,17 +105,17 @@ impl ShmStream {
         if self.seen_written == self.read {
             self.seen_written = self.count(self.into, WRITTEN).load(Ordering::Acquire);
         }
-        within_ring(self.seen_written.wrapping_sub(self.read))
+        self.within_ring(self.seen_written.wrapping_sub(self.read))
     }
 
     /// Room to write now.
     fn writable(&mut self) -> io::Result<usize> {
         let mut taken = self.written.wrapping_sub(self.seen_read);
-        if taken >= RING as u64 {
+        if taken >= self.ring as u64 {
             self.seen_read = self.count(self.out, READ).load(Ordering::Acquire);
             taken = self.written.wrapping_sub(self.seen_read);
         }
-        Ok(RING - within_ring(taken)?)
+        Ok(self.ring - self.within_ring(taken)?)
     }
 
     /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
@@ -123,8 +133,8 @@ impl ShmStream {
                 Ok(0)
             };
         }
-        let start = (self.read % RING as u64) as usize;
-        let first = some.min(RING - start);
+        let start = (self.read % self.ring as u64) as usize;
+        let first = some.min(self.ring - start);
         let data = self.into + RING_HEAD;
         for (piece, at) in [(0..first, start), (first..some, 0)] {
             let from = self.rings.at(data + at, piece.len());
@@ -164,8 +174,8 @@ impl ShmStream {
 
     /// Copies bytes to a place of the ring that is free.
     fn put(&mut self, position: u64, bytes: &[u8]) {
-        let start = (position % RING as u64) as usize;
-        let (first, second) = bytes.split_at(bytes.len().min(RING - start));
+        let start = (position % self.ring as u64) as usize;
+        let (first, second) = bytes.split_at(bytes.len().min(self.ring - start));
         let data = self.out + RING_HEAD;
         for (piece, at) in [(first, start), (second, 0)] {
             let to = self.rings.at(data + at, piece.len());
@@ -173,7 +183,7 @@ impl ShmStream {
             // here (`writable` has seen its count) and reads here again only when it has seen the count
             // of bytes written pass it.
             let to = unsafe { std::slice::from_raw_parts_mut(to, piece.len()) };
-            hand_over(to, piece);
+            self.hand_over.copy(to, piece);
         }
     }
 
@@ -217,12 +227,12 @@ impl ShmStream {
         fence(Ordering::SeqCst);
         Ok(waits.to_read && self.readable()? > 0 || waits.to_write && self.writable()? > 0)
     }
-}
 
-/// A distance between two counts of one ring.
-fn within_ring(distance: u64) -> io::Result<usize> {
-    usize::try_from(distance)
-        .ok()
-        .filter(|&distance| distance <= RING)
-        .ok_or_else(|| io::Error::other("the counts in shared memory make no sense"))
+    /// A distance between two counts of one ring.
+    fn within_ring(&self, distance: u64) -> io::Result<usize> {
+        usize::try_from(distance)
+            .ok()
+            .filter(|&distance| distance <= self.ring)
+            .ok_or_else(|| io::Error::other("the counts in shared memory make no sense"))
+    }
 }

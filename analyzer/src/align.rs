@@ -11,6 +11,7 @@ use crate::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// Position of a record in [`Aligned::records`].
 pub(crate) type RecordIx = usize;
@@ -39,7 +40,7 @@ pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) desc: String,
     /// Global ranks in order of group rank.
-    pub(crate) ranks: Vec<Rank>,
+    pub(crate) ranks: Arc<[Rank]>,
     /// Of each member: its record and the lane in it.
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that play the same part for other ranks share a family.
@@ -435,7 +436,7 @@ impl<'a> Aligned<'a> {
         let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
         for group in &self.groups {
             if group.lanes.iter().any(Option::is_some) {
-                expected.extend(&group.ranks);
+                expected.extend(group.ranks.iter());
             }
         }
         let told = self

@@ -119,7 +119,7 @@ mod tests {
             problems: vec![],
             input: Input::default(),
             groups: vec![],
-            ranks: vec![],
+            ranks: [].into(),
             in_flight: vec![],
             waits,
             stacks: vec![],
@@ -133,7 +133,7 @@ mod tests {
             group: GroupRef {
                 name: name.into(),
                 desc: desc.into(),
-                ranks: vec![],
+                ranks: [].into(),
             },
             op: "all_reduce".into(),
             seq: 7,

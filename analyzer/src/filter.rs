@@ -356,7 +356,7 @@ mod tests {
         GroupRef {
             name: "dp_5".into(),
             desc: "dp".into(),
-            ranks: vec![3, 11],
+            ranks: [3, 11].into(),
         }
     }
 

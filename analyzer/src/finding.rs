@@ -2,6 +2,7 @@
 
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 macro_rules! codes {
     ($( $code:ident $name:ident $severity:ident $text:literal; )+) => {
@@ -113,7 +114,7 @@ pub struct GroupRef {
     /// What it is for.
     pub desc: String,
     /// Global ranks of the members, in order of group rank.
-    pub ranks: Vec<Rank>,
+    pub ranks: Arc<[Rank]>,
 }
 
 /// One record that proves something.

@@ -53,7 +53,7 @@ pub use analysis::{Analysis, Unread, analyze};
 pub use difference::{Difference, GroupChange};
 pub use explain::{Explanation, explain};
 pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
-pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
+pub use live::{Judge, Live, LiveOptions, Moment, RankView, Snapshot, SourceStatus, Urgency};
 pub use policy::Policy;
 pub use record::Extent;
 pub use report::{

@@ -327,7 +327,7 @@ mod tests {
         let group = GroupRef {
             name: "tp_0".into(),
             desc: "tp".into(),
-            ranks: vec![0, 1],
+            ranks: [0, 1].into(),
         };
         let keep = dumps[0].entries.len() - 3;
         dumps[0].entries.drain(..keep);
@@ -343,7 +343,7 @@ mod tests {
         let group = GroupRef {
             name: "tp_0".into(),
             desc: "tp".into(),
-            ranks: vec![0, 1],
+            ranks: [0, 1].into(),
         };
         let matrix = matrix([(0, &dumps[0])], &group, 3, Rows::Each);
         assert_eq!(letters(&matrix.rows[1]), "???");

@@ -5,6 +5,7 @@ use crate::record::{Record, Shared};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// The groups that somebody used, with their members, and for each record the group of each lane.
 pub(crate) fn resolve_groups(
@@ -12,7 +13,7 @@ pub(crate) fn resolve_groups(
     records: &[Record],
 ) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
     // Groups that entries name and no record describes: their members are the ranks that name them.
-    let mut nameless_world: Option<&[Rank]> = None;
+    let mut nameless_world: Option<&Arc<[Rank]>> = None;
     let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
     for record in records {
         let mut used = vec![false; record.groups.len()];
@@ -33,8 +34,7 @@ pub(crate) fn resolve_groups(
         .flat_map(|record| &record.groups)
         .map(|local| {
             let group = &shared.groups[local.group as usize];
-            (group.desc == "default_pg" && !group.ranks.is_empty())
-                .then_some(group.ranks.as_slice())
+            (group.desc == "default_pg" && !group.ranks.is_empty()).then_some(&group.ranks)
         });
     if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
         add_unread_members(shared, records, world, &mut named_by);
@@ -49,14 +49,14 @@ pub(crate) fn resolve_groups(
                 let group = &shared.groups[local.group as usize];
                 let told = !group.ranks.is_empty()
                     || (nameless_world.is_some() && group.desc == "default_pg");
-                let ranks: Vec<Rank> = if !group.ranks.is_empty() {
+                let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
                     group.ranks.clone()
                 } else {
                     let world = nameless_world.filter(|_| group.desc == "default_pg");
                     let named = named_by.get(&local.group);
                     world.map_or_else(
                         || named.into_iter().flatten().copied().collect(),
-                        <[Rank]>::to_vec,
+                        Arc::clone,
                     )
                 };
                 groups.push(Group {

@@ -110,7 +110,7 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
     groups
         .filter(|group| !group.ranks.is_empty())
         .find(|group| group.desc == "default_pg" || group.name.is_empty())
-        .map(|group| group.ranks.as_slice())
+        .map(|group| &*group.ranks)
 }
 
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {

@@ -10,6 +10,7 @@ use rcomm_recorder::model::{
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// No stack, no peer, no time: the value that stands for absence in a column.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -141,10 +142,18 @@ impl Record {
 pub(crate) struct SharedGroup {
     pub(crate) name: String,
     /// Global ranks in order of group rank; empty where no record holds them.
-    pub(crate) ranks: Vec<Rank>,
+    pub(crate) ranks: Arc<[Rank]>,
     /// Which of several groups of one name and membership, in a rank's order of creation.
     pub(crate) incarnation: u32,
     pub(crate) desc: String,
+}
+
+/// Of groups of one name, the members of the first, and how many more have the same.
+type Namesake<'a> = (&'a Arc<[Rank]>, u32);
+
+/// Members of large groups are compared by address first: records that are kept share them.
+fn same_ranks(a: &Arc<[Rank]>, b: &Arc<[Rank]>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
 }
 
 /// What all records refer to.
@@ -264,7 +273,7 @@ impl Shared {
     fn groups_of(&mut self, dump: &Dump) -> Vec<LocalGroup> {
         let mut order: Vec<usize> = (0..dump.groups.len()).collect();
         order.sort_by_key(|&i| dump.groups[i].info.id);
-        let mut seen: HashMap<(&str, &[Rank]), u32> = HashMap::new();
+        let mut seen: HashMap<&str, Vec<Namesake<'_>>> = HashMap::new();
         let mut groups = vec![
             LocalGroup {
                 group: 0,
@@ -274,23 +283,33 @@ impl Shared {
         ];
         for i in order {
             let info = &dump.groups[i].info;
-            let incarnation = seen.entry((&info.name, &info.ranks)).or_insert(0);
+            let namesakes = seen.entry(&info.name).or_default();
+            let same = |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks);
+            let incarnation = match namesakes.iter_mut().find(same) {
+                Some((_, count)) => {
+                    *count += 1;
+                    *count
+                }
+                None => {
+                    namesakes.push((&info.ranks, 0));
+                    0
+                }
+            };
             groups[i] = LocalGroup {
-                group: self.group(&info.name, &info.desc, &info.ranks, *incarnation),
+                group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
                 status: dump.groups[i].status,
             };
-            *incarnation += 1;
         }
         groups
     }
 
-    fn group(&mut self, name: &str, desc: &str, ranks: &[Rank], incarnation: u32) -> u32 {
+    fn group(&mut self, name: &str, desc: &str, ranks: &Arc<[Rank]>, incarnation: u32) -> u32 {
         let known = self
             .group_ids
             .entry((name.to_owned(), incarnation))
             .or_default();
         for &id in known.iter() {
-            if self.groups[id as usize].ranks == ranks {
+            if same_ranks(&self.groups[id as usize].ranks, ranks) {
                 return id;
             }
         }
@@ -298,7 +317,7 @@ impl Shared {
         known.push(id);
         self.groups.push(SharedGroup {
             name: name.to_owned(),
-            ranks: ranks.to_vec(),
+            ranks: ranks.clone(),
             incarnation,
             desc: desc.to_owned(),
         });

@@ -1,6 +1,6 @@
 //! What every analysis says: one type for the command line, the terminal and the browser.
 
-use crate::finding::{Finding, GroupRef, SeqKind};
+use crate::finding::{Finding, GroupRef, SeqKind, Severity};
 use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,18 @@ pub struct Report {
 impl Report {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.report/1";
+
+    /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
+    /// error or warning, 2 could not tell.
+    pub fn exit_code(&self) -> u8 {
+        let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
+        match self.verdict {
+            _ if blamed => 1,
+            Verdict::Healthy | Verdict::Running => 0,
+            Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => 1,
+            Verdict::Inconclusive => 2,
+        }
+    }
 }
 
 /// The answer in a word.

@@ -6,7 +6,7 @@ use crate::finding::SeqKind;
 use crate::pending::What;
 use crate::report::{GroupReport, InstanceReport, InstanceState, RankReport, StackNode, Wait};
 use crate::wait_graph::{Missing, Place, now_ns};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{Frame, OpType, Rank};
 use std::collections::BTreeMap;
 
 /// Whether anything has not completed, whatever its age.
@@ -300,37 +300,51 @@ pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
                 .push(case.aligned.records[at].rank);
         }
     }
-    let mut roots: Vec<StackNode> = Vec::new();
-    for (stack, ranks) in by_stack {
-        let mut level = &mut roots;
-        for &frame in case.aligned.shared.stacks[stack as usize].iter().rev() {
-            let frame = &case.aligned.shared.frames[frame as usize];
-            let known = level.iter().position(|node| {
-                node.name == frame.name
-                    && node.filename == frame.filename
-                    && node.line == frame.line
-            });
-            let at = known.unwrap_or_else(|| {
-                level.push(StackNode {
-                    name: frame.name.clone(),
-                    filename: frame.filename.clone(),
-                    line: frame.line,
-                    ranks: Vec::new(),
-                    children: Vec::new(),
+    let shared = &case.aligned.shared;
+    StackNode::merge(by_stack.into_iter().map(|(stack, ranks)| {
+        let frames = shared.stacks[stack as usize].iter().rev();
+        (frames.map(|&frame| &shared.frames[frame as usize]), ranks)
+    }))
+}
+
+impl StackNode {
+    /// Merges call stacks, each from the outermost frame inwards with the ranks that are in it.
+    pub(crate) fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
+    where
+        F: Iterator<Item = &'a Frame>,
+    {
+        let mut roots: Vec<Self> = Vec::new();
+        for (frames, ranks) in stacks {
+            let mut level = &mut roots;
+            for frame in frames {
+                let known = level.iter().position(|node| {
+                    node.name == frame.name
+                        && node.filename == frame.filename
+                        && node.line == frame.line
                 });
-                level.len() - 1
-            });
-            level[at].ranks.extend(&ranks);
-            level = &mut level[at].children;
+                let at = known.unwrap_or_else(|| {
+                    level.push(Self {
+                        name: frame.name.clone(),
+                        filename: frame.filename.clone(),
+                        line: frame.line,
+                        ranks: Vec::new(),
+                        children: Vec::new(),
+                    });
+                    level.len() - 1
+                });
+                level[at].ranks.extend(&ranks);
+                level = &mut level[at].children;
+            }
         }
+        sort_stacks(&mut roots);
+        roots
     }
-    sort_stacks(&mut roots);
-    roots
 }
 
 fn sort_stacks(nodes: &mut [StackNode]) {
     for node in nodes.iter_mut() {
         node.ranks.sort_unstable();
+        node.ranks.dedup();
         // Stacks are bounded by what the recorders write: a few hundred frames at most.
         sort_stacks(&mut node.children);
     }

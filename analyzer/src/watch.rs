@@ -3,7 +3,7 @@
 //! `rcomm/source/<n>` asks one source at every interval; `rcomm/judge` owns the [`Live`] and hands
 //! each new [`Snapshot`] to a function. All of them stop and are joined when the [`Watch`] is dropped.
 
-use crate::live::{Live, Moment, Snapshot};
+use crate::live::{Live, Moment, Snapshot, Urgency};
 use crate::source::{Poll, Source, SourceError};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -41,7 +41,8 @@ impl Anchor {
 /// How a [`Watch`] paces itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks at a source, unless looking keeps a core busy for more than a fortieth of that.
+    /// Between two looks at a source, unless looking keeps a core busy for more than a fortieth of that;
+    /// then longer, until something that was pending may have become overdue.
     pub refresh: Duration,
     /// How long one look may take.
     pub timeout: Duration,
@@ -56,25 +57,43 @@ impl Default for Pace {
     }
 }
 
+/// What the threads are told between two looks.
 #[derive(Default)]
-struct Stop {
-    stopped: Mutex<bool>,
+struct Orders {
+    told: Mutex<Told>,
     bell: Condvar,
 }
 
-impl Stop {
-    fn ring(&self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+#[derive(Clone, Copy, Default)]
+struct Told {
+    stopped: bool,
+    /// When sources are to be looked at again although they could rest.
+    look: Option<Duration>,
+}
+
+impl Orders {
+    fn tell(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner));
         self.bell.notify_all();
     }
 
-    /// Waits; true = stop.
-    fn wait(&self, pause: Duration) -> bool {
-        let guard = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = self
-            .bell
-            .wait_timeout_while(guard, pause, |stopped| !*stopped);
-        *wait.unwrap_or_else(PoisonError::into_inner).0
+    fn is_stopped(&self) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.stopped
+    }
+
+    /// Rests until `rested`, or from `soonest` on until a look is wanted; true = stop.
+    fn rest(&self, anchor: Anchor, soonest: Duration, rested: Duration) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let wanted = told.look.map_or(rested, |look| look.max(soonest));
+            let left = wanted.min(rested).saturating_sub(anchor.moment().elapsed);
+            if told.stopped || left.is_zero() {
+                return told.stopped;
+            }
+            let woken = self.bell.wait_timeout(told, left);
+            told = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -82,7 +101,7 @@ type Seen = (usize, Result<Poll, SourceError>, Moment);
 
 /// See the module.
 pub struct Watch {
-    stop: Arc<Stop>,
+    orders: Arc<Orders>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -100,20 +119,20 @@ impl Watch {
         mut sink: impl FnMut(Snapshot) + Send + 'static,
     ) -> std::io::Result<Self> {
         let mut watch = Self {
-            stop: Arc::default(),
+            orders: Arc::default(),
             threads: Vec::new(),
         };
         // Bounded: a judge that lags behind slows the looking, and no record waits in a queue.
         let (sender, receiver) = sync_channel::<Seen>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
-            let (stop, sender) = (watch.stop.clone(), sender.clone());
-            let look = move || look_on(source, number, pace, anchor, &stop, &sender);
+            let (orders, sender) = (watch.orders.clone(), sender.clone());
+            let look = move || look_on(source, number, pace, anchor, &orders, &sender);
             watch.spawn(format!("rcomm/source/{number}"), look)?;
         }
         drop(sender);
-        let stop = watch.stop.clone();
+        let orders = watch.orders.clone();
         watch.spawn("rcomm/judge".into(), move || {
-            judge_on(&mut live, &receiver, anchor, &stop, &mut sink);
+            judge_on(&mut live, &receiver, anchor, &orders, &mut sink);
         })?;
         Ok(watch)
     }
@@ -134,7 +153,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.stop.ring();
+        self.orders.tell(|told| told.stopped = true);
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so on its own.
             let _ = thread.join();
@@ -147,15 +166,16 @@ fn look_on(
     number: usize,
     pace: Pace,
     anchor: Anchor,
-    stop: &Stop,
+    orders: &Orders,
     sender: &SyncSender<Seen>,
 ) {
     loop {
-        let (began, spent) = (Instant::now(), time_spent());
-        let poll = source.poll(began + pace.timeout);
+        let (began, spent) = (anchor.moment().elapsed, time_spent());
+        let poll = source.poll(Instant::now() + pace.timeout);
         let cost = time_spent().saturating_sub(spent);
         let read = poll.is_ok();
-        if sender.send((number, poll, anchor.moment())).is_err() {
+        let ended = anchor.moment();
+        if sender.send((number, poll, ended)).is_err() {
             return;
         }
         // A still source has said all it has to say.
@@ -164,8 +184,8 @@ fn look_on(
         }
         // Looking may cost at most a fortieth of a core, however many ranks there are. Waiting for an
         // answer costs nothing: ranks that answer late are not to be asked more rarely.
-        let pause = pace.refresh.max(cost * 40);
-        if stop.wait(pause.saturating_sub(began.elapsed())) {
+        let rested = began + pace.refresh.max(cost * 40);
+        if orders.rest(anchor, began + pace.refresh, rested) {
             return;
         }
     }
@@ -181,20 +201,17 @@ fn judge_on(
     live: &mut Live,
     receiver: &Receiver<Seen>,
     anchor: Anchor,
-    stop: &Stop,
+    orders: &Orders,
     sink: &mut impl FnMut(Snapshot),
 ) {
-    /// How often silence is looked for when nothing arrives.
+    /// How often is asked whether to stop.
     const ROUND: Duration = Duration::from_millis(500);
     let mut open = true;
-    let mut rested = Duration::ZERO;
+    // When judging began last, and what it cost.
+    let mut last: Option<(Duration, Duration)> = None;
+    let mut wake = Duration::ZERO;
     loop {
-        let now = anchor.moment();
-        let wait = live.due().map_or(ROUND, |due| {
-            due.max(rested)
-                .saturating_sub(now.elapsed)
-                .clamp(Duration::from_millis(10), ROUND)
-        });
+        let wait = wake.saturating_sub(anchor.moment().elapsed).min(ROUND);
         if open {
             match receiver.recv_timeout(wait) {
                 Ok((number, poll, at)) => {
@@ -207,22 +224,41 @@ fn judge_on(
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => open = false,
             }
+        } else {
+            let until = anchor.moment().elapsed + wait;
+            orders.rest(anchor, until, until);
         }
-        // What sources see is taken in while judging rests: left where it is, it would be old, and they
-        // would wait to be rid of it.
-        if anchor.moment().elapsed >= rested
-            && let Some(snapshot) = live.refresh(anchor.moment())
-        {
-            let cost = snapshot.cost;
-            sink(snapshot);
-            // Judging, too, takes at most a fortieth of a core.
-            rested = anchor.moment().elapsed + cost * 39;
-        }
-        if stop.wait(if open { Duration::ZERO } else { ROUND }) {
+        if orders.is_stopped() {
             return;
         }
+        let at = anchor.moment();
+        let rest = match live.urgency(at) {
+            Urgency::No => None,
+            // Judging, too, takes at most a fortieth of a core, unless it matters.
+            Urgency::Usual => Some(40),
+            Urgency::More => Some(8),
+            Urgency::First => Some(1),
+        };
+        let begin = rest.map(|rest| last.map_or(at.elapsed, |(began, cost)| began + cost * rest));
+        if begin.is_some_and(|begin| begin <= at.elapsed)
+            && let Some(snapshot) = live.refresh(at)
+        {
+            last = Some((at.elapsed, anchor.moment().elapsed - at.elapsed));
+            sink(snapshot);
+        }
+        let next = begin.filter(|&begin| begin > at.elapsed);
+        wake = next
+            .into_iter()
+            .chain(live.due())
+            .min()
+            .map_or(at.elapsed + ROUND, |wake| wake.max(at.elapsed + MOMENT));
+        let look = live.look_again(at);
+        orders.tell(|told| told.look = look);
     }
 }
+
+/// The shortest pause between two rounds of the judge.
+const MOMENT: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {

@@ -241,7 +241,7 @@ mod tests {
         group_label(&GroupRef {
             name: name.into(),
             desc: desc.into(),
-            ranks: vec![],
+            ranks: [].into(),
         })
     }
 

@@ -36,7 +36,7 @@ fn recorder(directory: &Path) -> (Arc<FlightRecorder>, GroupHandle) {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0, 1],
+        ranks: [0, 1].into(),
     };
     let group = recorder.add_group(&info, Duration::from_secs(60));
     (Arc::new(recorder), group)
@@ -176,7 +176,7 @@ fn follower_has_the_same_record_as_one_who_asks_for_all() {
                 id: 1 + round as u32,
                 name: round.to_string(),
                 desc: "undefined".to_owned(),
-                ranks: vec![1, 0],
+                ranks: [1, 0].into(),
             };
             group = recorder.add_group(&info, Duration::ZERO);
         }
@@ -206,6 +206,31 @@ fn follower_has_the_same_record_as_one_who_asks_for_all() {
         assert_eq!(follower.dump().status, all.status);
         assert_eq!(follower.dump().groups, all.groups);
     }
+}
+
+#[test]
+fn a_process_writes_its_dump_when_its_endpoint_is_asked_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recorder, _) = recorder(directory.path());
+    let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
+    let ask = || client(&endpoint).write_dump(soon());
+    let none = ask().unwrap_err().to_string();
+    assert!(none.contains("writes no dumps"), "{none}");
+    let path = directory.path().join("rank_1.json");
+    let writer = recorder.clone();
+    let place = path.clone();
+    endpoint.write_dumps(move || {
+        let bytes = writer.snapshot().to_json();
+        let written = rcomm_recorder::publish::write_dump_file(&place, &bytes);
+        let written = written.map_err(|error| error.to_string())?;
+        Ok(written.display().to_string())
+    });
+    assert_eq!(ask().unwrap().place, path.display().to_string());
+    let (dump, _) = Dump::read(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(dump.identity.rank, Some(1));
+    endpoint.write_dumps(|| Err("the disk is full".to_owned()));
+    let full = ask().unwrap_err().to_string();
+    assert!(full.contains("the disk is full"), "{full}");
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn world() -> ProcessGroupInfo {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0],
+        ranks: [0].into(),
     }
 }
 

@@ -30,7 +30,7 @@ fn recorder(directory: PathBuf) -> (FlightRecorder, GroupHandle) {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0, 1],
+        ranks: [0, 1].into(),
     };
     let group = recorder.add_group(&info, Duration::from_secs(60));
     (recorder, group)

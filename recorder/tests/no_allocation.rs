@@ -20,7 +20,7 @@ fn recording_known_operations_allocates_nothing() {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0],
+        ranks: [0].into(),
     };
     let group = recorder.add_group(&info, Duration::ZERO);
     let tensor = [Tensor {

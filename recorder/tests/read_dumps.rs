@@ -159,7 +159,7 @@ fn an_entry_is_read_field_by_field() {
     assert_eq!((&*thread.id, &*thread.name), ("140043335297920", "python"));
     let group = &dump.groups[0];
     assert_eq!((&*group.info.name, &*group.info.desc), ("0", "default_pg"));
-    assert_eq!(group.info.ranks, [0, 1, 2, 3]);
+    assert_eq!(*group.info.ranks, [0, 1, 2, 3]);
     let status = group.status.unwrap();
     assert_eq!((status.last_enqueued, status.last_started), (13, -1));
 }
@@ -170,7 +170,7 @@ fn gloo_s_unnamed_group_is_the_world() {
     assert_eq!(dump.recorder, Recorder::NativeGloo);
     assert_eq!(dump.groups.len(), 1);
     assert_eq!(dump.groups[0].info.desc, "default_pg");
-    assert_eq!(dump.groups[0].info.ranks, [0, 1, 2, 3]);
+    assert_eq!(*dump.groups[0].info.ranks, [0, 1, 2, 3]);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn version_one_is_read_by_the_keys_it_has() {
     assert_eq!(entry.collective_seq_id, 7);
     assert_eq!(entry.time_discovered_completed_ns, 0);
     assert_eq!(dump.groups[0].info.name, "1");
-    assert_eq!(dump.groups[0].info.ranks, [0, 2]);
+    assert_eq!(*dump.groups[0].info.ranks, [0, 2]);
     assert_eq!(dump.stacks[entry.stack.unwrap() as usize].len(), 2);
 }
 
@@ -286,7 +286,7 @@ fn torchcomms_is_recognised_by_its_groups() {
         "output_dtypes":["Float"],"state":"completed","retired":true,"is_p2p":false}]}"#;
     let (dump, _) = Dump::read(text).unwrap();
     assert_eq!(dump.recorder, Recorder::Torchcomms);
-    assert_eq!(dump.groups[0].info.ranks, [0, 1]);
+    assert_eq!(*dump.groups[0].info.ranks, [0, 1]);
 }
 
 #[test]

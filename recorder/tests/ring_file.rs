@@ -31,7 +31,7 @@ fn world(recorder: &FlightRecorder) -> GroupHandle {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0, 1, 2, 3],
+        ranks: [0, 1, 2, 3].into(),
     };
     recorder.add_group(&info, MINUTE)
 }
@@ -154,7 +154,7 @@ fn every_field_of_an_operation_is_read_back_from_the_file() {
     assert_eq!(dump.identity.pid, std::process::id());
     assert_eq!(dump.identity.reason, RingReader::OWNER_LIVES);
     let group = &dump.groups[0];
-    assert_eq!(group.info.ranks, [0, 1, 2, 3]);
+    assert_eq!(*group.info.ranks, [0, 1, 2, 3]);
     assert_eq!(group.info.desc, "default_pg");
     let status = group.status.unwrap();
     assert_eq!(status, recorder.status(world));
@@ -327,13 +327,13 @@ fn groups_keep_thousands_of_members_in_any_order() {
             id: id as u32,
             name: format!("group {id}"),
             desc: "undefined".to_owned(),
-            ranks: ranks.clone(),
+            ranks: ranks.as_slice().into(),
         };
         recorder.add_group(&info, MINUTE);
     }
     let dump = recorder.snapshot();
-    assert_eq!(dump.groups[0].info.ranks, strided);
-    assert_eq!(dump.groups[1].info.ranks, scrambled);
+    assert_eq!(*dump.groups[0].info.ranks, strided);
+    assert_eq!(*dump.groups[1].info.ranks, scrambled);
 }
 
 #[test]

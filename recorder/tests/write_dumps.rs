@@ -143,7 +143,7 @@ fn groups() -> impl Strategy<Value = Vec<DumpGroup>> {
                 id: id as u32,
                 name: name.to_owned(),
                 desc,
-                ranks: vec![0, 1, 2, 3 + id as u32],
+                ranks: [0, 1, 2, 3 + id as u32].into(),
             },
             status: counted.then_some(ProcessGroupStatus {
                 last_enqueued: 7,
@@ -342,7 +342,7 @@ fn stuck_rank(rank: u32) -> Dump {
                 id: 0,
                 name: "0".to_owned(),
                 desc: "default_pg".to_owned(),
-                ranks: vec![0, 1, 2, 3],
+                ranks: [0, 1, 2, 3].into(),
             },
             status: Some(ProcessGroupStatus::default()),
         }],

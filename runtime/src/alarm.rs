@@ -89,7 +89,7 @@ impl Episode {
             id: ProcessGroupInfo::UNKNOWN_ID,
             name: String::new(),
             desc: String::new(),
-            ranks: Vec::new(),
+            ranks: Arc::default(),
         };
         Arc::new(Self {
             info,

@@ -9,6 +9,7 @@
 //! stuck. An endpoint that cannot be had is a line in the log: the job goes on.
 
 use crate::config::{Config, EndpointChoice};
+use crate::dump_writer::Dumps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
@@ -32,6 +33,7 @@ pub(crate) fn serve(
     config: &Config,
     secret: &Secret,
     recorder: &Arc<FlightRecorder>,
+    dumps: &Arc<Dumps>,
     root: &Arc<dyn Store>,
 ) -> Option<Endpoint> {
     let listen = match config.endpoint {
@@ -47,6 +49,11 @@ pub(crate) fn serve(
     let served = Endpoint::serve(recorder.clone(), listen)
         .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
         .and_then(|endpoint| {
+            let dumps = dumps.clone();
+            endpoint.write_dumps(move || {
+                let written = dumps.try_make("asked for at its endpoint");
+                written.map_err(|error| error.to_string())
+            });
             announce(&endpoint, place, root)?;
             Ok(endpoint)
         });

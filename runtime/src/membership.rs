@@ -147,7 +147,7 @@ impl WorldShared {
                 desc => desc.to_owned(),
             },
             name,
-            ranks,
+            ranks: ranks.into(),
         };
         let named = |error: Error| error.in_group(info.name.clone());
         let group_rank = info.group_rank_of(place.rank).ok_or_else(|| {

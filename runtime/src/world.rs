@@ -182,7 +182,7 @@ impl WorldBuilder {
         }
         let heartbeat_alarm = alarm.clone();
         #[cfg(feature = "endpoint")]
-        let endpoint = endpoint::serve(&place, &config, &context.secret, &recorder, &root);
+        let endpoint = endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root);
         let threads = Threads {
             #[cfg(feature = "endpoint")]
             endpoint,

@@ -1,7 +1,9 @@
-//! What a large job costs: time to take a snapshot in and to draw it, time to judge, memory; and what
-//! the program itself costs while somebody merely looks: time to the first screen, share of a core.
+//! What a large job costs: time to take a snapshot in and to draw it, time to judge, memory; what the
+//! program itself costs while somebody merely looks: time to the first screen, share of a core, memory;
+//! and how long after the first overdue operation it shows a hang.
 //!
-//! `cargo bench -p rcomm-top --bench scale [RANKS...]` (1,024 and 16,384 if none are given).
+//! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024
+//! and 16,384 ranks, if none are given).
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -20,10 +22,13 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const SIZE: (u16, u16) = (200, 50);
-const ROUNDS: usize = 15;
+/// How often each frame is taken in and drawn.
+const ROUNDS: usize = 3;
 
 fn main() -> std::io::Result<()> {
     let given: Vec<u32> = std::env::args()
@@ -34,9 +39,31 @@ fn main() -> std::io::Result<()> {
     } else {
         given
     };
-    for ranks in sizes {
-        measure(ranks)?;
+    let words: Vec<String> = std::env::args().collect();
+    let asked = ["judge", "watch", "hang"].map(|part| words.iter().any(|word| word == part));
+    let [judge, watch, hang] = asked.map(|one| one || asked == [false; 3]);
+    if judge {
+        for &ranks in &sizes {
+            measure(ranks)?;
+        }
     }
+    if watch {
+        watch_small()?;
+        for &ranks in &sizes {
+            let text = ranks.to_string();
+            let demo = ["demo", "healthy", "--ranks", &text];
+            self::watch(&format!("{ranks} simulated ranks"), &demo, "demo-healthy")?;
+        }
+    }
+    if hang {
+        for &ranks in &sizes {
+            show_hang(ranks)?;
+        }
+    }
+    Ok(())
+}
+
+fn watch_small() -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().display().to_string();
     let stop = AtomicBool::new(false);
@@ -45,11 +72,22 @@ fn main() -> std::io::Result<()> {
         let watched = watch("8 ranks on this node", &["--ring-dir", &place], "bench-job");
         stop.store(true, Ordering::SeqCst);
         watched
-    })?;
-    watch(
-        "1,024 simulated ranks",
-        &["demo", "healthy", "--ranks", "1024"],
-        "demo-healthy",
+    })
+}
+
+/// How long after its first operation became overdue the demonstration's hang is on the screen.
+fn show_hang(ranks: u32) -> std::io::Result<()> {
+    let text = ranks.to_string();
+    let mut running = Running::start(&["demo", "stuck", "--ranks", &text])?;
+    running.wait_for("STUCK")?;
+    // Begins ten seconds after the start and 150 ms, and is overdue after five more.
+    let late = running.began.elapsed().as_secs_f64() - 15.15;
+    let peak = peak_mib(&running.pid().to_string());
+    running.end()?;
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "{ranks:>6} ranks: hang shown {late:.2} s after its first operation was overdue; peak memory {peak} MiB",
     )
 }
 
@@ -96,54 +134,98 @@ fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
 
 /// Starts the program on a terminal, waits for `word`, and then looks at what it uses.
 fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
-    let size = PtySize {
-        rows: SIZE.1,
-        cols: SIZE.0,
-        pixel_width: 0,
-        pixel_height: 0,
-    };
-    let pair = native_pty_system()
-        .openpty(size)
-        .map_err(std::io::Error::other)?;
-    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_rcomm-top"));
-    command.args(arguments);
-    command.env("TERM", "xterm-256color");
-    command.env_remove("RCOMM_RING_DIR");
-    let mut output = pair
-        .master
-        .try_clone_reader()
-        .map_err(std::io::Error::other)?;
-    let began = Instant::now();
-    let child = pair.slave.spawn_command(command);
-    let mut child = child.map_err(std::io::Error::other)?;
-    drop(pair.slave);
-    let mut screen = vt100::Parser::new(SIZE.1, SIZE.0, 0);
-    let mut buffer = [0; 1 << 16];
-    while !screen.screen().contents().contains(word) {
-        let read = output.read(&mut buffer)?;
-        screen.process(&buffer[..read]);
-    }
-    let first = began.elapsed();
-    let pid = child.process_id().unwrap_or(0);
-    let reader = std::thread::spawn(move || while output.read(&mut buffer).is_ok_and(|n| n > 0) {});
-    // Past the beginning, over a few looks.
+    let mut running = Running::start(arguments)?;
+    running.wait_for(word)?;
+    let first = running.began.elapsed().as_secs_f64() * 1e3;
+    let pid = running.pid();
+    // Past the beginning, over a few looks; what is drawn meanwhile waits in the terminal.
     std::thread::sleep(Duration::from_secs(2));
     let (used, since) = (cpu_seconds(pid), Instant::now());
     std::thread::sleep(Duration::from_secs(10));
     let share = (cpu_seconds(pid) - used) / since.elapsed().as_secs_f64();
-    // It may have ended on its own.
-    let _ = child.kill();
-    child.wait()?;
-    drop(pair.master);
-    // It reads until the terminal is gone, and has nothing to say.
-    let _ = reader.join();
-    let first = first.as_secs_f64() * 1e3;
+    let peak = peak_mib(&pid.to_string());
+    running.end()?;
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{what}: first screen after {first:.0} ms, then {:.2} % of a core",
+        "{what}: first screen after {first:.0} ms, then {:.2} % of a core; peak memory {peak} MiB",
         share * 100.0
     )
+}
+
+/// The program on a terminal.
+struct Running {
+    began: Instant,
+    child: Box<dyn portable_pty::Child + Send + Sync>,
+    bytes: Receiver<Vec<u8>>,
+    screen: vt100::Parser,
+    reader: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> std::io::Result<Self> {
+        let size = PtySize {
+            rows: SIZE.1,
+            cols: SIZE.0,
+            pixel_width: 0,
+            pixel_height: 0,
+        };
+        let pair = native_pty_system()
+            .openpty(size)
+            .map_err(std::io::Error::other)?;
+        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_rcomm-top"));
+        command.args(arguments);
+        command.env("TERM", "xterm-256color");
+        command.env_remove("RCOMM_RING_DIR");
+        let mut output = pair
+            .master
+            .try_clone_reader()
+            .map_err(std::io::Error::other)?;
+        let began = Instant::now();
+        let child = pair.slave.spawn_command(command);
+        let child = child.map_err(std::io::Error::other)?;
+        drop(pair.slave);
+        let (sender, bytes) = channel();
+        let reader = std::thread::spawn(move || {
+            // The master is open as long as somebody reads from it.
+            let _master = pair.master;
+            let mut buffer = vec![0; 1 << 16];
+            while let Ok(n @ 1..) = output.read(&mut buffer) {
+                if sender.send(buffer[..n].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            began,
+            child,
+            bytes,
+            screen: vt100::Parser::new(SIZE.1, SIZE.0, 0),
+            reader,
+        })
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.process_id().unwrap_or(0)
+    }
+
+    fn wait_for(&mut self, word: &str) -> std::io::Result<()> {
+        while !self.screen.screen().contents().contains(word) {
+            let bytes = self.bytes.recv_timeout(Duration::from_secs(60));
+            self.screen.process(&bytes.map_err(std::io::Error::other)?);
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> std::io::Result<()> {
+        // It may have ended on its own.
+        let _ = self.child.kill();
+        self.child.wait()?;
+        drop(self.bytes);
+        // It reads until the terminal is gone, and has nothing to say.
+        let _ = self.reader.join();
+        Ok(())
+    }
 }
 
 /// Processor time that a process has used.
@@ -160,26 +242,16 @@ fn measure(ranks: u32) -> std::io::Result<()> {
     let simulation = Simulation::new(Situation::StuckRank, ranks, 0).with_window(64);
     let fault = simulation.fault_ns();
     let at = |ms: i64| Moment {
-        elapsed: Duration::from_millis(100_000 + ms as u64),
+        elapsed: Duration::from_millis((100_000 + ms) as u64),
         wall_ns: fault + ms * 1_000_000,
     };
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
-    let mut judging = Vec::new();
-    let mut snapshots = Vec::new();
-    for round in 0..3 {
-        let now = at(60_000 + round * 6_000);
-        let mut source = SimulatedSource::new(simulation.clone(), move || now.wall_ns);
-        live.observe(0, source.poll(Instant::now()), now);
-        let began = Instant::now();
-        let snapshot = live.refresh(now);
-        judging.push(began.elapsed());
-        snapshots.extend(snapshot.map(Arc::new));
-    }
     let options = Options {
         theme: Theme::new(ThemeName::Dark, Depth::True),
         ascii: false,
         allow_actions: false,
         askable: false,
+        stacks_askable: false,
         still: false,
         history: 256 << 20,
         keymap: Keymap::default(),
@@ -187,18 +259,28 @@ fn measure(ranks: u32) -> std::io::Result<()> {
         columns: Default::default(),
         layout: vec![],
     };
-    let mut state = State::new(options, SIZE, snapshots[0].at);
-    let mut taking = Vec::new();
-    let mut drawing = Vec::new();
-    for round in 0..ROUNDS {
-        let snapshot = snapshots[round % snapshots.len()].clone();
+    let mut state = State::new(options, SIZE, Moment::default());
+    let (mut judging, mut taking, mut drawing) = (vec![], vec![], vec![]);
+    // Before the hang, when all records change from look to look, and in it.
+    for ms in [-18_000, -12_000, -6_000, 60_000, 66_000, 72_000, 78_000] {
+        let now = at(ms);
+        let mut source = SimulatedSource::new(simulation.clone(), move || now.wall_ns);
+        live.observe(0, source.poll(Instant::now()), now);
         let began = Instant::now();
-        update(&mut state, Event::Observed(snapshot));
-        taking.push(began.elapsed());
-        let began = Instant::now();
-        text::buffer(&state);
-        drawing.push(began.elapsed());
+        let snapshot = live.refresh(now).map(Arc::new);
+        judging.push(began.elapsed());
+        let Some(snapshot) = snapshot else { continue };
+        for _ in 0..ROUNDS {
+            let began = Instant::now();
+            update(&mut state, Event::Observed(snapshot.clone()));
+            taking.push(began.elapsed());
+            let began = Instant::now();
+            text::buffer(&state);
+            drawing.push(began.elapsed());
+        }
     }
+    let worst = |times: &[Duration]| times.iter().max().map_or(0.0, |t| t.as_secs_f64() * 1e3);
+    let (slowest_update, slowest_draw) = (worst(&taking), worst(&drawing));
     let ms = |times: &mut Vec<Duration>| {
         times.sort_unstable();
         times[times.len() / 2].as_secs_f64() * 1e3
@@ -206,19 +288,19 @@ fn measure(ranks: u32) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{ranks:>6} ranks: update {:.1} ms, draw {:.1} ms (median of {ROUNDS}); judge {:.0} ms (median of 3); \
-         peak memory {} MiB",
+        "{ranks:>6} ranks: update {:.1} ms (at most {slowest_update:.1}), draw {:.1} ms (at most \
+         {slowest_draw:.1}), judge {:.0} ms (medians); peak memory {} MiB",
         ms(&mut taking),
         ms(&mut drawing),
         ms(&mut judging),
-        peak_mib().map_or_else(|| "?".to_owned(), |mib| mib.to_string()),
+        peak_mib("self"),
     )
 }
 
-/// The largest resident size of this process so far.
-fn peak_mib() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib / 1024)
+/// The largest resident size of a process so far.
+fn peak_mib(process: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
 }

@@ -7,14 +7,14 @@
 use crate::event::{Command, Event};
 use crate::state::{State, update};
 use crate::terminal::{Guard, Mouse, give_back};
+use crate::writer::Asked;
 use crate::{view, writer};
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use ratatui::crossterm::clipboard::CopyToClipboard;
 use ratatui::crossterm::event as terminal;
 use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
 use ratatui::crossterm::execute;
 use rcomm_analyzer::Anchor;
-use rcomm_analyzer::source::WorkerServerDumps;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::{Handle, Signals};
@@ -48,17 +48,18 @@ impl Inbox {
     }
 }
 
-/// Shows `state` until the user has seen enough; `asked` are the ranks that may be asked for dumps.
+/// Shows `state` until the user has seen enough; `asked` are the ranks that may be asked for dumps
+/// and call stacks.
 ///
 /// # Errors
 ///
-/// If the terminal cannot be taken, or a thread cannot be started.
+/// If the terminal cannot be taken, a thread cannot be started, or one panics.
 pub fn run(
     mut state: State,
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
-    asked: &Arc<[WorkerServerDumps]>,
+    asked: &Arc<Asked>,
 ) -> anyhow::Result<()> {
     restore_on_panic(inbox.sender());
     let mut guard = Guard::enter(mouse).context("failed to take over the terminal")?;
@@ -66,7 +67,8 @@ pub fn run(
     update(&mut state, Event::Resize(size.width, size.height));
     let mut threads = Threads::start(inbox.sender())?;
     let mut drawn: Option<Instant> = None;
-    loop {
+    let mut failed = false;
+    while !failed {
         let now = Instant::now();
         // The first event after a while is drawn at once, a storm of them ten times a second.
         let wait = match drawn {
@@ -82,6 +84,7 @@ pub fn run(
         if let Some(command) = event.and_then(|event| update(&mut state, event)) {
             match command {
                 Command::Quit => break,
+                Command::Fail => failed = true,
                 Command::Suspend => {
                     suspend(&mut guard, &threads.away)?;
                     update(&mut state, Event::Resumed);
@@ -91,7 +94,7 @@ pub fn run(
                     let done = copy(&text);
                     update(&mut state, Event::Done(done));
                 }
-                command => match writer::start(&state, command, asked, inbox.sender()) {
+                command => match writer::start(&state, command, asked, anchor, inbox.sender()) {
                     Ok(writer) => threads.handles.push(writer),
                     Err(error) => {
                         update(&mut state, Event::Done(Err(error.to_string())));
@@ -109,6 +112,9 @@ pub fn run(
     // The user sees the shell again before threads are waited for.
     drop(guard);
     drop(threads);
+    if failed {
+        bail!("a thread panicked, as told above; please report it");
+    }
     Ok(())
 }
 
@@ -142,7 +148,7 @@ fn restore_on_panic(sender: Sender<Event>) {
         give_back();
         report(info);
         // The loop is gone if it was the one that panicked.
-        let _ = sender.send(Event::Terminate);
+        let _ = sender.send(Event::Panicked);
     }));
 }
 

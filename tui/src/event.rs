@@ -1,6 +1,7 @@
 //! Everything that can happen, in one enum.
 
 use ratatui::crossterm::event::KeyEvent;
+use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::{Moment, Snapshot};
 use std::sync::Arc;
 
@@ -25,6 +26,10 @@ pub enum Event {
     Suspend,
     /// The program comes back to the foreground: draw everything again.
     Resumed,
+    /// Call stacks were taken.
+    Stacks(Arc<TakenStacks>, Moment),
+    /// A thread panicked.
+    Panicked,
     /// A command is done; what to tell the user.
     Done(Result<String, String>),
 }
@@ -46,4 +51,8 @@ pub enum Command {
     WriteRecords(std::path::PathBuf),
     /// Ask the ranks to write their dumps themselves.
     AskForDumps,
+    /// Take the ranks' call stacks.
+    TakeStacks,
+    /// End, since a thread panicked.
+    Fail,
 }

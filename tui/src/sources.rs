@@ -1,23 +1,26 @@
 //! From the command line to what is looked at.
 
 use crate::cli::{Cli, From, What};
+use crate::writer::Asked;
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
-    CollectorSource, EndpointSource, FileSource, RasSource, RingSource, SimulatedSource,
-    WorkerServerDumps, WorkerServerSource,
+    CollectorSource, EndpointDumps, EndpointSource, FileSource, RasSource, RingDumps, RingSource,
+    SimulatedSource, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
 };
-use rcomm_analyzer::{Anchor, Source};
+use rcomm_analyzer::{Anchor, LiveOptions, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
-use std::sync::Arc;
 
 /// The sources that the command line names; the newest rings of this node where it names none.
 pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
     match &cli.command {
         Some(What::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
-            let simulation = Simulation::new(*situation, *ranks, 0);
+            // As much as is kept of so many.
+            let window = LiveOptions::default().entry_budget / *ranks as usize;
+            let simulation =
+                Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
             // Ten seconds before things go wrong, so that one sees it happen; for a script, long after.
             let lead = if cli.view.once || cli.view.json {
                 -60
@@ -34,46 +37,81 @@ pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source
     }
 }
 
-/// Ranks that can be asked to write their dumps themselves.
-pub(crate) fn asked(cli: &Cli) -> Arc<[WorkerServerDumps]> {
+/// Ranks that can be asked to do something.
+pub(crate) fn asked(cli: &Cli) -> anyhow::Result<Asked> {
     let from = &cli.from;
-    let stores = from.torch_store.iter();
-    let found = stores.map(|store| WorkerServerSource::in_store(store.clone(), from.world_size));
-    let given = (!from.worker_server.is_empty() && cli.command.is_none())
-        .then(|| WorkerServerSource::at(from.worker_server.clone()));
-    found.chain(given).map(WorkerServerDumps::new).collect()
+    let mut asked = Asked::default();
+    if cli.command.is_some() {
+        return Ok(asked);
+    }
+    for source in endpoints(from)? {
+        asked.dumps.push(Box::new(EndpointDumps::new(source)));
+    }
+    for source in worker_servers(from) {
+        asked.dumps.push(Box::new(WorkerServerDumps::new(source)));
+    }
+    for source in worker_servers(from) {
+        asked.stacks.push(Box::new(WorkerServerStacks::new(source)));
+    }
+    if let Some(source) = rings(from) {
+        asked.dumps.push(Box::new(RingDumps::new(source)));
+    }
+    Ok(asked)
 }
 
 fn live(from: &From) -> anyhow::Result<Vec<Box<dyn Source>>> {
-    let token = from.token.clone().map(EndpointToken::new).transpose();
-    let token = token.context("--token")?;
     let mut sources: Vec<Box<dyn Source>> = Vec::new();
-    if !from.endpoint.is_empty() {
-        let source = EndpointSource::new(from.endpoint.clone(), token.clone());
+    for source in endpoints(from)? {
         sources.push(Box::new(source));
     }
-    for store in &from.store {
-        let source = EndpointSource::in_store(store.clone(), token.clone());
-        sources.push(Box::new(source));
-    }
-    for store in &from.torch_store {
-        let source = WorkerServerSource::in_store(store.clone(), from.world_size);
-        sources.push(Box::new(source));
-    }
-    if !from.worker_server.is_empty() {
-        let source = WorkerServerSource::at(from.worker_server.clone());
+    for source in worker_servers(from) {
         sources.push(Box::new(source));
     }
     for address in &from.ras {
         sources.push(Box::new(RasSource::new(address.clone())));
     }
     for address in &from.collector {
-        let source = CollectorSource::new(address.clone(), token.clone());
+        let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
-    if sources.is_empty() || from.rings || from.job.is_some() {
-        let directory = from.ring_dir.clone().unwrap_or_else(default_directory);
-        sources.push(Box::new(RingSource::new(directory, from.job.clone())));
+    if let Some(source) = rings(from) {
+        sources.push(Box::new(source));
     }
     Ok(sources)
+}
+
+fn token(from: &From) -> anyhow::Result<Option<EndpointToken>> {
+    let token = from.token.clone().map(EndpointToken::new).transpose();
+    token.context("--token")
+}
+
+fn endpoints(from: &From) -> anyhow::Result<Vec<EndpointSource>> {
+    let token = token(from)?;
+    let given = (!from.endpoint.is_empty())
+        .then(|| EndpointSource::new(from.endpoint.clone(), token.clone()));
+    let stores = from.store.iter();
+    let stores = stores.map(|store| EndpointSource::in_store(store.clone(), token.clone()));
+    Ok(given.into_iter().chain(stores).collect())
+}
+
+fn worker_servers(from: &From) -> impl Iterator<Item = WorkerServerSource> {
+    let stores = from.torch_store.iter();
+    let found = stores.map(|store| WorkerServerSource::in_store(store.clone(), from.world_size));
+    let given = (!from.worker_server.is_empty())
+        .then(|| WorkerServerSource::at(from.worker_server.clone()));
+    found.chain(given)
+}
+
+/// The rings of this node, if they are asked for or nothing else is.
+fn rings(from: &From) -> Option<RingSource> {
+    let nothing = from.endpoint.is_empty()
+        && from.store.is_empty()
+        && from.torch_store.is_empty()
+        && from.worker_server.is_empty()
+        && from.ras.is_empty()
+        && from.collector.is_empty();
+    (nothing || from.rings || from.job.is_some()).then(|| {
+        let directory = from.ring_dir.clone().unwrap_or_else(default_directory);
+        RingSource::new(directory, from.job.clone())
+    })
 }

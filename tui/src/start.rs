@@ -112,7 +112,7 @@ fn replay(
         &Inbox::default(),
         anchor,
         mouse(cli, config),
-        &[].into(),
+        &Arc::default(),
     )
     .map(|()| 0)
 }
@@ -135,8 +135,9 @@ fn look(
     let names = sources.iter().map(|source| source.name()).collect();
     let live = live(cli, config, names, judged)?;
     let mut state = state(cli, config, env, still, anchor)?;
-    let asked = sources::asked(cli);
-    state.options.askable = !asked.is_empty();
+    let asked = Arc::new(sources::asked(cli)?);
+    state.options.askable = !asked.dumps.is_empty();
+    state.options.stacks_askable = !asked.stacks.is_empty();
     let mut recorder = match &cli.view.record {
         Some(path) => Some(
             RecordingWriter::create(path)
@@ -286,6 +287,7 @@ fn state(
         ascii: cli.view.ascii || config.ascii == Some(true),
         allow_actions: cli.view.allow_actions || config.actions.allow,
         askable: false,
+        stacks_askable: false,
         still,
         history: config.history_mib.unwrap_or(256) << 20,
         keymap,

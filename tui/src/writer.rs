@@ -4,9 +4,9 @@ use crate::event::{Command, Event};
 use crate::state::State;
 use crate::state::command::Format;
 use crate::text;
-use rcomm_analyzer::source::{DumpAnswers, WorkerServerDumps};
+use rcomm_analyzer::source::{DumpAnswers, DumpRequests, StackRequests, TakenStacks};
 use rcomm_analyzer::words::count;
-use rcomm_analyzer::{Snapshot, export, print};
+use rcomm_analyzer::{Anchor, Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -15,6 +15,15 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Ranks that can be asked to do something.
+#[derive(Default)]
+pub struct Asked {
+    /// To write their dumps.
+    pub dumps: Vec<Box<dyn DumpRequests>>,
+    /// For their call stacks.
+    pub stacks: Vec<Box<dyn StackRequests>>,
+}
 
 /// How long ranks may take to answer when they are asked for their dumps.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,7 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn start(
     state: &State,
     command: Command,
-    asked: &Arc<[WorkerServerDumps]>,
+    asked: &Arc<Asked>,
+    anchor: Anchor,
     sender: Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
     let Some(snapshot) = state.snapshot().cloned() else {
@@ -41,7 +51,17 @@ pub fn start(
         let done = match command {
             Command::Export(format, path) => export(format, &path, &snapshot, &screen),
             Command::WriteRecords(folder) => write_records(&folder, &snapshot),
-            Command::AskForDumps => ask_for_dumps(&asked),
+            Command::AskForDumps => ask_for_dumps(&asked.dumps),
+            Command::TakeStacks => match take_stacks(&asked.stacks) {
+                Ok(stacks) => {
+                    let said = stacks_told(&stacks);
+                    let taken = Event::Stacks(Arc::new(stacks), anchor.moment());
+                    // As below.
+                    let _ = sender.send(taken);
+                    said
+                }
+                Err(error) => Err(error),
+            },
             _ => return,
         };
         // Who quit meanwhile does not want to know.
@@ -101,20 +121,57 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     }
 }
 
-/// How many ranks write their dumps, of how many that were asked.
-fn ask_for_dumps(asked: &[WorkerServerDumps]) -> Result<String, String> {
+/// How many ranks have written their dumps, of how many that were asked, and where the first one is.
+fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut said = DumpAnswers::default();
     let deadline = Instant::now() + PATIENCE;
     for ranks in asked {
         let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
+        said.written.extend(answers.written);
         said.agreed.extend(answers.agreed);
         said.refused.extend(answers.refused);
     }
-    let all = said.agreed.len() + said.refused.len();
-    let text = format!("{} of {all} ranks write their dumps", said.agreed.len());
-    match said.refused.first() {
+    told(&said)
+}
+
+fn told(said: &DumpAnswers) -> Result<String, String> {
+    let (written, agreed) = (said.written.len(), said.agreed.len());
+    let all = written + agreed + said.refused.len();
+    let mut text = match (written, agreed) {
+        (0, 1..) => format!("{agreed} of {all} ranks write their dumps now"),
+        (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
+        _ => format!("{written} of {all} ranks wrote their dumps, {agreed} write them now"),
+    };
+    // Why somebody did not is worth more than where the others' are.
+    if let Some((rank, reason)) = said.refused.first() {
+        return Err(format!("{text}; rank {rank} did not: {reason}"));
+    }
+    if let Some((rank, place)) = said.written.first() {
+        text.push_str(&format!("; rank {rank}: {place}"));
+    }
+    Ok(text)
+}
+
+/// The call stacks of the first ranks that tell any.
+fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut failure = "nobody can be asked for call stacks".to_owned();
+    for ranks in asked {
+        match ranks.take(deadline) {
+            Ok(stacks) => return Ok(stacks),
+            Err(error) => failure = error.to_string(),
+        }
+    }
+    Err(failure)
+}
+
+fn stacks_told(stacks: &TakenStacks) -> Result<String, String> {
+    let told = stacks.taken.len();
+    let all = told + stacks.refused.len();
+    let text = format!("{told} of {all} ranks told their call stacks");
+    match stacks.refused.first() {
         None => Ok(text),
-        Some((rank, reason)) => Err(format!("{text}; rank {rank}: {reason}")),
+        Some((rank, reason)) => Err(format!("{text}; rank {rank} did not: {reason}")),
     }
 }
 

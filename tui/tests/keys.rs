@@ -272,6 +272,6 @@ fn ranks_are_asked_for_their_own_dumps_only_where_they_can_be() {
     assert_eq!(press(&mut state, "r"), None);
     state.options.askable = true;
     press(&mut state, "d");
-    assert!(text::of(&state).contains("[r] ask the ranks"));
+    assert!(text::of(&state).contains("[r] let ranks write theirs"));
     assert_eq!(press(&mut state, "r"), Some(Command::AskForDumps));
 }

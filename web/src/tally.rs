@@ -133,7 +133,7 @@ impl Tally {
         let mut read: HashMap<(&str, &[Rank]), usize> = HashMap::new();
         for (_, dump) in snapshot.dumps() {
             for group in &dump.groups {
-                let key = (group.info.name.as_str(), group.info.ranks.as_slice());
+                let key = (group.info.name.as_str(), &*group.info.ranks);
                 *read.entry(key).or_default() += 1;
             }
         }
@@ -141,7 +141,7 @@ impl Tally {
         news.take(snapshot, |_, dump, entry| self.settle(dump, entry, &read));
         self.news = news;
         self.groups
-            .retain(|group, _| read.contains_key(&(group.name.as_str(), group.ranks.as_slice())));
+            .retain(|group, _| read.contains_key(&(group.name.as_str(), &*group.ranks)));
     }
 
     fn settle(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
@@ -172,7 +172,7 @@ impl Tally {
         if !needs_everybody(entry.op) || entry.time_discovered_completed_ns == 0 {
             return;
         }
-        let members = (group.info.name.as_str(), group.info.ranks.as_slice());
+        let members = (group.info.name.as_str(), &*group.info.ranks);
         let wanted = read.get(&members).copied().unwrap_or(1);
         self.arrive(&key, &group.info.name, &group.info.ranks, entry, wanted);
     }

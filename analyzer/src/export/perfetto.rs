@@ -18,6 +18,7 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::sync::Arc;
 
 /// Writes the timeline of `dumps`, with the root findings of `report` marked on the ranks at fault.
 ///
@@ -78,7 +79,7 @@ struct Timeline {
     /// Process number of each dump.
     pids: Vec<u32>,
     /// Groups over all ranks: by name and members.
-    groups: BTreeMap<(String, Vec<Rank>), u32>,
+    groups: BTreeMap<(String, Arc<[Rank]>), u32>,
 }
 
 impl Timeline {

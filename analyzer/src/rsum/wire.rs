@@ -231,7 +231,8 @@ impl Record {
                     desc: group.desc,
                     ranks: budget
                         .take(&tables.members, group.members, Vec::len)?
-                        .clone(),
+                        .as_slice()
+                        .into(),
                 },
                 status: group.status,
             });

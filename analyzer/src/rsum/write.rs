@@ -132,7 +132,7 @@ impl Known {
             .map(|group| {
                 row(
                     &mut self.members,
-                    group.info.ranks.clone(),
+                    group.info.ranks.to_vec(),
                     &mut new.members,
                 )
             })

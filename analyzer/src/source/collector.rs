@@ -1,9 +1,11 @@
-//! A collector: a `rcomm-web` that watches a job and is asked for its report.
+//! A collector: a `rcomm-web` that watches a job and is asked for its report and its records.
 //!
-//! It keeps the records; what comes from it is judged already.
+//! What comes from it is judged already, with what its own sources say beside the records; the records
+//! are for the views that look into them. One that tells no records (an older one) is asked for its
+//! report alone.
 
 use super::net::HttpAddress;
-use super::{Collected, Poll, Source, SourceError};
+use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
 use crate::report::Report;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{EndpointAddress, EndpointToken, HttpRequest};
@@ -12,12 +14,17 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// The route of the records.
+const RECORDS: &str = "/api/v1/records";
+
 /// See the module.
 pub struct CollectorSource {
     address: HttpAddress,
     token: Option<EndpointToken>,
     reached: Option<EndpointAddress>,
     last: Option<(u64, Arc<Report>)>,
+    records: RecordsFollower,
+    tells_records: bool,
 }
 
 /// What is read of the answer to `GET /api/v1/status`.
@@ -36,6 +43,8 @@ impl CollectorSource {
             token,
             reached: None,
             last: None,
+            records: RecordsFollower::default(),
+            tells_records: true,
         }
     }
 
@@ -44,6 +53,35 @@ impl CollectorSource {
         path: &str,
         deadline: Instant,
     ) -> Result<T, SourceError> {
+        let body = self.ask(path, deadline)?;
+        serde_json::from_slice(&body).map_err(|error| SourceError::Unusable {
+            place: self.name(),
+            reason: format!("its answer to {path} makes no sense: {error}"),
+        })
+    }
+
+    /// The records, or what changed in them.
+    fn observe(&mut self, deadline: Instant) -> Result<Vec<Observation>, SourceError> {
+        if !self.tells_records {
+            return Ok(Vec::new());
+        }
+        let path = format!("{RECORDS}?since={}", self.records.since());
+        let body = match self.ask(&path, deadline) {
+            Err(SourceError::Nothing { .. }) => {
+                self.tells_records = false;
+                return Ok(Vec::new());
+            }
+            body => body?,
+        };
+        let taken = self.records.take(&body);
+        let (observations, _) = taken.map_err(|reason| SourceError::Unusable {
+            place: self.name(),
+            reason,
+        })?;
+        Ok(observations)
+    }
+
+    fn ask(&mut self, path: &str, deadline: Instant) -> Result<Vec<u8>, SourceError> {
         let place = self.name();
         let request = HttpRequest {
             token: self.token.as_ref(),
@@ -56,8 +94,11 @@ impl CollectorSource {
         let answer = self.address.ask(&request, &mut self.reached, deadline);
         let answer = answer.map_err(unusable)?;
         match answer.status {
-            200 => serde_json::from_slice(&answer.body)
-                .map_err(|error| unusable(format!("its answer to {path} makes no sense: {error}"))),
+            200 => Ok(answer.body),
+            404 if path.starts_with(RECORDS) => Err(SourceError::Nothing {
+                what: format!("{place} tells no records"),
+                hint: "only its report is shown".into(),
+            }),
             401 | 403 => Err(unusable(
                 "it refused the token; give its own with --token".into(),
             )),
@@ -91,6 +132,7 @@ impl Source for CollectorSource {
             });
         }
         self.last = Some((status.number, report.clone()));
+        let observations = self.observe(deadline)?;
         let world_size = u32::try_from(report.input.ranks_expected).ok();
         Ok(Poll {
             collected: Some(Collected {
@@ -99,6 +141,7 @@ impl Source for CollectorSource {
                 silent: status.silent_ranks,
             }),
             world_size: world_size.filter(|&size| size > 0),
+            observations,
             ..Poll::default()
         })
     }

@@ -5,7 +5,10 @@
 //! until the same deadline: one that does not answer is its own failure, never a stall of the whole.
 
 use super::net::{HostPort, ask_all};
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same, store};
+use super::{
+    DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
+    store,
+};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
     Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken,
@@ -145,6 +148,31 @@ impl EndpointSource {
             };
             self.ranks.insert(rank, Mutex::new(followed));
         }
+    }
+}
+
+/// Asks the ranks behind endpoints to write their dumps.
+pub struct EndpointDumps(Mutex<EndpointSource>);
+
+impl EndpointDumps {
+    /// Asks the ranks of this source, on connections of its own.
+    pub fn new(source: EndpointSource) -> Self {
+        Self(Mutex::new(source))
+    }
+}
+
+impl DumpRequests for EndpointDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        source.find(deadline)?;
+        let ranks: Vec<(&Rank, &Mutex<Followed>)> = source.ranks.iter().collect();
+        let answers = ask_all(&ranks, |(rank, followed)| {
+            let followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
+            let written = followed.follower.client().write_dump(deadline);
+            let place = written.map(|written| written.place);
+            (**rank, place.map_err(|error| error.to_string()))
+        });
+        Ok(DumpAnswers::of_writers(answers))
     }
 }
 

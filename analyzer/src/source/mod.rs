@@ -4,24 +4,30 @@
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
 mod collector;
+mod dump_requests;
 mod endpoints;
 mod files;
 mod net;
 mod ras;
+mod records;
 mod rings;
 mod simulated;
+mod stacks;
 mod store;
 mod worker_servers;
 
 pub use collector::CollectorSource;
-pub use endpoints::EndpointSource;
+pub use dump_requests::{DumpAnswers, DumpRequests};
+pub use endpoints::{EndpointDumps, EndpointSource};
 pub use files::FileSource;
 pub use net::{AddressError, HostPort, HttpAddress};
 pub use ras::{RAS_ADDRESS, RasSource};
-pub use rings::RingSource;
+pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead};
+pub use rings::{RingDumps, RingSource};
 pub use simulated::SimulatedSource;
+pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
 pub use store::hosts_in_store;
-pub use worker_servers::{DumpAnswers, WorkerAddress, WorkerServerDumps, WorkerServerSource};
+pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::ras::Communicator;
 use crate::report::{Problem, Report};

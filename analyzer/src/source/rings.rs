@@ -1,13 +1,19 @@
 //! The rings of one job on this node. No process of the job has to answer: frozen and dead ones are
 //! read as well as running ones.
 
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same};
+use super::net::ask_all;
+use super::{
+    DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
+};
 use crate::finding::Code;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Dump, RingListing, RingReader, list_rings};
+use rcomm_recorder::publish::{
+    Dump, EndpointAddress, EndpointClient, RingListing, RingReader, list_rings,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often new rings are looked for: ranks that join, attempts that start.
@@ -150,6 +156,33 @@ impl RingSource {
     }
 }
 
+/// Asks the ranks of a job on this node to write their dumps, at the endpoints beside their rings.
+pub struct RingDumps(Mutex<RingSource>);
+
+impl RingDumps {
+    /// Asks the ranks of the job that this source would show.
+    pub fn new(source: RingSource) -> Self {
+        Self(Mutex::new(source))
+    }
+}
+
+impl DumpRequests for RingDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        source.list()?;
+        let ranks = source.rings.iter();
+        let sockets: Vec<(Rank, PathBuf)> = ranks
+            .map(|(&rank, ring)| (rank, ring.reader.path().with_extension("sock")))
+            .collect();
+        let answers = ask_all(&sockets, |(rank, socket)| {
+            let client = EndpointClient::new(EndpointAddress::Unix(socket.clone()), None);
+            let written = client.write_dump(deadline).map(|written| written.place);
+            (*rank, written.map_err(|error| error.to_string()))
+        });
+        Ok(DumpAnswers::of_writers(answers))
+    }
+}
+
 impl Source for RingSource {
     fn name(&self) -> String {
         let place = self.directory.display();
@@ -268,7 +301,7 @@ mod tests {
             id: 0,
             name: "0".into(),
             desc: "default_pg".into(),
-            ranks: vec![0, 1],
+            ranks: [0, 1].into(),
         };
         let group = recorder.add_group(&info, Duration::from_secs(60));
         let signature = recorder.intern(&SignatureKey {

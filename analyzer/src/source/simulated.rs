@@ -34,8 +34,7 @@ impl Source for SimulatedSource {
         let now = (self.now_ns)();
         let observations = self
             .simulation
-            .dumps_at(now)
-            .into_iter()
+            .each_at(now)
             .zip(0..)
             .map(|(dump, rank)| {
                 if !self.simulation.answers(rank, now) {

@@ -234,7 +234,10 @@ pub(super) mod tests {
         }
         let mut hello = [0; 5];
         stream.read_exact(&mut hello)?;
-        assert_eq!(hello, [0x00, 0xCE, 0xF7, 0x85, 0x3C]);
+        // Ports are used again: a stranger may knock that looks for somebody else.
+        if hello != [0x00, 0xCE, 0xF7, 0x85, 0x3C] {
+            return Ok(());
+        }
         loop {
             let mut op = [0];
             stream.read_exact(&mut op)?;

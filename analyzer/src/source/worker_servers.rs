@@ -7,7 +7,10 @@
 //! own failure, never a stall of the whole.
 
 use super::net::{HostPort, HttpAddress, ask_all};
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError, is_same, store};
+use super::{
+    DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
+    store,
+};
 use crate::finding::Code;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
@@ -58,6 +61,9 @@ impl FromStr for WorkerAddress {
         })
     }
 }
+
+/// What each rank answered, or why it did not, ascending.
+pub(super) type Answers = Vec<(Rank, Result<Vec<u8>, String>)>;
 
 /// See the module.
 pub struct WorkerServerSource {
@@ -150,6 +156,20 @@ impl WorkerServerSource {
         Ok(())
     }
 
+    /// Has every rank run a handler; what each answered.
+    pub(super) fn ask_each(
+        &mut self,
+        handler: &str,
+        deadline: Instant,
+    ) -> Result<Answers, SourceError> {
+        self.list(deadline, &mut Vec::new())?;
+        let workers: Vec<(&Rank, &Mutex<Worker>)> = self.workers.iter().collect();
+        Ok(ask_all(&workers, |(rank, worker)| {
+            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            (**rank, worker.run(handler, deadline))
+        }))
+    }
+
     fn know(&mut self, rank: Rank, address: HttpAddress) {
         let known = self.workers.get_mut(&rank).is_some_and(|worker| {
             let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -172,42 +192,20 @@ impl WorkerServerDumps {
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }
+}
 
-    /// Asks all of them at once.
-    ///
-    /// # Blocking
-    ///
-    /// At most until the deadline.
-    ///
-    /// # Errors
-    ///
-    /// If no rank is known.
-    pub fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+impl DumpRequests for WorkerServerDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        source.list(deadline, &mut Vec::new())?;
-        let workers: Vec<(&Rank, &Mutex<Worker>)> = source.workers.iter().collect();
-        let answers = ask_all(&workers, |(rank, worker)| {
-            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-            (**rank, worker.request_dump(deadline))
-        });
         let mut said = DumpAnswers::default();
-        for (rank, answer) in answers {
+        for (rank, answer) in source.ask_each("/handler/fr_dump_file", deadline)? {
             match answer {
-                Ok(()) => said.agreed.push(rank),
+                Ok(_) => said.agreed.push(rank),
                 Err(reason) => said.refused.push((rank, reason)),
             }
         }
         Ok(said)
     }
-}
-
-/// What ranks said when they were asked to write their dumps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DumpAnswers {
-    /// Ranks that do it, ascending.
-    pub agreed: Vec<Rank>,
-    /// Ranks that do not, or did not answer, with the reason, ascending.
-    pub refused: Vec<(Rank, String)>,
 }
 
 fn unusable(place: &str, sentence: impl ToString) -> Problem {
@@ -336,11 +334,11 @@ impl Worker {
         }
     }
 
-    fn request_dump(&mut self, deadline: Instant) -> Result<(), String> {
-        let request = HttpRequest::post("/handler/fr_dump_file");
+    fn run(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
+        let request = HttpRequest::post(handler);
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;
         match answer.status {
-            200 => Ok(()),
+            200 => Ok(answer.body),
             status => Err(format!("HTTP status {status}: {}", said(&answer.body))),
         }
     }

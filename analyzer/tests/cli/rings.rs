@@ -24,7 +24,7 @@ fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
         id: 0,
         name: "0".into(),
         desc: "default_pg".into(),
-        ranks: vec![0, 1],
+        ranks: [0, 1].into(),
     };
     let group = recorder.add_group(&info, Duration::from_secs(5));
     recorder.phase("load data");

@@ -1,7 +1,9 @@
 //! PyTorch's worker servers, as a real job's answered and as a real job answers.
 
 use crate::server::{Answers, serve};
-use rcomm_analyzer::source::{Poll, Seen, Source, WorkerServerDumps, WorkerServerSource};
+use rcomm_analyzer::source::{
+    DumpRequests as _, Poll, Seen, Source, WorkerServerDumps, WorkerServerSource,
+};
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Verdict, analyze};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Ranks and the groups they form.
 
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A rank in the world (global), unless a name says `group_rank`.
 pub type Rank = u32;
@@ -19,8 +20,9 @@ pub struct ProcessGroupInfo {
     pub name: String,
     /// What the group is for (`default_pg` for the world, `undefined` if never said).
     pub desc: String,
-    /// Global ranks in order of group rank; empty where the record does not hold them.
-    pub ranks: Vec<Rank>,
+    /// Global ranks in order of group rank; empty where the record does not hold them. Shared: the
+    /// records of a large group's members would hold as many copies as it has members.
+    pub ranks: Arc<[Rank]>,
 }
 
 impl ProcessGroupInfo {

@@ -116,6 +116,13 @@ impl EndpointNotice {
     }
 }
 
+/// The answer to `POST /dump`: the process has written its dump.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenDump {
+    /// Where it is, in the words of who wrote it: a path on the rank's host, say.
+    pub place: String,
+}
+
 /// The answer to `GET /status`: where the rank stands, without its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAnswer {

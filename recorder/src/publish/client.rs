@@ -4,7 +4,7 @@
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
-    SINCE_HEADER,
+    SINCE_HEADER, WrittenDump,
 };
 use super::http::{HttpAnswer, HttpRequest};
 use super::{Dump, ReadProblem};
@@ -25,6 +25,9 @@ pub struct DumpAnswer {
     /// Operations that the ring holds at most.
     pub entries: Option<u64>,
 }
+
+/// Characters of what an endpoint says of a failure that go into the error.
+const MOST_SAID: usize = 200;
 
 /// Asks one endpoint. Each call makes a connection and ends by its deadline.
 #[derive(Clone, Debug)]
@@ -77,6 +80,12 @@ impl EndpointClient {
         })
     }
 
+    /// Asks the process to write its dump itself; says where it is.
+    pub fn write_dump(&self, deadline: Instant) -> Result<WrittenDump> {
+        let answer = self.send(HttpRequest::post("/dump"), deadline)?;
+        self.json(&answer.body)
+    }
+
     fn error(&self, why: impl Into<String>) -> Error {
         Error::Endpoint {
             address: self.address.to_string(),
@@ -90,9 +99,13 @@ impl EndpointClient {
     }
 
     fn get(&self, path: &str, deadline: Instant) -> Result<HttpAnswer> {
+        self.send(HttpRequest::get(path), deadline)
+    }
+
+    fn send(&self, request: HttpRequest<'_>, deadline: Instant) -> Result<HttpAnswer> {
         let request = HttpRequest {
             token: self.token.as_ref(),
-            ..HttpRequest::get(path)
+            ..request
         };
         let answer = request
             .send(&self.address, deadline)
@@ -100,7 +113,15 @@ impl EndpointClient {
         match answer.status {
             200 => Ok(answer),
             401 => Err(self.error("it refused the token")),
-            status => Err(self.error(format!("it answered with HTTP status {status}"))),
+            status => {
+                let said = String::from_utf8_lossy(&answer.body);
+                let said = said.trim().chars().filter(|c| !c.is_control());
+                let said: String = said.take(MOST_SAID).collect();
+                let colon = if said.is_empty() { "" } else { ": " };
+                Err(self.error(format!(
+                    "it answered with HTTP status {status}{colon}{said}"
+                )))
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the look, `rcomm-entries` says how many the ring holds |
 //! | `GET /dump?since=N` | what changed since look N; then header `rcomm-since` is there and says N |
 //! | `GET /peers` | a list of [`PeerEndpoint`]: where the other ranks answer |
+//! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
 //! One thread, `rcomm/endpoint`, answers all of them from the ring, so it does so while the program is
 //! stuck: it takes no lock that the road of an operation takes. On a unix socket the file's mode 0600
@@ -14,7 +15,7 @@
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
-    RankAnswer, SINCE_HEADER,
+    RankAnswer, SINCE_HEADER, WrittenDump,
 };
 use crate::error::{Error, Result};
 use crate::record::FlightRecorder;
@@ -36,7 +37,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
@@ -68,12 +69,18 @@ impl Listen {
 }
 
 type FindPeers = Arc<dyn Fn() -> Vec<PeerEndpoint> + Send + Sync>;
-type Peers = Arc<Mutex<FindPeers>>;
+type WriteDump = Arc<dyn Fn() -> std::result::Result<String, String> + Send + Sync>;
+
+/// What the endpoint asks its process.
+struct Asked {
+    peers: FindPeers,
+    dump: Option<WriteDump>,
+}
 
 /// A running status server. Stops, and removes its socket, when dropped.
 pub struct Endpoint {
     address: EndpointAddress,
-    peers: Peers,
+    asked: Arc<Mutex<Asked>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,8 +97,10 @@ impl Endpoint {
     /// A socket file that nobody listens on any more is replaced; one that is answered is an error, as
     /// is an address that cannot be had.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
-        let nobody: FindPeers = Arc::new(Vec::new);
-        let peers = Arc::new(Mutex::new(nobody));
+        let asked = Arc::new(Mutex::new(Asked {
+            peers: Arc::new(Vec::new),
+            dump: None,
+        }));
         let (stop, stopped) = oneshot::channel();
         let refused = |address: String, error: io::Error| Error::Endpoint {
             address,
@@ -116,12 +125,12 @@ impl Endpoint {
                 (Listener::Tcp(listener), address, Some(token))
             }
         };
-        let router = router(recorder, peers.clone(), token);
+        let router = router(recorder, asked.clone(), token);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            // For the look for peers, which may wait for others.
+            // For the look for peers and for the dump, which may wait for others and for a disk.
             .thread_name("rcomm/endpoint")
-            .max_blocking_threads(1)
+            .max_blocking_threads(2)
             .build()
             .map_err(|error| refused(address.to_string(), error))?;
         let thread = std::thread::Builder::new()
@@ -133,7 +142,7 @@ impl Endpoint {
             .map_err(|error| refused(address.to_string(), error))?;
         Ok(Self {
             address,
-            peers,
+            asked,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -154,7 +163,22 @@ impl Endpoint {
     /// Called on a thread of its own, so it may block: other routes are answered meanwhile. The endpoint
     /// does not end before it has returned.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
-        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(find);
+        self.asked().peers = Arc::new(find);
+    }
+
+    /// Who writes this rank's dump, from now on, when `POST /dump` asks for it; it says where the dump
+    /// is, or why there is none.
+    ///
+    /// Called on a thread of its own, as the look for peers is.
+    pub fn write_dumps(
+        &self,
+        write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
+    ) {
+        self.asked().dump = Some(Arc::new(write));
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -255,21 +279,25 @@ where
 struct Served {
     recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
-    peers: Peers,
+    asked: Arc<Mutex<Asked>>,
 }
 
-fn router(recorder: Arc<FlightRecorder>, peers: Peers, token: Option<EndpointToken>) -> Router {
+fn router(
+    recorder: Arc<FlightRecorder>,
+    asked: Arc<Mutex<Asked>>,
+    token: Option<EndpointToken>,
+) -> Router {
     // A process lives longer than it takes looks of a microsecond each.
     let first = wall_now().cast_unsigned() / 1_000;
     let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
     let served = Arc::new(Served {
         recorder,
         changes,
-        peers,
+        asked,
     });
     let router = Router::new()
         .route("/status", get(status))
-        .route("/dump", get(dump))
+        .route("/dump", get(dump).post(write_dump))
         .route("/peers", get(list_peers))
         .with_state(served);
     match token {
@@ -303,7 +331,7 @@ fn wall_now() -> i64 {
 }
 
 async fn status(State(served): State<Arc<Served>>) -> Json<RankAnswer> {
-    Json(rank_answer(&served.recorder, wall_now()))
+    Json(rank_answer(&served.recorder, served.recorder.now_ns()))
 }
 
 fn rank_answer(recorder: &FlightRecorder, now_ns: i64) -> RankAnswer {
@@ -341,7 +369,8 @@ async fn dump(
         .unwrap_or_else(PoisonError::into_inner);
     // A number that was not given out is from an earlier process of this rank: then all is new.
     let since = query.since.filter(|&since| changes.knows(since));
-    let (mut dump, look) = changes.since(memory, layout, since.unwrap_or(0), wall_now());
+    let (mut dump, look) =
+        changes.since(memory, layout, since.unwrap_or(0), served.recorder.now_ns());
     drop(changes);
     dump.identity.reason = "asked at its endpoint".to_owned();
     let mut headers = HeaderMap::new();
@@ -359,11 +388,27 @@ async fn dump(
 
 async fn list_peers(State(served): State<Arc<Served>>) -> Response {
     let find = {
-        let find = served.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        find.clone()
+        let asked = served.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.peers.clone()
     };
     match tokio::task::spawn_blocking(move || find()).await {
         Ok(peers) => Json(peers).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn write_dump(State(served): State<Arc<Served>>) -> Response {
+    let write = {
+        let asked = served.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.dump.clone()
+    };
+    let Some(write) = write else {
+        let why = "this process writes no dumps\n";
+        return (StatusCode::NOT_IMPLEMENTED, why).into_response();
+    };
+    match tokio::task::spawn_blocking(move || write()).await {
+        Ok(Ok(place)) => Json(WrittenDump { place }).into_response(),
+        Ok(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

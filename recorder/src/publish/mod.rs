@@ -14,6 +14,7 @@ mod ring_reader;
 
 pub use answer::{
     EndpointAddress, EndpointNotice, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer,
+    WrittenDump,
 };
 pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};

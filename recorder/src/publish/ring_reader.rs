@@ -28,6 +28,8 @@ pub struct RingReader {
     view: View,
     layout: Layout,
     owner: ProcessIdentity,
+    /// The owner's monotonic clock is ours.
+    shares_clock: bool,
 }
 
 impl RingReader {
@@ -95,6 +97,7 @@ impl RingReader {
             file,
             view,
             layout,
+            shares_clock: owner.shares_clock(),
             owner,
         })
     }
@@ -111,7 +114,7 @@ impl RingReader {
 
     /// Whose ring it is. `dump_time_ns` is now, `reason` empty.
     pub fn identity(&self) -> Identity {
-        decode::identity(&self.view, wall_now())
+        decode::identity(&self.view, self.now_ns())
     }
 
     /// Whether the process that writes the ring lives: running, waiting or stopped.
@@ -120,6 +123,15 @@ impl RingReader {
     /// process is also looked up by number and start time where it can be seen from here.
     pub fn is_alive(&self) -> bool {
         !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
+    }
+
+    /// Now, by the clock of the ring's times where it can be read from here: a wall clock that jumped
+    /// since the ring was made ages nothing.
+    fn now_ns(&self) -> i64 {
+        match self.shares_clock {
+            true => layout::load_anchor(&self.view).now_ns(),
+            false => wall_now(),
+        }
     }
 
     /// Whether the owner closed the ring in order (and the file was removed since).
@@ -170,7 +182,7 @@ impl RingReader {
     /// what was under way when the process died does not seem to age.
     pub fn snapshot(&self) -> Dump {
         let alive = self.is_alive();
-        let mut dump = decode::dump(&self.view, &self.layout, wall_now());
+        let mut dump = decode::dump(&self.view, &self.layout, self.now_ns());
         dump.identity.reason = if alive {
             Self::OWNER_LIVES.to_owned()
         } else {

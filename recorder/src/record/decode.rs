@@ -16,6 +16,7 @@ use crate::model::{
 };
 use crate::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// How often a slot that changes under the reader is looked at: well over the time of one update.
 const TRIES: u32 = 1_000;
@@ -162,7 +163,7 @@ impl<R: Read> Decoder<'_, R> {
                 id,
                 name: self.text(name),
                 desc: self.text(desc),
-                ranks: self.ranks(ranks, size),
+                ranks: self.ranks(ranks, size).into(),
             };
             self.dump.groups.push(DumpGroup {
                 info,
@@ -305,7 +306,7 @@ impl<R: Read> Decoder<'_, R> {
                     id: layout::NO_ROW,
                     name: String::from("?"),
                     desc: String::from("groups beyond the ring's table"),
-                    ranks: Vec::new(),
+                    ranks: Arc::default(),
                 },
                 status: None,
             });

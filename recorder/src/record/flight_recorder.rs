@@ -4,7 +4,7 @@
 //! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
 
 use super::bytes::words_of;
-use super::clock::{self, Anchor, Clock, Timestamp};
+use super::clock::{Anchor, Clock, Timestamp};
 use super::config::{Placement, RecorderConfig, Storage};
 use super::decode;
 use super::directory::{self, Place, Unnamed};
@@ -515,7 +515,12 @@ impl FlightRecorder {
 
     /// The ring as it is now. Takes no lock; allocates; writers go on meanwhile.
     pub fn snapshot(&self) -> Dump {
-        decode::dump(&self.map, &self.layout, clock::wall_now())
+        decode::dump(&self.map, &self.layout, self.now_ns())
+    }
+
+    /// Now, by the clock of the records.
+    pub(crate) fn now_ns(&self) -> i64 {
+        layout::load_anchor(&self.map).now_ns()
     }
 
     /// The ring's memory, for those who read it in this process again and again.

@@ -27,6 +27,11 @@ impl ProcessIdentity {
         }
     }
 
+    /// Whether it runs since the boot that this process runs in, so that their monotonic clocks are one.
+    pub(crate) fn shares_clock(&self) -> bool {
+        self.boot_id != [0, 0] && self.boot_id == boot_id()
+    }
+
     /// Whether that process still exists; `None` if that cannot be told from here.
     pub(crate) fn exists(&self) -> Option<bool> {
         let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];

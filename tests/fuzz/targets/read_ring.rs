@@ -30,7 +30,7 @@ static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
         id: 0,
         name: "0".to_owned(),
         desc: "default_pg".to_owned(),
-        ranks: vec![0, 1],
+        ranks: [0, 1].into(),
     };
     let group = recorder.add_group(&info, Duration::from_secs(60));
     recorder.phase("train");

@@ -255,9 +255,9 @@ impl<'a> Writer<'a> {
                             group.desc.into()
                         },
                         ranks: if native && at != 0 {
-                            Vec::new()
+                            [].into()
                         } else {
-                            group.ranks.clone()
+                            group.ranks.as_slice().into()
                         },
                     },
                     status: None,

@@ -198,7 +198,7 @@ pub const BINDINGS: &[Binding] = {
             "stacks",
             &["t"],
             "stacks",
-            "call stacks, grouped",
+            "call stacks, grouped: live where ranks can be asked",
         ),
         bind(
             Take,
@@ -206,7 +206,7 @@ pub const BINDINGS: &[Binding] = {
             "dump",
             &["d"],
             "dump",
-            "write every rank's record to a folder (--allow-actions)",
+            "write records, or let ranks write dumps (--allow-actions)",
         ),
         bind(
             Show,

@@ -195,7 +195,14 @@ impl State {
             Action::JumpForward => self.step(10),
             Action::Follow => self.toggle_follow(),
             Action::Why => self.go(Screen::Why(self.target())),
-            Action::Stacks => self.go(Screen::Stacks),
+            Action::Stacks => {
+                self.go(Screen::Stacks);
+                if self.options.stacks_askable {
+                    self.say("taking call stacks ...", Tone::Dim);
+                    self.rebuild();
+                    return Some(Command::TakeStacks);
+                }
+            }
             Action::Explain => match self.target() {
                 Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
                 _ => self.say("select a warning to explain it", Tone::Dim),

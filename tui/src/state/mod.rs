@@ -21,6 +21,7 @@ use digest::Digest;
 use filter::{Facts, Input};
 use history::History;
 use rcomm_analyzer::filter::Filter;
+use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::group_label;
 use rcomm_analyzer::{Code, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
@@ -43,6 +44,8 @@ pub struct Options {
     pub allow_actions: bool,
     /// Ranks can be asked to write their dumps themselves.
     pub askable: bool,
+    /// Ranks can be asked for their call stacks.
+    pub stacks_askable: bool,
     /// What is shown is a record of the past: nothing new will come.
     pub still: bool,
     /// Memory for recorded frames, bytes.
@@ -79,6 +82,8 @@ pub struct State {
     pub message: Option<Message>,
     /// A folder that waits for a yes before records are written there.
     pub confirm: Option<PathBuf>,
+    /// Call stacks as they were taken last, and when.
+    pub stacks: Option<(Arc<TakenStacks>, Moment)>,
     /// Recorded frames.
     pub history: History,
     /// What rows must pass.
@@ -146,6 +151,11 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         }
         Event::Suspend => return Some(Command::Suspend),
         Event::Terminate => return Some(Command::Quit),
+        Event::Panicked => return Some(Command::Fail),
+        Event::Stacks(stacks, at) => {
+            state.stacks = Some((stacks, at));
+            state.rebuild();
+        }
         Event::Resumed => {
             state.changed = true;
             return Some(Command::Redraw);
@@ -175,6 +185,7 @@ impl State {
             input: None,
             message: None,
             confirm: None,
+            stacks: None,
             history: History::new(options.history),
             filter: Filter::default(),
             problems_only: false,
@@ -319,6 +330,7 @@ impl State {
             size: self.size,
             keymap: &self.options.keymap,
             layout: &self.options.layout,
+            stacks: self.stacks.as_ref(),
         }
     }
 

@@ -118,11 +118,11 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
     if let Some(folder) = &state.confirm {
         let ranks = state.snapshot().map_or(0, |s| s.dumps().count());
         let text = format!(
-            " write {} to {}?  [y] yes{}  [any other key] no",
+            " write {} to {}?  [y] yes{}  [n] no",
             count(ranks as u64, "record"),
             folder.display(),
             if state.options.askable {
-                "  [r] ask the ranks to write their own"
+                "  [r] let ranks write theirs"
             } else {
                 ""
             }

@@ -88,6 +88,7 @@ pub(crate) fn options() -> Options {
         ascii: false,
         allow_actions: false,
         askable: false,
+        stacks_askable: false,
         still: false,
         history: 64 << 20,
         keymap: Keymap::default(),

@@ -167,7 +167,7 @@ fn record(
         let mut newer = since_entry(dump, from);
         if since.is_some_and(|since| since.groups == Some(groups)) {
             for group in &mut newer.groups {
-                group.info.ranks.clear();
+                group.info.ranks = [].into();
             }
         }
         newer.to_json()

@@ -158,7 +158,7 @@ mod tests {
                     id: 0,
                     name: "pp_1".into(),
                     desc: "pp".into(),
-                    ranks: vec![4, 5, 6],
+                    ranks: [4, 5, 6].into(),
                 },
                 status: None,
             }],

@@ -49,11 +49,7 @@ impl<'a> Operation<'a> {
         let (kind, ranks, seq) = match self.message {
             Some(message) => ("message", &self.ends[..], message.nth),
             None if self.entry.op.is_p2p() => ("p2p", &self.ends[..1], self.entry.p2p_seq_id),
-            None => (
-                "collective",
-                group.ranks.as_slice(),
-                self.entry.collective_seq_id,
-            ),
+            None => ("collective", &*group.ranks, self.entry.collective_seq_id),
         };
         Some(Shared {
             job,

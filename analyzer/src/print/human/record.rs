@@ -87,7 +87,7 @@ fn label_of(dump: &Dump, group: usize) -> String {
             group_label(&GroupRef {
                 name: group.info.name.clone(),
                 desc: group.info.desc.clone(),
-                ranks: Vec::new(),
+                ranks: [].into(),
             })
         },
     )

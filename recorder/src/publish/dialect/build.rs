@@ -9,6 +9,7 @@ use crate::model::{
 };
 use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// One entry while its fields come in, in any order. Shapes are runs of (dimensions, extents...).
 #[derive(Default)]
@@ -274,7 +275,7 @@ impl Builder {
                     id: id.unwrap_or(ProcessGroupInfo::UNKNOWN_ID),
                     name: self.texts.get(name).to_owned(),
                     desc: self.texts.get(desc).to_owned(),
-                    ranks: Vec::new(),
+                    ranks: Arc::default(),
                 },
                 status: None,
             });
@@ -382,7 +383,7 @@ impl Builder {
                 let info = &mut self.dump.groups[at].info;
                 if config.id.is_none_or(|id| id == info.id) {
                     if info.ranks.is_empty() {
-                        info.ranks.clone_from(&config.ranks);
+                        info.ranks = config.ranks.as_slice().into();
                     }
                     if info.desc.is_empty() {
                         self.texts.get(config.desc).clone_into(&mut info.desc);
@@ -394,7 +395,7 @@ impl Builder {
         }
         let mut ids: Vec<Option<u32>> = self.config.iter().map(|config| config.id).collect();
         self.number_unused(&of_config, &mut ids);
-        for ((config, found), id) in self.config.iter_mut().zip(&mut of_config).zip(&ids) {
+        for ((config, found), id) in self.config.iter().zip(&mut of_config).zip(&ids) {
             if found.is_none() {
                 *found = Some(self.dump.groups.len());
                 self.dump.groups.push(DumpGroup {
@@ -402,7 +403,7 @@ impl Builder {
                         id: id.unwrap_or(ProcessGroupInfo::UNKNOWN_ID),
                         name: self.texts.get(config.name).to_owned(),
                         desc: self.texts.get(config.desc).to_owned(),
-                        ranks: std::mem::take(&mut config.ranks),
+                        ranks: config.ranks.as_slice().into(),
                     },
                     status: None,
                 });

@@ -226,6 +226,11 @@ impl Anchor {
         best.1
     }
 
+    /// Now, by the wall clock as it was when the ring was made: no jump since moves it.
+    pub(crate) fn now_ns(self) -> i64 {
+        self.wall_of(monotonic())
+    }
+
     /// Wall clock, ns since the epoch, of a monotonic time; 0 stays 0 ("not seen").
     pub(crate) fn wall_of(self, monotonic_ns: u64) -> i64 {
         if monotonic_ns == 0 {

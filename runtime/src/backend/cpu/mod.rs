@@ -177,7 +177,7 @@ impl CpuBackend {
         deadline: Deadline,
     ) -> Result<Self> {
         let context = group.clone();
-        let ranks: Arc<[Rank]> = group.info.ranks.into();
+        let ranks = group.info.ranks;
         let rank = group.group_rank as usize;
         let stop = Stop::default();
         let deadline = deadline.started();

@@ -147,7 +147,7 @@ impl BackendFactory for NcclFactory {
         let meeting = Meeting {
             scope: Scope::Group,
             store: Arc::new(PrefixStore::new("all", group.store.clone())),
-            ranks: group.info.ranks.clone(),
+            ranks: group.info.ranks.to_vec(),
             own: group.group_rank,
             name: group.info.name.clone(),
         };

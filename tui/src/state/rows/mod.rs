@@ -25,8 +25,9 @@ use super::screen::Screen;
 use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
+use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::{group_label, group_labels};
-use rcomm_analyzer::{Code, GroupRef, Snapshot};
+use rcomm_analyzer::{Code, GroupRef, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub struct Lens<'a> {
     pub keymap: &'a Keymap,
     /// Panes of the first screen; none: as many as there is room for.
     pub layout: &'a [OverviewPane],
+    /// Call stacks as they were taken last, and when.
+    pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
 }
 
 impl Lens<'_> {

@@ -1,10 +1,12 @@
-//! Call stacks of all ranks' newest calls, merged from the outermost frame inwards.
+//! Call stacks, merged from the outermost frame inwards: taken live where processes can be asked, and of
+//! all ranks' newest recorded calls.
 
 use super::Lens;
-use crate::page::{Page, words};
+use crate::page::{Body, Page, Pane, words};
 use crate::state::digest::RankState;
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
+use crate::units::time_of_day;
 use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
@@ -14,16 +16,45 @@ use rcomm_recorder::model::Rank;
 const ROWS: usize = 4096;
 
 pub(super) fn page(lens: &Lens<'_>) -> Page {
+    let recorded = Pane {
+        title: "last recorded calls: where each rank issued its newest operation".into(),
+        body: Body::Table(table(
+            lens,
+            &lens.snapshot.report.stacks,
+            "no call site is recorded",
+        )),
+    };
+    let mut panes = Vec::new();
+    let mut head = Vec::new();
+    if let Some((taken, at)) = lens.stacks {
+        let (told, refused) = (taken.taken.len(), taken.refused.len());
+        let time = time_of_day(at.wall_ns);
+        let text = format!(
+            "taken live at {time}: Python frames of {told} of {} ranks, outermost first; [t] takes them anew",
+            told + refused
+        );
+        head.push(vec![words(text, Tone::Dim)]);
+        if let Some((rank, reason)) = taken.refused.first() {
+            let text = format!("rank {rank} did not tell: {reason}");
+            head.push(vec![words(text, Tone::Late)]);
+        }
+        panes.push(Pane {
+            title: "now".into(),
+            body: Body::Table(table(lens, &taken.stacks, "no thread is in Python")),
+        });
+    } else {
+        let text = "call sites as recorded, outermost first: no process is asked";
+        head.push(vec![words(text, Tone::Dim)]);
+    }
+    panes.push(recorded);
+    Page { head, panes }
+}
+
+/// Merged stacks, a row a frame.
+fn table(lens: &Lens<'_>, stacks: &[StackNode], empty: &str) -> Table {
     let mut rows = Vec::new();
     // Depth first with a stack of our own: recorded call stacks may be deep.
-    let mut todo: Vec<(usize, &StackNode)> = lens
-        .snapshot
-        .report
-        .stacks
-        .iter()
-        .rev()
-        .map(|node| (0, node))
-        .collect();
+    let mut todo: Vec<(usize, &StackNode)> = stacks.iter().rev().map(|node| (0, node)).collect();
     while let Some((depth, node)) = todo.pop() {
         let ranks: Vec<Rank> = (node.ranks.iter().copied())
             .filter(|&rank| {
@@ -42,17 +73,12 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         rows.push(row(lens, depth, node, ranks));
         todo.extend(node.children.iter().rev().map(|child| (depth + 1, child)));
     }
-    let head = vec![vec![words(
-        "where each rank issued its newest recorded operation, outermost frame first",
-        Tone::Dim,
-    )]];
-    let table = Table {
+    Table {
         columns: vec![number("count", 0), text("ranks", 1), rest("frame", 0)],
         rows,
         heads: Heads::Shown,
-        empty: "no call site is recorded".into(),
-    };
-    Page::of(head, "stacks", table)
+        empty: empty.into(),
+    }
 }
 
 fn row(lens: &Lens<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {

@@ -150,13 +150,20 @@ fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
         ""
     };
     let muted = if muted { " (muted)" } else { "" };
-    let ranks = finding.culprit_ranks.len();
+    // Where nobody can be blamed, those of the cycle are meant, or all.
+    let ranks = match finding.culprit_ranks.len() {
+        0 => finding.cycle.len(),
+        ranks => ranks,
+    };
     Row {
         mark: Mark::new(glyph, tone),
         cells: vec![
             Cell::word(finding.code.id()).toned(tone),
             Cell::word(finding.name.as_str()),
-            Cell::number(ranks.to_string(), ranks as f64),
+            match ranks {
+                0 => Cell::word(""),
+                _ => Cell::number(ranks.to_string(), ranks as f64),
+            },
             Cell::word(format!("{under}{}{muted}", finding.sentence)),
         ],
         tone: if finding.caused_by.is_some() || !muted.is_empty() {

@@ -60,7 +60,7 @@ fn group_context(
         id: 0,
         name: name.into(),
         desc: name.into(),
-        ranks: ranks.to_vec(),
+        ranks: ranks.into(),
     };
     let store = PrefixStore::new(format!("{name}/"), store.clone());
     GroupContext {

@@ -1,0 +1,253 @@
+//! [`Live`]: when the records are judged again, and what goes into a snapshot.
+
+use super::kept::{Horizon, Kept};
+use super::seen::{self, Watched};
+use super::views::collected_views;
+use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
+use crate::finding::{Code, Finding, Severity};
+use crate::report::{Input, Report, Verdict};
+use crate::source::{Poll, SourceError};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often what is pending is judged again, since ages go into sentences.
+const AGES: Duration = Duration::from_secs(5);
+
+/// How soon a new judgement is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Urgency {
+    /// Nothing is new.
+    No,
+    /// Something changed.
+    Usual,
+    /// More became overdue, in a job where something was overdue before.
+    More,
+    /// The first look, or the first operation that is overdue: whoever watches waits for this.
+    First,
+}
+
+/// See the module's parent.
+pub struct Live {
+    options: LiveOptions,
+    judge: Judge,
+    pub(super) kept: Kept,
+    pub(super) silent: BTreeSet<Rank>,
+    changed: bool,
+    number: u64,
+    /// When and as of when the records were judged last.
+    judged: Option<(Duration, Option<i64>)>,
+    /// When the verdict may change without any record changing.
+    due: Option<Duration>,
+}
+
+impl Live {
+    /// Nothing seen yet, from sources of these names.
+    pub fn new(options: LiveOptions, judge: Judge, sources: Vec<String>) -> Self {
+        Self {
+            options,
+            judge,
+            kept: Kept::new(sources),
+            silent: BTreeSet::new(),
+            changed: false,
+            number: 0,
+            judged: None,
+            due: None,
+        }
+    }
+
+    /// Takes in what the source of this number saw.
+    pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
+        let budget = self.options.entry_budget;
+        self.changed |= self.kept.observe(source, poll, at, budget);
+    }
+
+    /// How soon [`Live::refresh`] has something new to say.
+    pub fn urgency(&self, at: Moment) -> Urgency {
+        let Some((then, before)) = self.judged else {
+            return match self.changed {
+                true => Urgency::First,
+                false => Urgency::No,
+            };
+        };
+        let silent = self.kept.silent(self.options.silent_after);
+        let seen = self.horizon(at, &silent);
+        if let Some(Horizon { ns, .. }) = seen {
+            let mut slots = self.kept.slots.values();
+            if slots.any(|slot| !slot.told_overdue && slot.is_overdue(ns, self.overdue_ns())) {
+                let mut slots = self.kept.slots.values();
+                let known = slots.any(|slot| slot.told_overdue);
+                return match known {
+                    true => Urgency::More,
+                    false => Urgency::First,
+                };
+            }
+        }
+        let looked_since = seen.map(|seen| seen.ns) > before;
+        let older = looked_since && at.elapsed >= then + AGES && self.has_open();
+        let due = self.due.is_some_and(|due| due <= at.elapsed);
+        if self.changed || older || due || silent != self.silent {
+            Urgency::Usual
+        } else {
+            Urgency::No
+        }
+    }
+
+    /// When the sources should be looked at again although they need not: then something that was
+    /// pending at the last look becomes overdue, unless it is over by then.
+    pub fn look_again(&self, at: Moment) -> Option<Duration> {
+        let seen = self.horizon(at, &self.silent)?;
+        let open = self.kept.slots.values().flat_map(|slot| &slot.open);
+        let young = open.filter_map(|&since| {
+            let left = self.overdue_ns() - seen.ns.saturating_sub(since);
+            u64::try_from(left).ok().filter(|&left| left > 0)
+        });
+        let left = young.min()?;
+        Some(seen.looked + Duration::from_nanos(left))
+    }
+
+    /// When [`Live::refresh`] may have something to say although nothing is observed, if it may.
+    pub fn due(&self) -> Option<Duration> {
+        self.due
+    }
+
+    fn overdue_ns(&self) -> i64 {
+        i64::try_from(self.options.policy.overdue.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    fn has_open(&self) -> bool {
+        self.kept.slots.values().any(|slot| !slot.open.is_empty())
+    }
+
+    /// What the records are judged as of; `None` where each record's own time counts.
+    fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
+        let live = self.options.policy.snapshot;
+        live.then(|| self.kept.horizon(at, silent)).flatten()
+    }
+
+    /// The job at this moment, if anything changed since the last time.
+    ///
+    /// The records are judged again only if one of them changed, a rank fell silent, or a look found
+    /// that what is pending became overdue.
+    pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
+        if self.urgency(at) == Urgency::No {
+            return None;
+        }
+        let began = Instant::now();
+        self.silent = self.kept.silent(self.options.silent_after);
+        self.changed = false;
+        let mut policy = self.options.policy.clone();
+        policy.now_ns = self.horizon(at, &self.silent).map(|seen| seen.ns);
+        let told = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
+        policy.world_size = told.chain(policy.world_size).max();
+        let overdue_ns = self.overdue_ns();
+        for slot in self.kept.slots.values_mut() {
+            slot.take_signs(overdue_ns);
+        }
+        let mut ranks = self.views(at, policy.world_size);
+        // What a silent rank last wrote is old: judged with the others' new records it would be
+        // accused of what it may have done since.
+        let dumps: Vec<Arc<Dump>> = ranks
+            .iter()
+            .filter(|view| !view.silent)
+            .flat_map(|view| view.dumps.iter().cloned())
+            .collect();
+        let collected = self.kept.collected().cloned();
+        let mut report = match &collected {
+            Some(collected) => Report::clone(&collected.report),
+            // Nobody gave a record: what is left is what is said of the ranks.
+            None if dumps.is_empty() && self.kept.communicators().next().is_some() => Report {
+                input: Input {
+                    ranks_expected: ranks.len(),
+                    ..Input::default()
+                },
+                ..Report::clone(&Snapshot::empty(at).report)
+            },
+            None => (self.judge)(&dumps, &policy),
+        };
+        if let Some(collected) = &collected {
+            ranks = collected_views(ranks, collected);
+        }
+        let problems = self.kept.feeds.iter().flat_map(|feed| &feed.problems);
+        report.problems.extend(problems.cloned());
+        let watched: Vec<Watched> = self.kept.communicators().cloned().collect();
+        seen::remark(&watched, &mut ranks);
+        let ranks: Arc<[RankView]> = ranks.into();
+        self.add_seen(&mut report, &watched, &ranks, at);
+        self.number += 1;
+        self.remember(at, policy.now_ns, &watched);
+        let sources = self.kept.feeds.iter().map(|feed| SourceStatus {
+            silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
+            ..feed.status.clone()
+        });
+        let job = dumps
+            .iter()
+            .find(|dump| !dump.identity.job.is_empty())
+            .map(|dump| dump.identity.job.clone())
+            .or(collected.map(|collected| collected.job))
+            .unwrap_or_default();
+        Some(Snapshot {
+            number: self.number,
+            at,
+            report: Arc::new(report),
+            ranks,
+            sources: sources.collect(),
+            job,
+            cost: began.elapsed(),
+        })
+    }
+
+    /// Notes what was judged.
+    fn remember(&mut self, at: Moment, as_of: Option<i64>, watched: &[Watched]) {
+        self.judged = Some((at.elapsed, as_of));
+        let overdue_ns = self.overdue_ns();
+        for slot in self.kept.slots.values_mut() {
+            slot.told_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of, overdue_ns));
+        }
+        let uneven = watched.iter().filter(|w| w.is_uneven());
+        let overdue = self.options.policy.overdue;
+        self.due = uneven
+            .map(|w| w.since + overdue)
+            .filter(|due| *due > at.elapsed)
+            .min();
+    }
+
+    /// Adds the findings that no record tells.
+    fn add_seen(&self, report: &mut Report, watched: &[Watched], ranks: &[RankView], at: Moment) {
+        let is_error = |finding: &Finding| finding.severity == Severity::Error;
+        let explained = report.findings.iter().any(is_error);
+        let overdue = self.options.policy.overdue;
+        let library = seen::library(watched, ranks, at.elapsed, overdue, explained);
+        let failed: BTreeSet<Rank> = (report.findings.iter())
+            .filter(|finding| finding.code == Code::E150)
+            .flat_map(|finding| finding.culprit_ranks.iter().copied())
+            .collect();
+        let known = |finding: &Finding| {
+            let named = &finding.culprit_ranks;
+            !named.is_empty()
+                && match finding.code {
+                    Code::E150 => named.iter().all(|rank| failed.contains(rank)),
+                    Code::W150 => named.iter().all(|rank| self.silent.contains(rank)),
+                    _ => false,
+                }
+        };
+        let library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
+        let unsettled = matches!(
+            report.verdict,
+            Verdict::Healthy | Verdict::Running | Verdict::Inconclusive
+        );
+        if unsettled && library.iter().any(is_error) {
+            report.verdict = Verdict::Stuck;
+        }
+        let first = report.findings.iter().map(|f| f.id).max().unwrap_or(0) + 1;
+        let more = library
+            .into_iter()
+            .chain(seen::silence(&self.silent, ranks));
+        let numbered = (first..)
+            .zip(more)
+            .map(|(id, finding)| Finding { id, ..finding });
+        report.findings.extend(numbered);
+    }
+}

@@ -1,0 +1,320 @@
+//! What each source saw last: its records, and when it was looked at.
+
+use super::seen::Watched;
+use super::{Moment, SourceStatus};
+use crate::report::Problem;
+use crate::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::publish::Dump;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How far a record may lag behind its signs of life: taking them in copies a record that is shown.
+const SIGNS_LAG_NS: i64 = 20_000_000_000;
+
+/// One record as a source left it.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) dump: Option<Arc<Dump>>,
+    pub(super) liveness: Liveness,
+    pub(super) answered: Option<Duration>,
+    pub(super) failure: Option<Arc<str>>,
+    /// When its unfinished operations began, by the rank's clock, ns.
+    pub(super) open: Vec<i64>,
+    /// It had an overdue operation when it was judged last.
+    pub(super) told_overdue: bool,
+    /// The rank's clock less ours at the last look, ns, where it told the time.
+    ahead_ns: Option<i64>,
+    /// Heartbeat and time of looks that found nothing else new.
+    signs: (i64, i64),
+}
+
+/// Up to when records tell what happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Horizon {
+    /// By our clock.
+    pub(super) looked: Duration,
+    /// By the job's clock, ns since the epoch.
+    pub(super) ns: i64,
+}
+
+impl Slot {
+    /// Whether an unfinished operation was so old at `as_of_ns` by the job's clock.
+    pub(super) fn is_overdue(&self, as_of_ns: i64, overdue_ns: i64) -> bool {
+        let mut open = self.open.iter();
+        open.any(|since| as_of_ns.saturating_sub(*since) >= overdue_ns)
+    }
+
+    /// Signs of life go into the record when they make a difference: an operation that was young when
+    /// the record changed last is overdue; and now and then, since a heartbeat that is only not looked
+    /// at would seem to have stopped.
+    pub(super) fn take_signs(&mut self, overdue_ns: i64) {
+        let (heartbeat, as_of) = self.signs;
+        let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
+            return;
+        };
+        let lags = as_of.saturating_sub(taken) >= SIGNS_LAG_NS;
+        let age = |then: i64, since: &i64| then.saturating_sub(*since);
+        let older = self
+            .open
+            .iter()
+            .any(|since| age(taken, since) < overdue_ns && age(as_of, since) >= overdue_ns);
+        let Some(dump) = self.dump.as_mut().filter(|_| lags || older) else {
+            return;
+        };
+        let dump = Arc::make_mut(dump);
+        dump.identity.dump_time_ns = as_of;
+        if let Some(status) = &mut dump.status {
+            status.heartbeat_ns = status.heartbeat_ns.max(heartbeat);
+        }
+    }
+}
+
+/// One source.
+#[derive(Default)]
+pub(super) struct Feed {
+    pub(super) status: SourceStatus,
+    /// When it answered last.
+    pub(super) answered: Option<Duration>,
+    /// When it was asked last.
+    looked: Duration,
+    pub(super) problems: Vec<Problem>,
+    pub(super) world_size: Option<u32>,
+    pub(super) communicators: Vec<Watched>,
+    pub(super) collected: Option<Collected>,
+}
+
+/// Everything that sources left.
+#[derive(Default)]
+pub(super) struct Kept {
+    pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
+    pub(super) feeds: Vec<Feed>,
+    /// Members of groups, once however many ranks tell them.
+    members: HashSet<Arc<[Rank]>>,
+}
+
+impl Kept {
+    pub(super) fn new(sources: Vec<String>) -> Self {
+        let feed = |name| Feed {
+            status: SourceStatus {
+                name,
+                ..SourceStatus::default()
+            },
+            ..Feed::default()
+        };
+        Self {
+            feeds: sources.into_iter().map(feed).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes in what a source saw; true if there is anything new. Of each record at most its share of
+    /// `budget` operations is kept.
+    pub(super) fn observe(
+        &mut self,
+        source: usize,
+        poll: Result<Poll, SourceError>,
+        at: Moment,
+        budget: usize,
+    ) -> bool {
+        let Some(feed) = self.feeds.get_mut(source) else {
+            return false;
+        };
+        feed.looked = at.elapsed;
+        let poll = match poll {
+            Ok(poll) => poll,
+            Err(error) => {
+                let error = error.to_string();
+                let changed = feed.status.error.as_deref() != Some(&error);
+                feed.status.error = Some(error);
+                feed.status.answered = 0;
+                return changed;
+            }
+        };
+        let mut changed = feed.answer(&poll, at);
+        feed.problems = poll.problems;
+        feed.world_size = poll.world_size;
+        let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
+        let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
+        let told = &feed.communicators;
+        changed |= told.len() != communicators.len()
+            || !told.iter().zip(&communicators).all(|(a, b)| same(a, b));
+        feed.communicators = communicators;
+        let number = |collected: &Option<Collected>| {
+            collected
+                .as_ref()
+                .map(|c| (Arc::as_ptr(&c.report), c.silent.clone()))
+        };
+        changed |= number(&feed.collected) != number(&poll.collected);
+        feed.collected = poll.collected;
+        if poll.restart {
+            self.slots.retain(|&(_, of, _), _| of != source);
+        }
+        let records = self.slots.len().max(poll.observations.len()).max(1);
+        let keep = (budget / records).clamp(64, 1 << 20);
+        for observation in poll.observations {
+            changed |= self.take(source, observation, at, keep);
+        }
+        if self.members.len() > 4 * (self.slots.len() + 16) {
+            self.members.retain(|ranks| Arc::strong_count(ranks) > 1);
+        }
+        changed
+    }
+
+    fn take(&mut self, source: usize, observation: Observation, at: Moment, keep: usize) -> bool {
+        let key = (observation.rank, source, observation.part);
+        let slot = self.slots.entry(key).or_default();
+        let mut changed = slot.liveness != observation.liveness;
+        slot.liveness = observation.liveness;
+        let as_of_ns = match observation.seen {
+            Seen::Failed(reason) => {
+                changed |= slot.failure.as_deref() != Some(&reason);
+                slot.failure = Some(reason.into());
+                return changed;
+            }
+            Seen::Unchanged {
+                heartbeat_ns,
+                as_of_ns,
+            } => {
+                slot.signs = (heartbeat_ns, as_of_ns);
+                as_of_ns
+            }
+            Seen::Changed(mut dump) => {
+                trim(&mut dump, keep);
+                share(&mut self.members, &mut dump, slot.dump.as_deref());
+                let open = dump.entries.iter().filter(|entry| is_open(entry));
+                slot.open = open.map(|entry| entry.time_created_ns).collect();
+                slot.signs = (0, 0);
+                let as_of_ns = dump.identity.dump_time_ns;
+                slot.dump = Some(Arc::from(dump));
+                changed = true;
+                as_of_ns
+            }
+        };
+        // A dead process tells the time of its death.
+        if as_of_ns > 0 && slot.liveness != Liveness::Dead {
+            slot.ahead_ns = Some(as_of_ns.saturating_sub(at.wall_ns));
+        }
+        slot.answered = Some(at.elapsed);
+        slot.failure = None;
+        changed
+    }
+
+    /// Ranks that did not answer when they were asked last, nor for so long before.
+    pub(super) fn silent(&self, limit: Duration) -> BTreeSet<Rank> {
+        // A rank speaks while any of its records is answered for.
+        let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
+        for (&(rank, source, _), slot) in &self.slots {
+            if let Some(answered) = slot.answered {
+                let silence = self.feeds[source].looked.saturating_sub(answered);
+                let shortest = last.entry(rank).or_insert(silence);
+                *shortest = silence.min(*shortest);
+            }
+        }
+        last.into_iter()
+            .filter(|&(_, silence)| silence > limit)
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// Up to when all records tell what happened; `None` where nothing tells the time.
+    ///
+    /// Nothing is older than it was when it was last seen pending.
+    pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
+        let mut looked = None;
+        let mut ahead = Vec::new();
+        for (&(rank, source, _), slot) in &self.slots {
+            if slot.dump.is_some() && slot.liveness != Liveness::Dead && !silent.contains(&rank) {
+                let answered = self.feeds[source].answered.unwrap_or_default();
+                looked = Some(looked.map_or(answered, |looked| answered.min(looked)));
+                ahead.extend(slot.ahead_ns);
+            }
+        }
+        // One host whose clock is wrong moves nobody else's.
+        let middle = ahead.len() / 2;
+        let ahead = match (looked, ahead.is_empty()) {
+            (Some(_), true) => return None,
+            // Dead processes do not age, but the time since their death is ours.
+            (None, _) => 0,
+            (Some(_), false) => *ahead.select_nth_unstable(middle).1,
+        };
+        let looked = looked.unwrap_or(at.elapsed);
+        let since = at.elapsed.saturating_sub(looked).as_nanos();
+        let then = at
+            .wall_ns
+            .saturating_sub(i64::try_from(since).unwrap_or(i64::MAX));
+        Some(Horizon {
+            looked,
+            ns: then.saturating_add(ahead),
+        })
+    }
+
+    pub(super) fn communicators(&self) -> impl Iterator<Item = &Watched> {
+        self.feeds.iter().flat_map(|feed| &feed.communicators)
+    }
+
+    /// A collector's report, where it read more ranks than we did ourselves.
+    pub(super) fn collected(&self) -> Option<&Collected> {
+        let ours = |source: usize| self.feeds[source].collected.is_none();
+        let own: BTreeSet<Rank> = (self.slots.iter())
+            .filter(|((_, source, _), slot)| slot.dump.is_some() && ours(*source))
+            .map(|((rank, ..), _)| *rank)
+            .collect();
+        let collected = self.feeds.iter().filter_map(|feed| feed.collected.as_ref());
+        let widest = collected.max_by_key(|collected| collected.report.input.ranks_read);
+        let own = own.len();
+        widest.filter(|collected| own == 0 || collected.report.input.ranks_read > own)
+    }
+}
+
+impl Feed {
+    /// It answered; true if it does otherwise than before.
+    fn answer(&mut self, poll: &Poll, at: Moment) -> bool {
+        // A process may have several recorders: ranks are counted, not records.
+        let ranks: BTreeSet<Rank> = poll.observations.iter().map(|o| o.rank).collect();
+        let failed = poll.observations.iter();
+        let failed = failed.filter(|o| matches!(o.seen, Seen::Failed(_)));
+        let failed: BTreeSet<Rank> = failed.map(|o| o.rank).collect();
+        let known = ranks.len();
+        let answered = known - failed.len();
+        let changed = self.status.error.take().is_some()
+            || self.problems != poll.problems
+            || (self.status.answered, self.status.known) != (answered, known);
+        self.status.answered = answered;
+        self.status.known = known;
+        self.answered = Some(at.elapsed);
+        changed
+    }
+}
+
+fn is_open(entry: &Entry) -> bool {
+    entry.state < EntryState::Completed && !entry.retired
+}
+
+/// Lets go of the oldest finished operations beyond the newest `keep`.
+pub(super) fn trim(dump: &mut Dump, keep: usize) {
+    let beyond = dump.entries.len().saturating_sub(keep);
+    let first_open = dump.entries.iter().position(is_open).unwrap_or(usize::MAX);
+    let cut = beyond.min(first_open);
+    if cut > 0 {
+        dump.entries.drain(..cut);
+        dump.entries.shrink_to_fit();
+    }
+}
+
+/// Gives the groups of a record the members that other records hold already.
+fn share(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
+    let before = before.map_or(&[][..], |before| &before.groups);
+    for (at, group) in dump.groups.iter_mut().enumerate() {
+        let own = &mut group.info.ranks;
+        let same = before.get(at).map(|before| &before.info.ranks);
+        if let Some(same) = same.filter(|same| *same == own) {
+            *own = same.clone();
+        } else if let Some(known) = members.get(own) {
+            *own = known.clone();
+        } else {
+            members.insert(own.clone());
+        }
+    }
+}

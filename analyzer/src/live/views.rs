@@ -1,0 +1,73 @@
+//! The ranks of a job as views show them, from what sources left.
+
+use super::judging::Live;
+use super::{Moment, RankView};
+use crate::source::Collected;
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl Live {
+    pub(super) fn views(&self, at: Moment, world: Option<u32>) -> Vec<RankView> {
+        let mut views: BTreeMap<Rank, RankView> = (0..world.unwrap_or(0))
+            .map(|rank| (rank, RankView::missing(rank)))
+            .collect();
+        let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
+        for (&(rank, ..), slot) in &self.kept.slots {
+            let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
+            let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
+            view.silence = match (view.silence, silence) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            view.liveness = view.liveness.max(slot.liveness);
+            if view.failure.is_none() {
+                view.failure.clone_from(&slot.failure);
+            }
+            if let Some(dump) = &slot.dump {
+                view.add(dump);
+                let host = dump.identity.host.as_str();
+                if view.host.is_empty() && !host.is_empty() {
+                    let known = hosts.get(host).cloned();
+                    let host = known.unwrap_or_else(|| Arc::from(host));
+                    hosts.insert(host.clone());
+                    view.host = host;
+                }
+            }
+        }
+        let mut views: Vec<RankView> = views.into_values().collect();
+        for view in &mut views {
+            view.silent = self.silent.contains(&view.rank);
+        }
+        number_on_hosts(&mut views);
+        views
+    }
+}
+
+/// The ranks of a collector's report, beside those that we read.
+pub(super) fn collected_views(own: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
+    let mut views: BTreeMap<Rank, RankView> =
+        own.into_iter().map(|view| (view.rank, view)).collect();
+    for told in &collected.report.ranks {
+        let view = views
+            .entry(told.rank)
+            .or_insert_with(|| RankView::missing(told.rank));
+        if view.host.is_empty() {
+            view.host = told.host.as_str().into();
+        }
+        view.silent |= collected.silent.binary_search(&told.rank).is_ok();
+    }
+    let mut views: Vec<RankView> = views.into_values().collect();
+    number_on_hosts(&mut views);
+    views
+}
+
+/// Numbers the ranks of each host.
+fn number_on_hosts(views: &mut [RankView]) {
+    let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    for view in views {
+        let next = on_host.entry(view.host.clone()).or_default();
+        view.local_rank = *next;
+        *next += 1;
+    }
+}

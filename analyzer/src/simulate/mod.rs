@@ -1,0 +1,360 @@
+//! A job that does not exist, recorded as if it did: for demonstrations, tests and measurements of
+//! scale.
+//!
+//! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its
+//! tensor-parallel group (the ranks of its host), a barrier of all ranks every eighth step, and an
+//! all-reduce over its data-parallel group (one rank of every host). From the situation's moment on
+//! something goes wrong, and how far each rank comes follows from the rules of blocking operations:
+//! a rank issues its next operation when all members have entered the one before.
+
+mod progress;
+mod record;
+
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::sync::Arc;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Situation {
+    /// Nothing.
+    Healthy,
+    /// One rank never issues an all-reduce that its group waits in.
+    StuckRank,
+    /// One rank enters the barrier of all before the collective of its tensor-parallel group, the
+    /// others after it.
+    Deadlock,
+    /// One rank issues another operation than its group.
+    Mismatch,
+    /// The ranks of one host come late, again and again.
+    Straggler,
+    /// One rank's record can no longer be read; the job runs on.
+    SilentRank,
+}
+
+impl Situation {
+    /// Every situation, with the name it goes by on a command line.
+    pub const ALL: &'static [(Self, &'static str)] = &[
+        (Self::Healthy, "healthy"),
+        (Self::StuckRank, "stuck"),
+        (Self::Deadlock, "deadlock"),
+        (Self::Mismatch, "mismatch"),
+        (Self::Straggler, "straggler"),
+        (Self::SilentRank, "silent"),
+    ];
+
+    /// The name it goes by.
+    pub fn name(self) -> &'static str {
+        Self::ALL
+            .iter()
+            .find(|(situation, _)| *situation == self)
+            .map_or("", |&(_, name)| name)
+    }
+
+    /// The situation of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .find(|(_, known)| *known == name)
+            .map(|&(situation, _)| situation)
+    }
+}
+
+const MS: i64 = 1_000_000;
+const STEP_NS: i64 = 200 * MS;
+const SLOT_NS: i64 = 50 * MS;
+/// Operations of one step: gather, scatter, barrier (or nothing), all-reduce.
+const SLOTS: u64 = 4;
+/// The slot in which things go wrong, per kind of operation.
+const GATHER: u64 = 0;
+const SCATTER: u64 = 1;
+const BARRIER: u64 = 2;
+const ALL_REDUCE: u64 = 3;
+/// How late a straggler's host is.
+const LATE_NS: i64 = 4 * MS;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    situation: Situation,
+    ranks: u32,
+    per_host: u32,
+    start_ns: i64,
+    window: usize,
+    job: String,
+    members: Arc<Members>,
+}
+
+/// The members of every group, once for all records.
+#[derive(Debug)]
+struct Members {
+    world: Arc<[Rank]>,
+    /// By host.
+    tensor_parallel: Vec<Arc<[Rank]>>,
+    /// By place on the host.
+    data_parallel: Vec<Arc<[Rank]>>,
+}
+
+/// One operation of the program: its place (step, slot) decides everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    step: u64,
+    slot: u64,
+}
+
+impl Simulation {
+    /// The step in which things go wrong. A multiple of eight, so that it has a barrier.
+    pub const FAULT_STEP: u64 = 48;
+
+    /// A job of `ranks` ranks, eight to a host (fewer where `ranks` is small), that began at
+    /// `start_ns` (wall clock, ns since the epoch).
+    pub fn new(situation: Situation, ranks: u32, start_ns: i64) -> Self {
+        let ranks = ranks.max(2);
+        let per_host = (1..=8u32)
+            .rev()
+            .find(|n| ranks.is_multiple_of(*n) && ranks / n >= 2)
+            .unwrap_or(1);
+        Self {
+            situation,
+            ranks,
+            per_host,
+            start_ns,
+            window: 256,
+            job: format!("demo-{}", situation.name()),
+            members: Arc::new(Members {
+                world: (0..ranks).collect(),
+                tensor_parallel: (0..ranks / per_host)
+                    .map(|host| (host * per_host..(host + 1) * per_host).collect())
+                    .collect(),
+                data_parallel: (0..per_host)
+                    .map(|place| (place..ranks).step_by(per_host as usize).collect())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// Keeps at most the newest `window` operations of each rank, as a small ring would.
+    pub fn with_window(mut self, window: usize) -> Self {
+        self.window = window.max(1);
+        self
+    }
+
+    /// The same job, begun at another time.
+    pub fn begun_at(mut self, start_ns: i64) -> Self {
+        self.start_ns = start_ns;
+        self
+    }
+
+    /// Ranks of the job.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Ranks of one host.
+    pub fn ranks_per_host(&self) -> u32 {
+        self.per_host
+    }
+
+    /// Name of the job.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The rank that the fault happens to.
+    pub fn culprit(&self) -> Rank {
+        self.ranks / 2 + (self.per_host - 1).min(5)
+    }
+
+    /// When things go wrong, ns since the epoch.
+    pub fn fault_ns(&self) -> i64 {
+        self.start_ns + Self::FAULT_STEP as i64 * STEP_NS
+    }
+
+    /// Whether this rank's record can be read at `now_ns`.
+    pub fn answers(&self, rank: Rank, now_ns: i64) -> bool {
+        self.situation != Situation::SilentRank
+            || rank != self.culprit()
+            || now_ns < self.fault_ns()
+    }
+
+    /// The records of all ranks as they stand at `now_ns`, ascending by rank. A rank that no longer
+    /// answers is left with its last record.
+    pub fn dumps_at(&self, now_ns: i64) -> Vec<Dump> {
+        self.each_at(now_ns).collect()
+    }
+
+    /// As [`Self::dumps_at`], one after the other.
+    pub(crate) fn each_at(&self, now_ns: i64) -> impl Iterator<Item = Dump> + '_ {
+        let progress = self.progress(now_ns);
+        (0..self.ranks).map(move |rank| {
+            let now = if self.answers(rank, now_ns) {
+                now_ns
+            } else {
+                self.fault_ns() - 1
+            };
+            self.dump(rank, now, progress.as_ref())
+        })
+    }
+
+    fn host_of(&self, rank: Rank) -> u32 {
+        rank / self.per_host
+    }
+
+    fn hosts(&self) -> u32 {
+        self.ranks / self.per_host
+    }
+
+    /// The program of `rank` in one step, in its own order.
+    fn slots(&self, rank: Rank, step: u64) -> &'static [u64] {
+        let astray = self.situation == Situation::Deadlock
+            && step == Self::FAULT_STEP
+            && rank == self.culprit();
+        if astray {
+            &[GATHER, BARRIER, SCATTER, ALL_REDUCE]
+        } else if step.is_multiple_of(8) {
+            &[GATHER, SCATTER, BARRIER, ALL_REDUCE]
+        } else {
+            &[GATHER, SCATTER, ALL_REDUCE]
+        }
+    }
+
+    fn nominal_ns(&self, place: Place) -> i64 {
+        self.start_ns + place.step as i64 * STEP_NS + place.slot as i64 * SLOT_NS
+    }
+
+    /// When `rank` reaches `place` if nothing holds it back: the nominal time and a little jitter.
+    fn arrival_ns(&self, rank: Rank, place: Place) -> i64 {
+        let mut x = (u64::from(rank) << 32) ^ (place.step * SLOTS + place.slot);
+        // splitmix64's finisher: the same jitter on every run.
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let jitter = (x >> 40) as i64 % 200_000;
+        self.nominal_ns(place) + jitter + self.late_ns(rank)
+    }
+
+    fn late_ns(&self, rank: Rank) -> i64 {
+        let slow = self.situation == Situation::Straggler
+            && self.host_of(rank) == self.host_of(self.culprit());
+        if slow { LATE_NS } else { 0 }
+    }
+
+    fn members(&self, rank: Rank, slot: u64) -> Arc<[Rank]> {
+        let group = self.group_index(rank, slot) as usize;
+        match slot {
+            BARRIER => self.members.world.clone(),
+            ALL_REDUCE => self.members.data_parallel[group].clone(),
+            _ => self.members.tensor_parallel[group].clone(),
+        }
+    }
+
+    /// When the operation at `place` is over on `rank`'s group, if all members came.
+    fn end_ns(&self, rank: Rank, place: Place) -> i64 {
+        let slowest = if self.situation == Situation::Straggler {
+            let slow = self.host_of(self.culprit());
+            let here =
+                place.slot == BARRIER || place.slot == ALL_REDUCE || self.host_of(rank) == slow;
+            if here { LATE_NS } else { 0 }
+        } else {
+            0
+        };
+        let duration = match place.slot {
+            BARRIER => MS,
+            ALL_REDUCE => 12 * MS,
+            _ => 3 * MS,
+        };
+        self.nominal_ns(place) + 200_000 + slowest + duration
+    }
+
+    /// Which of the groups of its kind `rank` is in.
+    fn group_index(&self, rank: Rank, slot: u64) -> u32 {
+        match slot {
+            BARRIER => 0,
+            ALL_REDUCE => rank % self.per_host,
+            _ => self.host_of(rank),
+        }
+    }
+
+    fn group_size(&self, slot: u64) -> u32 {
+        match slot {
+            BARRIER => self.ranks,
+            ALL_REDUCE => self.hosts(),
+            _ => self.per_host,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::OpType;
+    use std::collections::HashSet;
+
+    const LATER: i64 = 30_000 * MS;
+
+    fn open(dump: &Dump) -> Vec<(OpType, u64, u32)> {
+        dump.entries
+            .iter()
+            .filter(|e| !e.retired)
+            .map(|e| (e.op, e.collective_seq_id, e.group))
+            .collect()
+    }
+
+    #[test]
+    fn records_are_numbered_without_gaps_in_order_of_issue() {
+        for &(situation, _) in Situation::ALL {
+            let simulation = Simulation::new(situation, 16, 0).with_window(4000);
+            for dump in simulation.dumps_at(simulation.fault_ns() + LATER) {
+                let ids: Vec<u64> = dump.entries.iter().map(|e| e.record_id).collect();
+                let expected: Vec<u64> = (1..=ids.len() as u64).collect();
+                assert_eq!(ids, expected, "{situation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stuck_rank_holds_up_everybody_and_waits_for_nobody() {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
+        let culprit = simulation.culprit();
+        for (rank, dump) in (0..).zip(&dumps) {
+            assert_eq!(open(dump).is_empty(), rank == culprit, "rank {rank}");
+        }
+        let seq = Simulation::FAULT_STEP + 1;
+        let mate = &dumps[(culprit % 8) as usize];
+        assert_eq!(open(mate), [(OpType::AllReduce, seq, 2)]);
+    }
+
+    #[test]
+    fn a_deadlock_leaves_one_rank_in_the_barrier_and_its_group_before_it() {
+        let simulation = Simulation::new(Situation::Deadlock, 16, 0);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
+        let culprit = simulation.culprit() as usize;
+        assert_eq!(open(&dumps[culprit])[0].0, OpType::Barrier);
+        for mate in (8..16).filter(|&rank| rank != culprit) {
+            assert_eq!(open(&dumps[mate])[0].0, OpType::ReduceScatterSingle);
+        }
+    }
+
+    #[test]
+    fn a_mismatch_is_one_rank_with_another_operation_under_the_same_number() {
+        let simulation = Simulation::new(Situation::Mismatch, 16, 0);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
+        let seen: HashSet<_> = dumps[8..].iter().map(|dump| open(dump)[0]).collect();
+        assert_eq!(seen.len(), 2);
+        let seqs: HashSet<_> = seen.iter().map(|(_, seq, _)| seq).collect();
+        assert_eq!(seqs.len(), 1);
+    }
+
+    #[test]
+    fn a_healthy_job_never_stops() {
+        let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(60);
+        let last = |ns| {
+            simulation.dumps_at(ns)[3]
+                .entries
+                .last()
+                .map(|e| e.record_id)
+        };
+        assert!(last(100_000 * MS) < last(101_000 * MS));
+        assert_eq!(simulation.dumps_at(100_000 * MS)[3].entries.len(), 60);
+    }
+}

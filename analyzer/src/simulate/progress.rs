@@ -1,0 +1,93 @@
+//! How far each rank comes once something goes wrong.
+
+use super::{ALL_REDUCE, Place, SCATTER, Simulation, Situation};
+use rcomm_recorder::model::Rank;
+use std::collections::HashMap;
+
+/// How far each rank came after the fault.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// Operations issued from the step of the fault on.
+    pub(super) issued: Vec<usize>,
+    /// Whether the newest of them waits for somebody.
+    pub(super) blocked: Vec<bool>,
+}
+
+impl Simulation {
+    /// How many operations each rank has issued from the step of the fault on, or `None` while
+    /// nothing is wrong.
+    pub(super) fn progress(&self, now_ns: i64) -> Option<Progress> {
+        let stops = matches!(
+            self.situation,
+            Situation::StuckRank | Situation::Deadlock | Situation::Mismatch
+        );
+        if !stops || now_ns < self.fault_ns() {
+            return None;
+        }
+        // What a rank wants to do next, as far as its clock allows, from the step of the fault on.
+        // Blocked ranks never get further than two steps.
+        let steps = Self::FAULT_STEP..Self::FAULT_STEP + 3;
+        let program: Vec<Vec<Place>> = (0..self.ranks)
+            .map(|rank| {
+                steps
+                    .clone()
+                    .flat_map(|step| {
+                        let slots = self.slots(rank, step);
+                        slots.iter().map(move |&slot| Place { step, slot })
+                    })
+                    .filter(|&place| self.arrival_ns(rank, place) <= now_ns)
+                    .take_while(|&place| {
+                        self.situation != Situation::StuckRank
+                            || rank != self.culprit()
+                            || place != Self::fault_of(Situation::StuckRank)
+                    })
+                    .collect()
+            })
+            .collect();
+        let mut entered: HashMap<(Place, u32), u32> = HashMap::new();
+        let mut issued = vec![0usize; program.len()];
+        let mut blocked = vec![false; program.len()];
+        loop {
+            let mut moved = false;
+            for rank in 0..self.ranks {
+                let own = &program[rank as usize];
+                let at = issued[rank as usize];
+                let free = match at.checked_sub(1).map(|last| own[last]) {
+                    None => true,
+                    Some(place) => {
+                        let inside = entered.get(&(place, self.group_index(rank, place.slot)));
+                        inside == Some(&self.group_size(place.slot)) && !self.is_broken(rank, place)
+                    }
+                };
+                blocked[rank as usize] = !free;
+                if free && let Some(&next) = own.get(at) {
+                    let group = self.group_index(rank, next.slot);
+                    *entered.entry((next, group)).or_default() += 1;
+                    issued[rank as usize] += 1;
+                    moved = true;
+                }
+            }
+            if !moved {
+                return Some(Progress { issued, blocked });
+            }
+        }
+    }
+
+    /// Whether the operation at `place` cannot end in `rank`'s group, although all members came.
+    fn is_broken(&self, rank: Rank, place: Place) -> bool {
+        self.situation == Situation::Mismatch
+            && place == Self::fault_of(Situation::Mismatch)
+            && self.host_of(rank) == self.host_of(self.culprit())
+    }
+
+    pub(super) fn fault_of(situation: Situation) -> Place {
+        let slot = match situation {
+            Situation::StuckRank => ALL_REDUCE,
+            _ => SCATTER,
+        };
+        Place {
+            step: Self::FAULT_STEP,
+            slot,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What each rank's recorder holds of the program at a moment.
+
+use super::progress::Progress;
+use super::{
+    ALL_REDUCE, BARRIER, GATHER, MS, Place, SCATTER, SLOTS, STEP_NS, Simulation, Situation,
+};
+use rcomm_recorder::model::{
+    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    ReduceOp, Signature,
+};
+use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
+
+impl Simulation {
+    /// Sequence number of the operation at `place` in its group, from 1.
+    fn seq(place: Place) -> u64 {
+        match place.slot {
+            GATHER => place.step * 2 + 1,
+            SCATTER => place.step * 2 + 2,
+            BARRIER => place.step / 8 + 1,
+            _ => place.step + 1,
+        }
+    }
+
+    pub(super) fn dump(&self, rank: Rank, now_ns: i64, progress: Option<&Progress>) -> Dump {
+        let since = ((now_ns - self.start_ns).max(0) / STEP_NS) as u64;
+        let last_step = match progress {
+            Some(_) => since.min(Self::FAULT_STEP + 2),
+            None => since,
+        };
+        // About three operations a step; the barrier adds one in eight.
+        let first_step = last_step.saturating_sub(self.window as u64 / 3 + 1);
+        let mut entries =
+            Vec::with_capacity((last_step - first_step + 1) as usize * SLOTS as usize);
+        let mut beyond = 0;
+        for step in first_step..=last_step {
+            for &slot in self.slots(rank, step) {
+                let place = Place { step, slot };
+                if self.arrival_ns(rank, place) > now_ns {
+                    break;
+                }
+                if step >= Self::FAULT_STEP
+                    && let Some(progress) = progress
+                {
+                    if beyond >= progress.issued[rank as usize] {
+                        break;
+                    }
+                    beyond += 1;
+                }
+                entries.push(self.entry(rank, place, now_ns, progress));
+            }
+        }
+        let cut = entries.len().saturating_sub(self.window);
+        entries.drain(..cut);
+        entries.shrink_to_fit();
+        let status = |slot: u64| -> ProcessGroupStatus {
+            let group = u32::from(Self::group_of(slot));
+            let newest = |least: EntryState| {
+                entries
+                    .iter()
+                    .rev()
+                    .find(|e: &&Entry| e.group == group && e.state >= least)
+                    .map_or(-1, |e| e.collective_seq_id as i64)
+            };
+            ProcessGroupStatus {
+                last_enqueued: newest(EntryState::Scheduled),
+                last_started: newest(EntryState::Started),
+                last_completed: newest(EntryState::Completed),
+                timeout_ms: 0,
+            }
+        };
+        let group = |id: u32, name: String, desc: &str, slot: u64| DumpGroup {
+            info: ProcessGroupInfo {
+                id,
+                name,
+                desc: desc.into(),
+                ranks: self.members(rank, slot),
+            },
+            status: Some(status(slot)),
+        };
+        let groups = vec![
+            group(0, "0".into(), "default_pg", BARRIER),
+            group(1, format!("tp_{}", self.host_of(rank)), "tp", GATHER),
+            group(2, format!("dp_{}", rank % self.per_host), "dp", ALL_REDUCE),
+        ];
+        let phase_since = entries.last().map_or(self.start_ns, |e| e.time_created_ns);
+        let stuck_here =
+            progress.is_some() && self.situation == Situation::StuckRank && rank == self.culprit();
+        Dump {
+            version: FormatVersion::WRITTEN,
+            recorder: Recorder::Rcomm,
+            identity: Identity {
+                rank: Some(rank),
+                world_size: Some(self.ranks),
+                host: format!("n{:03}", self.host_of(rank)),
+                job: self.job.clone(),
+                attempt: 0,
+                pid: 4000 + rank,
+                dump_time_ns: now_ns,
+                reason: String::new(),
+            },
+            status: Some(RankStatus {
+                phase: if stuck_here { "load data" } else { "train" }.into(),
+                phase_since_ns: phase_since,
+                step: last_step as i64,
+                heartbeat_ns: now_ns,
+                dropped: 0,
+            }),
+            comm_lib_version: String::new(),
+            groups,
+            signatures: signatures(),
+            frames: frames(),
+            stacks: vec![vec![0, 4], vec![1, 4], vec![2, 4], vec![3, 4]],
+            threads: vec![],
+            entries,
+            nccl_comm_state: vec![],
+        }
+    }
+
+    fn group_of(slot: u64) -> u8 {
+        match slot {
+            BARRIER => 0,
+            ALL_REDUCE => 2,
+            _ => 1,
+        }
+    }
+
+    fn entry(&self, rank: Rank, place: Place, now_ns: i64, progress: Option<&Progress>) -> Entry {
+        let created = self.arrival_ns(rank, place);
+        let started = created + 30_000;
+        let ended = self.end_ns(rank, place);
+        let program = self.slots(rank, place.step);
+        let here = program
+            .iter()
+            .position(|&slot| slot == place.slot)
+            .unwrap_or(0);
+        let open = match progress {
+            Some(progress) if place.step >= Self::FAULT_STEP => {
+                let before: usize = (Self::FAULT_STEP..place.step)
+                    .map(|step| self.slots(rank, step).len())
+                    .sum();
+                before + here + 1 == progress.issued[rank as usize]
+                    && progress.blocked[rank as usize]
+            }
+            _ => false,
+        };
+        let completed = !open && ended <= now_ns;
+        let wrong = self.situation == Situation::Mismatch
+            && rank == self.culprit()
+            && place == Self::fault_of(Situation::Mismatch);
+        let (signature, op) = match place.slot {
+            _ if wrong => (4, OpType::AllReduce),
+            GATHER => (0, OpType::AllGatherSingle),
+            SCATTER => (1, OpType::ReduceScatterSingle),
+            BARRIER => (2, OpType::Barrier),
+            _ => (3, OpType::AllReduce),
+        };
+        Entry {
+            record_id: place.step * 3 + place.step.div_ceil(8) + here as u64 + 1,
+            collective_seq_id: Self::seq(place),
+            p2p_seq_id: 0,
+            op_id: Self::seq(place),
+            group: u32::from(Self::group_of(place.slot)),
+            signature,
+            stack: Some(place.slot as u32),
+            op,
+            state: if completed {
+                EntryState::Completed
+            } else if started <= now_ns {
+                EntryState::Started
+            } else {
+                EntryState::Scheduled
+            },
+            retired: completed,
+            is_p2p: false,
+            peer: Peer::None,
+            root: None,
+            reduce_op: matches!(op, OpType::AllReduce | OpType::ReduceScatterSingle)
+                .then_some(ReduceOp::Sum),
+            time_created_ns: created,
+            time_discovered_started_ns: if started <= now_ns { started } else { 0 },
+            time_discovered_completed_ns: if completed { ended } else { 0 },
+            duration_ms: completed.then(|| (ended - started) as f32 / MS as f32),
+            timeout_ms: 600_000,
+            thread: None,
+        }
+    }
+}
+
+fn signatures() -> Vec<Signature> {
+    let made = |name: &str, input: u64, output: u64| Signature {
+        backend: "nccl".into(),
+        op_name: name.into(),
+        input_sizes: vec![vec![input]],
+        output_sizes: vec![vec![output]],
+        input_dtypes: vec!["BFloat16".into()],
+        output_dtypes: vec!["BFloat16".into()],
+        ..Signature::default()
+    };
+    const M: u64 = 1 << 20;
+    vec![
+        made("all_gather_single", 4 * M, 32 * M),
+        made("reduce_scatter_single", 32 * M, 4 * M),
+        made("barrier", 1, 1),
+        made("all_reduce", 64 * M, 64 * M),
+        made("all_reduce", 32 * M, 32 * M),
+    ]
+}
+
+fn frames() -> Vec<Frame> {
+    let frame = |name: &str, filename: &str, line: u32| Frame {
+        name: name.into(),
+        filename: filename.into(),
+        line,
+    };
+    vec![
+        frame("forward", "model.py", 118),
+        frame("backward", "model.py", 164),
+        frame("checkpoint", "train.py", 97),
+        frame("reduce_gradients", "optim.py", 41),
+        frame("train_step", "train.py", 61),
+    ]
+}

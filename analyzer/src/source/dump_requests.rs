@@ -1,0 +1,44 @@
+//! Ranks that write their dumps themselves when somebody asks them to.
+
+use super::SourceError;
+use rcomm_recorder::model::Rank;
+use std::time::Instant;
+
+/// Ranks that can be asked to write their dumps.
+pub trait DumpRequests: Send + Sync {
+    /// Asks all of them at once.
+    ///
+    /// # Blocking
+    ///
+    /// At most until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// If no rank is known.
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError>;
+}
+
+/// What ranks said when they were asked to write their dumps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DumpAnswers {
+    /// Ranks that have written theirs, and where, ascending.
+    pub written: Vec<(Rank, String)>,
+    /// Ranks that do it after they answered, ascending.
+    pub agreed: Vec<Rank>,
+    /// Ranks that do not, or did not answer, with the reason, ascending.
+    pub refused: Vec<(Rank, String)>,
+}
+
+impl DumpAnswers {
+    /// What ranks said that tell where their dumps are.
+    pub(super) fn of_writers(answers: Vec<(Rank, Result<String, String>)>) -> Self {
+        let mut said = Self::default();
+        for (rank, answer) in answers {
+            match answer {
+                Ok(place) => said.written.push((rank, place)),
+                Err(reason) => said.refused.push((rank, reason)),
+            }
+        }
+        said
+    }
+}

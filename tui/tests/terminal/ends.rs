@@ -1,0 +1,144 @@
+//! However it ends, the terminal is as it was.
+
+use crate::rings::stuck_job;
+use crate::session::{Hangup, Session};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{Poll, SimulatedSource, Source, SourceError};
+use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Watch, analyze};
+use rcomm_top::app::{self, Inbox};
+use rcomm_top::event::Event;
+use rcomm_top::keys::Keymap;
+use rcomm_top::state::{Options, State};
+use rcomm_top::terminal::Mouse;
+use rcomm_top::theme::{Depth, Theme, ThemeName};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn signals_end_it_and_leave_the_terminal_as_it_was() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::HUP] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let rings = directory.path().display().to_string();
+        let mut session = Session::start(&["--ring-dir", &rings], directory.path());
+        session.wait_text("no ring of any job");
+        session.wait_text("rcomm-top replay DIR");
+        session.signal(signal);
+        session.end();
+    }
+}
+
+#[test]
+fn a_terminal_that_vanishes_without_a_signal_ends_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &rings];
+    let mut session = Session::start_on(Hangup::IsSilent, (30, 100), &arguments, directory.path());
+    session.wait_text("pty-job");
+    session.vanish();
+    session.wait_gone();
+}
+
+#[test]
+fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let mut session = Session::start(&["--ring-dir", &rings], directory.path());
+    session.wait_text("pty-job");
+    session.press("\x1a");
+    session.wait("the shell's screen", |screen| !screen.alternate_screen());
+    session.wait_stopped();
+    session.signal(rustix::process::Signal::CONT);
+    session.wait("the program's screen", |screen| {
+        screen.alternate_screen() && screen.contents().contains("pty-job")
+    });
+    session.press("q");
+    session.end();
+}
+
+/// A source that works until it was looked at twice.
+struct Breaks {
+    inner: SimulatedSource,
+    looks: u32,
+}
+
+impl Source for Breaks {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        self.looks += 1;
+        assert!(self.looks < 3, "this source breaks at its third look");
+        self.inner.poll(deadline)
+    }
+}
+
+/// The program with a source that panics while its screen is shown.
+#[test]
+#[ignore = "what the test below runs on a terminal"]
+fn a_program_that_panics() {
+    let anchor = Anchor::now();
+    let start = anchor.moment().wall_ns - 60_000_000_000;
+    let simulation = Simulation::new(Situation::Healthy, 8, start);
+    let inner = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
+    let source = Box::new(Breaks { inner, looks: 0 });
+    let live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
+    let options = Options {
+        theme: Theme::new(ThemeName::Dark, Depth::None),
+        ascii: false,
+        allow_actions: false,
+        askable: false,
+        stacks_askable: false,
+        still: false,
+        history: 1 << 20,
+        keymap: Keymap::default(),
+        muted: Default::default(),
+        columns: Default::default(),
+        layout: vec![],
+    };
+    let state = State::new(options, (100, 30), anchor.moment());
+    let inbox = Inbox::default();
+    let sender = inbox.sender();
+    let pace = Pace {
+        refresh: Duration::from_millis(300),
+        ..Pace::default()
+    };
+    let watch = Watch::start(vec![source], live, pace, anchor, move |snapshot| {
+        // Nobody listens once the program has ended.
+        let _ = sender.send(Event::Observed(Arc::new(snapshot)));
+    });
+    let watch = watch.expect("threads start");
+    let ended = app::run(state, &inbox, anchor, Mouse::Off, &Default::default());
+    watch.stop();
+    println!(
+        "it ended with {:?}",
+        ended.expect_err("a thread panicked").to_string()
+    );
+}
+
+#[test]
+fn a_panic_restores_the_terminal_before_it_is_told_and_ends_the_program() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let own = std::env::current_exe().expect("this test's program");
+    let arguments = [
+        "--exact",
+        "ends::a_program_that_panics",
+        "--ignored",
+        "--nocapture",
+    ];
+    let own = own.to_str().expect("a path of text");
+    let mut session = Session::start_program(own, &arguments, directory.path());
+    session.wait("the program's screen", |screen| {
+        screen.alternate_screen() && screen.contents().contains("demo-healthy")
+    });
+    session.wait("the shell's screen, with the reason", |screen| {
+        !screen.alternate_screen()
+            && screen
+                .contents()
+                .contains("this source breaks at its third look")
+    });
+    session.wait_text("it ended with");
+    assert_eq!(session.end(), 0);
+}

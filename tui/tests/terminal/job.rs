@@ -1,0 +1,206 @@
+//! Jobs of real processes, looked at while they run.
+
+use crate::session::{Session, run};
+use rcomm::{Config, ReduceOp, World};
+use rcomm_analyzer::Severity;
+use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
+use std::path::Path;
+use std::time::Duration;
+
+const RANKS: u32 = 4;
+/// What the culprit does, in the environment of its process.
+const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
+
+/// One rank that sums again and again; the culprit stops to come, or comes late, if it is told to.
+pub(crate) fn run_as_a_rank() {
+    let config = Config::from_environment().expect("the environment of a rank");
+    let world = World::init(config).expect("a world");
+    let what = std::env::var(WHAT).unwrap_or_default();
+    let culprit = world.rank() == CULPRIT;
+    for step in 0.. {
+        world.step(step);
+        world.phase("load data");
+        match what.as_str() {
+            "stops" if culprit && step == 5 => loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            "is late" if culprit => std::thread::sleep(Duration::from_millis(30)),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+        world.phase("train");
+        let mut numbers = [1.0f32; 256];
+        let summed = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
+        summed.expect("a sum of all ranks");
+    }
+}
+
+/// A job that runs until it is dropped, and the port of its store.
+fn job(culprit: &str) -> (Job, String) {
+    let own = std::env::current_exe().expect("this test's program");
+    let port = free_port().to_string();
+    let job = Job::start_as(
+        own.to_str().expect("text"),
+        RANKS,
+        "a_rank",
+        |_, command| {
+            command
+                .args(["--exact", "--ignored", "--nocapture"])
+                .env(WHAT, culprit)
+                .env("MASTER_PORT", &port)
+                .env("RCOMM_TIMEOUT_MS", "600000");
+        },
+    );
+    wait_until("the rings of all ranks", || {
+        let rings = job.folder().join("rings");
+        let jobs = std::fs::read_dir(rings).ok()?.flatten();
+        let files = jobs
+            .filter_map(|job| std::fs::read_dir(job.path()).ok())
+            .flatten();
+        let sockets = files
+            .flatten()
+            .filter(|file| file.path().extension() == Some("sock".as_ref()));
+        (sockets.count() == RANKS as usize).then_some(())
+    });
+    (job, format!("127.0.0.1:{port}"))
+}
+
+fn rings(job: &Job) -> String {
+    job.folder().join("rings").display().to_string()
+}
+
+/// Dump files that ranks wrote themselves.
+fn dumps(folder: &Path) -> usize {
+    let runs = std::fs::read_dir(folder.join("dumps"));
+    let runs = runs.into_iter().flatten().flatten();
+    let files = runs.filter_map(|run| std::fs::read_dir(run.path()).ok());
+    files.flatten().flatten().count()
+}
+
+#[test]
+fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_asked() {
+    let (job, store) = job("stops");
+    let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
+    let mut session = Session::start(&arguments, job.folder());
+    session.wait_text("STUCK");
+    session.wait_text("rank 2 never issued all_reduce #6");
+    session.press("d");
+    session.wait_text("[r]");
+    session.press("r");
+    session.wait_text("4 of 4 ranks wrote their dumps");
+    assert_eq!(dumps(job.folder()), RANKS as usize);
+    assert!(
+        job.dumps()
+            .iter()
+            .all(|(_, dump)| dump.identity.reason.contains("endpoint"))
+    );
+    session.press("8");
+    session.wait_text("endpoints found through store");
+    session.press("q");
+    assert_eq!(session.end(), 0);
+}
+
+#[test]
+fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
+    let (job, _) = job("stops");
+    let rings = rings(&job);
+    let arguments = [
+        "--ring-dir",
+        &rings,
+        "--overdue",
+        "500ms",
+        "--allow-actions",
+    ];
+    let mut session = Session::start(&arguments, job.folder());
+    session.wait_text("rank 2 never issued all_reduce #6");
+    let dead = rustix::process::Pid::from_raw(job.pid(3) as i32).expect("a pid");
+    rustix::process::kill_process(dead, rustix::process::Signal::KILL).expect("a child");
+    session.press("dr");
+    session.wait_text("3 of 4 ranks wrote their dumps");
+    session.wait_text("rank 3 did not");
+    session.press("q");
+    session.end();
+}
+
+#[test]
+fn nobody_is_asked_for_a_dump_unless_actions_are_allowed() {
+    let (job, _) = job("stops");
+    let rings = rings(&job);
+    let mut session = Session::start(&["--ring-dir", &rings], job.folder());
+    session.wait_text("test-");
+    session.press("d");
+    session.wait_text("needs --allow-actions");
+    session.press("q");
+    session.end();
+    assert_eq!(dumps(job.folder()), 0);
+}
+
+#[test]
+fn a_healthy_job_raises_no_warning() {
+    let (job, store) = job("");
+    // On a machine that has other work, some rank is slow in earnest.
+    let config = job.folder().join("rcomm");
+    std::fs::create_dir(&config).expect("a new folder");
+    let muted = "[warnings.W220]\nthreshold = 1.0\n[warnings.W240]\nenabled = false\n";
+    std::fs::write(config.join("top.toml"), muted).expect("a new file");
+    let mut session = Session::start(&["--store", &store, "--refresh", "100ms"], job.folder());
+    session.wait_text("warnings: none");
+    session.press("7");
+    session.wait_text("7:timeline");
+    session.press("q");
+    session.end();
+    let (_, out, err) = run(&["--store", &store, "--json"], job.folder());
+    let report: rcomm_analyzer::Report = serde_json::from_str(&out).expect(&err);
+    let errors = report
+        .findings
+        .iter()
+        .filter(|f| f.severity == Severity::Error);
+    assert_eq!(errors.count(), 0, "{out}");
+}
+
+#[test]
+fn a_rank_that_is_late_in_a_running_job_is_named() {
+    let (job, _) = job("is late");
+    let rings = rings(&job);
+    let mut session = Session::start(&["--ring-dir", &rings], job.folder());
+    session.wait_text("SLOW");
+    session.wait_text("comes late again and again");
+    session.press("5");
+    session.wait("rank 2 among the stragglers", |screen| {
+        let text = screen.contents();
+        text.contains("5:stragglers") && text.lines().any(|line| line.starts_with("~ 2 "))
+    });
+    session.press("q");
+    session.end();
+}
+
+#[test]
+fn every_view_works_through_a_collector() {
+    let (job, _) = job("stops");
+    let mut options = rcomm_web::Options {
+        ring_dir: Some(job.folder().join("rings")),
+        ..rcomm_web::Options::default()
+    };
+    options.live.policy.overdue = Duration::from_millis(500);
+    options.pace.refresh = Duration::from_millis(200);
+    let page = rcomm_web::serve(options).expect("a page");
+    let address = format!("http://{}", page.address());
+    let arguments = [
+        "--collector",
+        &address,
+        "--token",
+        page.token(),
+        "--refresh",
+        "200ms",
+    ];
+    let mut session = Session::start(&arguments, job.folder());
+    session.wait_text("rank 2 never issued all_reduce #6");
+    // What only records tell: the matrix, the timeline, a rank's operations.
+    session.press("2\r");
+    session.wait_text("never issued by 2");
+    session.press("7");
+    session.wait_text("7:timeline");
+    session.press(":rank 1\r");
+    session.wait_text("5  all_reduce  completed");
+    session.press("q");
+    session.end();
+}

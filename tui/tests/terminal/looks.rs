@@ -1,0 +1,139 @@
+//! What is seen, and what keys do, from the first screen to the last.
+
+use crate::rings::stuck_job;
+use crate::session::{BINARY, Hangup, PATIENCE, Session, run};
+use std::io::Write as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[test]
+fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let mut session = Session::start(
+        &[
+            "--ring-dir",
+            &rings,
+            "--overdue",
+            "200ms",
+            "--refresh",
+            "100ms",
+        ],
+        directory.path(),
+    );
+    session.wait_text("STUCK");
+    session.wait_text("rank 2 never issued all_reduce #41");
+    session.press("2");
+    session.wait_text("2:groups");
+    session.press("/group:nothing");
+    session.wait_text("no group passes the filter");
+    session.press("\x15group:dp\r");
+    session.wait_text("dp_0");
+    session.press("\r");
+    session.wait_text("matrix");
+    session.wait_text("never issued by 2");
+    session.press(":rank 2\r");
+    session.wait_text("rank 2 (n001/0)");
+    session.press(" ");
+    session.wait_text("PAUSED");
+    session.press("q");
+    assert_eq!(session.end(), 0);
+}
+
+#[test]
+fn a_terminal_of_one_cell_is_drawn_on_and_left() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &rings, "--overdue", "1us"];
+    let mut session = Session::start_on(Hangup::IsASignal, (1, 1), &arguments, directory.path());
+    session.wait("the program's screen", vt100::Screen::alternate_screen);
+    session.press("q");
+    assert_eq!(session.end(), 0);
+}
+
+#[test]
+fn a_ring_of_a_newer_version_is_told_beside_those_that_are_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rings = stuck_job(directory.path());
+    let ring = rings[0].storage().path().expect("a file");
+    let mut bytes = std::fs::read(ring).expect("readable");
+    bytes[8] = 9;
+    std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("writable");
+    let place = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &place, "--overdue", "1us", "--once"];
+    let (status, out, err) = run(&arguments, directory.path());
+    assert_eq!(status, Some(1), "{out}{err}");
+    assert!(out.contains("rank 2") && out.contains("N301"), "{out}");
+    let arguments = [&arguments[..4], &["--json"]].concat();
+    let (_, out, _) = run(&arguments, directory.path());
+    assert!(out.contains("use a newer reader"), "{out}");
+}
+
+#[test]
+fn a_source_that_dies_is_shown_and_the_screen_stays() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rings = stuck_job(directory.path());
+    let place = directory.path().display().to_string();
+    let mut session = Session::start(
+        &["--ring-dir", &place, "--refresh", "100ms"],
+        directory.path(),
+    );
+    session.wait_text("pty-job");
+    // The job ends in order and takes its rings away.
+    for ring in &rings {
+        ring.close().expect("an open ring");
+    }
+    drop(rings);
+    session.press(":rank 1\r");
+    session.wait_text("process gone");
+    session.press("q");
+    session.end();
+}
+
+#[test]
+fn it_draws_in_tmux_too() {
+    let available = Command::new("tmux")
+        .arg("-V")
+        .output()
+        .is_ok_and(|out| out.status.success());
+    if !available {
+        let _ = writeln!(std::io::stderr(), "skipped: tmux is not installed");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let socket = directory.path().join("tmux").display().to_string();
+    let tmux = |arguments: &[&str]| {
+        let out = Command::new("tmux")
+            .args(["-S", &socket])
+            .args(arguments)
+            .output();
+        let out = out.expect("tmux is there");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let line = format!(
+        "{BINARY} --ring-dir {} --overdue 200ms",
+        directory.path().display()
+    );
+    tmux(&[
+        "-f",
+        "/dev/null",
+        "new-session",
+        "-d",
+        "-x",
+        "100",
+        "-y",
+        "30",
+        &line,
+    ]);
+    let deadline = Instant::now() + PATIENCE;
+    let mut screen = String::new();
+    while !screen.contains("rank 2 never issued") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+        screen = tmux(&["capture-pane", "-p"]);
+    }
+    tmux(&["kill-server"]);
+    assert!(screen.contains("rank 2 never issued"), "{screen}");
+}

@@ -1,0 +1,87 @@
+//! For scripts: one look, printed, and a status to end with.
+
+use crate::rings::{LATE, stuck_job};
+use crate::session::{Session, run};
+
+#[test]
+fn once_and_json_end_with_the_verdict() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let stuck = ["--ring-dir", &rings, "--overdue", "1us"];
+    let (status, out, err) = run(&[&stuck[..], &["--once"]].concat(), directory.path());
+    assert_eq!(status, Some(1), "{out}{err}");
+    assert!(out.contains("STUCK") && out.contains("rank 2"), "{out}");
+    assert!(out.lines().count() < 30, "{out}");
+    let (status, out, _) = run(&[&stuck[..], &["--json"]].concat(), directory.path());
+    assert_eq!(status, Some(1));
+    let report: rcomm_analyzer::Report = serde_json::from_str(&out).expect("a report");
+    assert_eq!(report.findings[0].culprit_ranks, [LATE]);
+    let young = ["--ring-dir", &rings, "--overdue", "1h", "--once"];
+    assert_eq!(run(&young, directory.path()).0, Some(0));
+}
+
+#[test]
+fn what_cannot_be_told_ends_with_two_and_a_sentence() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let place = directory.path().display().to_string();
+    for (arguments, part) in [
+        (&["--ring-dir", &place, "--once"][..], "no ring of any job"),
+        (&["--ring-dir", &place, "--json"], "rcomm-top replay DIR"),
+        (&["replay", "--once", "/does/not/exist"], "/does/not/exist"),
+        (&["--ring-dir", &place], "--once or --json"),
+        (&["--filter", "rank:x", "--once"], "not a rank"),
+        (
+            &["--config", "/does/not/exist", "--once"],
+            "/does/not/exist",
+        ),
+        (&["--no-such-option"], "--no-such-option"),
+    ] {
+        let (status, _, err) = run(arguments, directory.path());
+        assert_eq!(status, Some(2), "{arguments:?}: {err}");
+        assert!(err.contains(part), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rings = stuck_job(directory.path());
+    let place = directory.path().display().to_string();
+    let recording = directory.path().join("job.rec").display().to_string();
+    let arguments = [
+        "--ring-dir",
+        &place,
+        "--overdue",
+        "1us",
+        "--json",
+        "--record",
+        &recording,
+    ];
+    let (status, live, err) = run(&arguments, directory.path());
+    assert_eq!(status, Some(1), "{err}");
+    let replay = ["replay", "--overdue", "1us", "--json", &recording];
+    let (status, again, err) = run(&replay, directory.path());
+    assert_eq!(status, Some(1), "{err}");
+    let read = |text: &str| serde_json::from_str::<rcomm_analyzer::Report>(text).expect("a report");
+    assert_eq!(read(&live).verdict, read(&again).verdict);
+    assert_eq!(
+        read(&live).findings[0].sentence,
+        read(&again).findings[0].sentence
+    );
+    let dumps = directory.path().join("dumps");
+    std::fs::create_dir(&dumps).expect("writable");
+    for (rank, ring) in rings.iter().enumerate() {
+        let path = dumps.join(format!("rank_{rank}.json"));
+        std::fs::write(path, ring.snapshot().to_json()).expect("writable");
+    }
+    let dumps = dumps.display().to_string();
+    let (status, out, err) = run(&["replay", "--once", &dumps], directory.path());
+    assert_eq!(status, Some(1), "{out}{err}");
+    assert!(out.contains("REPLAY") && out.contains("rank 2"), "{out}");
+    let mut session = Session::start(&["replay", &recording], directory.path());
+    session.wait_text("pty-job");
+    session.wait_text("REPLAY");
+    session.press("q");
+    session.end();
+}

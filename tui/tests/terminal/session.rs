@@ -1,0 +1,224 @@
+//! A program on a pseudo-terminal, read as a terminal reads it.
+
+use portable_pty::{Child, CommandBuilder, PtySize, native_pty_system};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_rcomm-top");
+/// Any wait gives up after this: the test fails, and does not hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether a terminal that vanishes sends SIGHUP: it does so only to the session that it controls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hangup {
+    IsASignal,
+    IsSilent,
+}
+
+/// The program on a pseudo-terminal of 100 × 30.
+pub(crate) struct Session {
+    child: Box<dyn Child + Send + Sync>,
+    keys: Box<dyn Write + Send>,
+    bytes: Receiver<Vec<u8>>,
+    screen: vt100::Parser,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Session {
+    pub(crate) fn start(arguments: &[&str], directory: &Path) -> Self {
+        Self::start_on(Hangup::IsASignal, (30, 100), arguments, directory)
+    }
+
+    /// On a terminal of so many rows and columns.
+    pub(crate) fn start_on(
+        hangup: Hangup,
+        (rows, cols): (u16, u16),
+        arguments: &[&str],
+        directory: &Path,
+    ) -> Self {
+        Self::start_command(hangup, (rows, cols), BINARY, arguments, directory)
+    }
+
+    /// Any program.
+    pub(crate) fn start_program(program: &str, arguments: &[&str], directory: &Path) -> Self {
+        Self::start_command(Hangup::IsASignal, (30, 100), program, arguments, directory)
+    }
+
+    fn start_command(
+        hangup: Hangup,
+        (rows, cols): (u16, u16),
+        program: &str,
+        arguments: &[&str],
+        directory: &Path,
+    ) -> Self {
+        let size = PtySize {
+            rows,
+            cols,
+            pixel_width: 0,
+            pixel_height: 0,
+        };
+        let pair = native_pty_system()
+            .openpty(size)
+            .expect("a pseudo-terminal");
+        let mut command = CommandBuilder::new(program);
+        command.args(arguments);
+        command.env("TERM", "xterm-256color");
+        command.env("XDG_CONFIG_HOME", directory);
+        command.env_remove("RCOMM_RING_DIR");
+        command.cwd(directory);
+        command.set_controlling_tty(hangup == Hangup::IsASignal);
+        let child = pair
+            .slave
+            .spawn_command(command)
+            .expect("the program starts");
+        drop(pair.slave);
+        let mut output = pair.master.try_clone_reader().expect("a reader");
+        let keys = pair.master.take_writer().expect("a writer");
+        let (sender, bytes) = channel();
+        let reader = std::thread::spawn(move || {
+            // The master is open as long as somebody reads from it.
+            let _master = pair.master;
+            let mut buffer = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut buffer) {
+                if sender.send(buffer[..n].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            child,
+            keys,
+            bytes,
+            screen: vt100::Parser::new(rows, cols, 0),
+            reader: Some(reader),
+        }
+    }
+
+    pub(crate) fn press(&mut self, keys: &str) {
+        self.keys
+            .write_all(keys.as_bytes())
+            .expect("the program reads");
+        self.keys.flush().expect("the program reads");
+    }
+
+    pub(crate) fn contents(&self) -> String {
+        self.screen.screen().contents()
+    }
+
+    /// Waits until the screen is as wanted; fails with the screen when patience ends.
+    pub(crate) fn wait(&mut self, what: &str, wanted: impl Fn(&vt100::Screen) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !wanted(self.screen.screen()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.bytes.recv_timeout(left) {
+                Ok(bytes) => self.screen.process(&bytes),
+                Err(RecvTimeoutError::Timeout) => panic!("no {what}:\n{}", self.contents()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    assert!(
+                        wanted(self.screen.screen()),
+                        "ended without {what}:\n{}",
+                        self.contents()
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn wait_text(&mut self, text: &str) {
+        self.wait(text, |screen| screen.contents().contains(text));
+    }
+
+    /// Waits until the process is stopped: going on before that would be undone by the stop.
+    pub(crate) fn wait_stopped(&self) {
+        let pid = self.child.process_id().expect("it runs");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+            // The state stands behind the name in brackets.
+            let state = stat.rsplit(')').next().unwrap_or("").trim_start();
+            if state.starts_with('T') {
+                return;
+            }
+            assert!(Instant::now() < deadline, "is not stopped: {state}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for the end and asserts that the terminal is as it was.
+    pub(crate) fn end(mut self) -> u32 {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                break status;
+            }
+            // Reading what is written keeps the program from waiting for us.
+            if let Ok(bytes) = self.bytes.recv_timeout(Duration::from_millis(20)) {
+                self.screen.process(&bytes);
+            }
+            assert!(
+                Instant::now() < deadline,
+                "does not end:\n{}",
+                self.contents()
+            );
+        };
+        while let Ok(bytes) = self.bytes.recv_timeout(Duration::from_secs(5)) {
+            self.screen.process(&bytes);
+        }
+        let screen = self.screen.screen();
+        assert!(!screen.alternate_screen(), "left on the alternate screen");
+        assert!(!screen.hide_cursor(), "left without a cursor");
+        self.reader.take().map(JoinHandle::join);
+        status.exit_code()
+    }
+
+    /// Closes every file descriptor of the terminal's other end.
+    pub(crate) fn vanish(&mut self) {
+        self.keys = Box::new(std::io::sink());
+        // The reader ends, and closes the last of them, at the next thing drawn that nobody takes:
+        // the clock is drawn every second.
+        self.bytes = channel().1;
+        self.reader.take().map(JoinHandle::join);
+    }
+
+    pub(crate) fn wait_gone(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().expect("our child").is_none() {
+            assert!(Instant::now() < deadline, "runs on without a terminal");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = self.child.process_id().expect("it runs");
+        let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+        rustix::process::kill_process(pid, signal).expect("our child");
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing behind, a child that nobody waited for included.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn run(arguments: &[&str], directory: &Path) -> (Option<i32>, String, String) {
+    let output = Command::new(BINARY)
+        .args(arguments)
+        .env("XDG_CONFIG_HOME", directory)
+        .env_remove("RCOMM_RING_DIR")
+        .output()
+        .expect("the program starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}

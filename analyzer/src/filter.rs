@@ -124,7 +124,7 @@ impl Filter {
             })?);
         }
         Ok(Self {
-            text: text.trim().to_owned(),
+            text: written(text).to_owned(),
             terms,
         })
     }
@@ -197,6 +197,13 @@ fn has(text: &str, word: &str) -> bool {
 fn any_part(words: &[String], text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     words.iter().any(|word| text.contains(word.as_str()))
+}
+
+/// The text without the blanks around it. Those behind a quote that is still open belong to its term.
+fn written(text: &str) -> &str {
+    let text = text.trim_start();
+    let is_open = text.matches('"').count() % 2 == 1;
+    if is_open { text } else { text.trim_end() }
 }
 
 /// Terms with their columns; double quotes keep spaces together.
@@ -435,6 +442,13 @@ mod tests {
             ..Subject::default()
         };
         assert!(filter.matches(&subject));
+    }
+
+    #[test]
+    fn blanks_behind_an_open_quote_belong_to_the_term() {
+        let filter = Filter::parse(" two \"words ").expect("readable");
+        assert_eq!(filter.text(), "two \"words ");
+        assert_eq!(Filter::parse(" two ").expect("readable").text(), "two");
     }
 
     proptest! {

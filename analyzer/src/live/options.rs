@@ -15,10 +15,11 @@ pub struct Moment {
     pub wall_ns: i64,
 }
 
-/// Parameters of a [`Live`].
+/// Parameters of a [`Live`](super::Live).
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// What the analysis takes for granted; its time of judgement is set by [`Live`].
+    /// What the analysis takes for granted; its time of judgement is set by
+    /// [`Live`](super::Live).
     pub policy: Policy,
     /// From which age of its last answer on a rank counts as silent.
     pub silent_after: Duration,

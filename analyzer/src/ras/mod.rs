@@ -7,7 +7,7 @@
 //! that a finding names, and speaks up by itself (E150) only for a rank that is dead or failed and
 //! that no finding names.
 //!
-//! The one reader of both forms is here: [`communicators`] for who watches a job (see
+//! The one reader of both forms is here: `communicators` for who watches a job (see
 //! [`RasSource`](crate::source::RasSource)), [`RasReport`] for what of it is kept beside dumps.
 //!
 //! Facts are joined to ranks by host, process id and device; where the dumps tell neither host nor

@@ -68,7 +68,8 @@ fn watch_small() -> std::io::Result<()> {
     let place = directory.path().display().to_string();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| run_job(directory.path(), &stop));
+        let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
+        scope.spawn(|| run_job(members, &stop));
         let watched = watch("8 ranks on this node", &["--ring-dir", &place], "bench-job");
         stop.store(true, Ordering::SeqCst);
         watched
@@ -92,8 +93,7 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
 }
 
 /// Eight ranks that each begin and complete a hundred operations a second.
-fn run_job(directory: &Path, stop: &AtomicBool) {
-    let members: Vec<_> = (0..8).map(|rank| member(directory, rank)).collect();
+fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
     let key = SignatureKey {
         backend: "cpu",
         op_name: "all_reduce",

@@ -63,6 +63,8 @@ struct Facts {
     op: Option<OpType>,
     rank: Option<Rank>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// The group can be used on, whatever the kind.
+    spares_group: bool,
     /// What was learnt later; the sentence ends with it.
     more: String,
 }
@@ -78,6 +80,7 @@ impl Error {
             op: None,
             rank: None,
             source: None,
+            spares_group: false,
             more: String::new(),
         }))
     }
@@ -134,6 +137,13 @@ impl Error {
         self
     }
 
+    /// Says that the group can be used on, which other errors of this kind do not leave it fit for.
+    #[must_use]
+    pub(crate) fn sparing_group(mut self) -> Self {
+        self.0.spares_group = true;
+        self
+    }
+
     /// The class.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -164,12 +174,14 @@ impl Error {
         self.0.source.as_deref()
     }
 
-    /// Whether the group can be used on: nothing was sent, so the ranks still agree on what comes next.
+    /// Whether the group can be used on: the ranks still agree on what comes next, since nothing was
+    /// sent, or since all of it was (a monitored barrier that failed, a value of another type).
     pub fn is_recoverable(&self) -> bool {
-        matches!(
+        let before_it_was_sent = matches!(
             self.0.kind,
             ErrorKind::InvalidArgument | ErrorKind::Unsupported
-        )
+        );
+        before_it_was_sent || self.0.spares_group
     }
 }
 
@@ -229,6 +241,7 @@ mod tests {
             "all_reduce #41 on group dp: rank 3 is gone: connection reset"
         );
         assert!(!error.is_recoverable());
+        assert!(error.clone().sparing_group().is_recoverable());
         let told = error.with_more("arrived: rank 0").to_string();
         assert!(
             told.ends_with("connection reset; arrived: rank 0"),

@@ -8,7 +8,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
-use crate::process_group::{Noted, ProcessGroup, Share};
+use crate::process_group::{End, Noted, ProcessGroup, Share};
 use crate::work::Work;
 use rcomm_recorder::model::{OpType, Peer};
 use serde::Serialize;
@@ -253,6 +253,7 @@ fn noted(op: OpType) -> Noted<'static> {
         peer: Peer::None,
         tensor: None,
         collectives: 2,
+        end: End::Watched,
     }
 }
 

@@ -4,8 +4,9 @@
 use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::{GroupOptions, Origin};
-use crate::process_group::{Noted, ProcessGroup};
-use crate::store::{PrefixStore, Store};
+use crate::process_group::{End, Noted, ProcessGroup, Share};
+use crate::store::{PrefixStore, Store, which_came};
+use crate::work::Work;
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::panic::Location;
 use std::sync::Arc;
@@ -32,80 +33,33 @@ impl ProcessGroup {
     /// which wait for its verdict.
     ///
     /// # Errors
-    /// `Timeout` names the ranks, by their numbers in the world.
+    /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group was meanwhile.
     #[track_caller]
     pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
+        let roll = self.roll(roll_call)?;
         let site = Location::caller();
-        let group = &self.group;
-        let store = self.notes()?;
-        let noted = Noted {
-            op: OpType::MonitoredBarrier,
-            backend: "store",
-            peer: Peer::None,
-            tensor: None,
-            collectives: 0,
-        };
-        let (voyage, tickets, _) = group.note(&noted, self.terms(), site)?;
-        tickets.started(group.recorder());
-        let result = self.call_the_roll(&*store, voyage.seq, voyage.timeout, roll_call);
-        match &result {
-            Ok(()) => tickets.completed(group.recorder(), crate::backend::Done::default()),
-            Err(_) => tickets.failed(group.recorder()),
-        }
-        tickets.retired(group.recorder());
-        result.map_err(|error| group.explain(&voyage, error))
+        self.carry_out(&ROLL_CALL, site, |share| roll.call(share))
     }
 
-    fn call_the_roll(
-        &self,
-        store: &dyn Store,
-        seq: u64,
-        timeout: Duration,
-        roll_call: RollCall,
-    ) -> Result<()> {
-        let key = |what: &str| format!("roll/{seq}/{what}");
-        store.set(&key(&self.rank().to_string()), b"1")?;
-        let verdict = if self.rank() == 0 {
-            let until = Instant::now() + timeout;
-            let mut absent: Vec<Rank> = Vec::new();
-            for (group_rank, &rank) in self.ranks().iter().enumerate().skip(1) {
-                let rest = until.saturating_duration_since(Instant::now());
-                let here = key(&group_rank.to_string());
-                if store
-                    .wait(&[&here], rest.max(Duration::from_millis(1)))
-                    .is_err()
-                {
-                    absent.push(rank);
-                    if roll_call == RollCall::First {
-                        break;
-                    }
-                }
-            }
-            let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
-            let verdict = names.join(", ");
-            store.set(&key("verdict"), verdict.as_bytes())?;
-            verdict
-        } else {
-            let patience = timeout.saturating_add(Duration::from_secs(5));
-            let verdict = store.get(&key("verdict"), patience).map_err(|error| {
-                Error::new(
-                    ErrorKind::Timeout,
-                    format!("rank {} never called the roll", self.ranks()[0]),
-                )
-                .with_source(error)
-            })?;
-            String::from_utf8_lossy(&verdict).into_owned()
-        };
-        if verdict.is_empty() {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "within {} these did not come: rank {verdict}",
-                in_words(timeout)
-            ),
-        ))
+    /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
+    /// the other.
+    ///
+    /// This rank has come when the operations on objects and windows that were issued before have ended;
+    /// the time-out counts from the call.
+    #[track_caller]
+    pub fn monitored_barrier_async(&self, roll_call: RollCall) -> Result<Work<()>> {
+        let roll = self.roll(roll_call)?;
+        let site = Location::caller();
+        self.set_aside(&ROLL_CALL, site, move |share| roll.call(share))
+    }
+
+    fn roll(&self, roll_call: RollCall) -> Result<Roll> {
+        Ok(Roll {
+            store: self.notes()?,
+            ranks: self.ranks().to_vec(),
+            rank: self.rank(),
+            roll_call,
+        })
     }
 
     /// A group of the members that are left, after `excluding` (ranks of the world) were lost. All that
@@ -228,4 +182,121 @@ impl ProcessGroup {
         );
         Ok(Arc::new(PrefixStore::new(prefix, world.root.clone())))
     }
+}
+
+const ROLL_CALL: Noted<'static> = Noted {
+    op: OpType::MonitoredBarrier,
+    backend: "store",
+    peer: Peer::None,
+    tensor: None,
+    collectives: 0,
+    end: End::Own,
+};
+
+/// How long the others wait for the verdict of rank 0 after their time-out has passed.
+const VERDICT_TIME: Duration = Duration::from_secs(5);
+/// How often who waits looks whether the group was aborted.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// One rank's part in a monitored barrier.
+struct Roll {
+    store: Arc<dyn Store>,
+    ranks: Vec<Rank>,
+    rank: u32,
+    roll_call: RollCall,
+}
+
+impl Roll {
+    fn call(&self, share: &Share) -> Result<()> {
+        let verdict = if self.rank == 0 {
+            self.ask(share)?
+        } else {
+            self.answer(share)?
+        };
+        if verdict.is_empty() {
+            return Ok(());
+        }
+        let within = in_words(share.timeout());
+        let message = format!("within {within} these did not come: rank {verdict}");
+        Err(Error::new(ErrorKind::Timeout, message).sparing_group())
+    }
+
+    /// Finds out who does not come, and tells.
+    fn ask(&self, share: &Share) -> Result<String> {
+        let here: Vec<String> = (1..self.ranks.len())
+            .map(|rank| key(share, &rank.to_string()))
+            .collect();
+        let here: Vec<&str> = here.iter().map(String::as_str).collect();
+        if here.is_empty() {
+            return Ok(String::new());
+        }
+        let mut absent: Vec<Rank> = Vec::new();
+        if !self.wait(share, &here, share.due())? {
+            let came = which_came(&*self.store, &here, Instant::now() + VERDICT_TIME / 2);
+            let others = self.ranks[1..].iter().zip(came);
+            absent.extend(others.filter_map(|(&rank, came)| (!came).then_some(rank)));
+        }
+        if self.roll_call == RollCall::First {
+            absent.truncate(1);
+        }
+        let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
+        let verdict = names.join(", ");
+        let told = self.store.set(&key(share, VERDICT), verdict.as_bytes());
+        told.map_err(Error::sparing_group)?;
+        // Nobody else reads them, and a job may call the roll for ever.
+        for here in here {
+            self.store.delete(here).map_err(Error::sparing_group)?;
+        }
+        Ok(verdict)
+    }
+
+    /// Comes, and hears the verdict.
+    fn answer(&self, share: &Share) -> Result<String> {
+        let verdict = key(share, VERDICT);
+        let here = key(share, &self.rank.to_string());
+        self.store.set(&here, b"1").map_err(Error::sparing_group)?;
+        if !self.wait(share, &[&verdict], share.due() + VERDICT_TIME)? {
+            let message = format!("rank {} never called the roll", self.ranks[0]);
+            return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
+        }
+        self.hear(share, &verdict).map_err(Error::sparing_group)
+    }
+
+    /// Reads the verdict; the last who does so takes it away.
+    fn hear(&self, share: &Share, verdict: &str) -> Result<String> {
+        let names = self.store.get(verdict, LOOK)?;
+        let heard = key(share, "heard");
+        if self.store.add(&heard, 1)? == self.ranks.len() as i64 - 1 {
+            self.store.delete(verdict)?;
+            self.store.delete(&heard)?;
+        }
+        Ok(String::from_utf8_lossy(&names).into_owned())
+    }
+
+    /// Waits for all of these keys until then; says whether they are there.
+    fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            match self.store.wait(keys, rest.clamp(A_MOMENT, LOOK)) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind() != ErrorKind::Timeout => {
+                    return Err(error.sparing_group());
+                }
+                Err(_) => {}
+            }
+            if let Some(reason) = share.judgement() {
+                return Err(reason);
+            }
+            if rest.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+const A_MOMENT: Duration = Duration::from_millis(1);
+const VERDICT: &str = "verdict";
+
+fn key(share: &Share, what: &str) -> String {
+    format!("roll/{}/{what}", share.seq())
 }

@@ -149,6 +149,7 @@ impl Running {
                 seq,
                 is_p2p: what >> 8 & 1 == 1,
                 takes_turn: what >> 8 & 1 == 0,
+                ends_itself: false,
                 timeout: Duration::from_millis(what >> 16),
             })
         })
@@ -262,7 +263,8 @@ impl Rounds {
                 false
             }
             WorkStatus::Queued | WorkStatus::Started => {
-                if flight.due() <= now && !flight.group.is_judged() {
+                let overdue_at = (!flight.voyage.ends_itself).then(|| flight.due());
+                if overdue_at.is_some_and(|due| due <= now) && !flight.group.is_judged() {
                     faults.push(fault_of(flight, overdue(&flight.voyage)));
                 }
                 true

@@ -43,6 +43,8 @@ pub(crate) struct Voyage {
     pub(crate) is_p2p: bool,
     /// Whether it is one of its backend's collectives, which have turns.
     pub(crate) takes_turn: bool,
+    /// Whether it ends by itself whatever its group does: the watchdog finds it never overdue.
+    pub(crate) ends_itself: bool,
     pub(crate) timeout: Duration,
 }
 

@@ -3,7 +3,7 @@
 
 use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,
-    ReduceOp, RollCall, WorkStatus, World,
+    OpType, ReduceOp, RollCall, WorkStatus, World,
 };
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
@@ -112,6 +112,90 @@ fn the_monitored_barrier_names_who_does_not_come() {
             );
             assert_eq!(error.seq(), Some(2));
         }
+    });
+}
+
+#[test]
+fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
+    run(3, |world| {
+        let group = world.group();
+        for round in 0..3 {
+            let work = group.monitored_barrier_async(RollCall::All).unwrap();
+            assert_eq!(
+                (work.op(), work.seq()),
+                (OpType::MonitoredBarrier, 3 * round + 1)
+            );
+            // Others go on meanwhile.
+            let mut sum = [1];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [3]);
+            work.wait().unwrap();
+            if world.rank() == 1 {
+                group.monitored_barrier(RollCall::First).unwrap();
+            } else {
+                let work = group.monitored_barrier_async(RollCall::First).unwrap();
+                work.wait().unwrap();
+            }
+        }
+        group.barrier().unwrap();
+        // Nothing is left of them.
+        let keys = world.store().list_keys().unwrap();
+        assert!(!keys.iter().any(|key| key.contains("roll/")), "{keys:?}");
+    });
+}
+
+#[test]
+fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
+    run(3, |world| {
+        let group = world.group();
+        let brief = group.within(Duration::from_millis(200));
+        if world.rank() == 2 {
+            let others = world.store().wait(&["test/told"], Duration::from_secs(30));
+            others.unwrap();
+        }
+        // Who comes too late hears what the others heard.
+        let work = brief.monitored_barrier_async(RollCall::All).unwrap();
+        let error = work.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.is_recoverable(), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("monitored_barrier #1 on group"), "{text}");
+        assert!(text.contains("these did not come: rank 2"), "{text}");
+        if world.rank() == 0 {
+            world.store().set("test/told", b"1").unwrap();
+        }
+        assert!(group.refusal().is_none());
+        let mut sum = [world.rank()];
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [3]);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_ends_a_monitored_barrier() {
+    run(2, |world| {
+        let group = world.group();
+        if world.rank() == 1 {
+            // Long enough for the test to fail if the other waits for its time-out.
+            let done = world.store().wait(&["test/done"], Duration::from_secs(15));
+            return done.unwrap();
+        }
+        let issued = group.monitored_barrier_async(RollCall::All).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| group.monitored_barrier(RollCall::All).unwrap_err());
+            rcomm_tests::process::wait_until("both to be recorded", || {
+                (world.snapshot().entries.len() == 2).then_some(())
+            });
+            group.abort("enough");
+            let error = waiting.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            assert!(error.to_string().contains("enough"), "{error}");
+        });
+        let error = issued.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        assert!(error.to_string().contains("enough"), "{error}");
+        world.store().set("test/done", b"1").unwrap();
     });
 }
 

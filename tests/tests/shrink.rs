@@ -29,3 +29,18 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
         assert!(job.dumps().len() >= 3, "{transport}");
     }
 }
+
+#[test]
+fn a_killed_process_is_missed_by_an_issued_roll_call_and_its_group_goes_on() {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start_as(program, RANKS, "roll-call", |_, _| {});
+    for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        let said = &ended.stderr;
+        assert!(said.contains("missed: monitored_barrier #1 on"), "{said}");
+        assert!(said.contains("these did not come: rank 2"), "{said}");
+        let number = format!("number: {}", if rank == 1 { 0 } else { rank });
+        assert!(said.contains(&number), "{said}");
+    }
+}

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::TransportChoice;
-use rcomm::{Buffer, Config, ErrorKind, FakeFabric, OpType, ProcessGroup, World};
+use rcomm::{Buffer, Config, ErrorKind, FakeFabric, OpType, ProcessGroup, WorkStatus, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -229,6 +229,68 @@ fn types_that_differ_are_told_to_all() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert!(error.to_string().contains("rank 1 of Double"), "{error}");
     });
+}
+
+#[test]
+fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
+    for road in ROADS {
+        run(road, 3, |world, road| {
+            let group = world.group();
+            let own = group.rank();
+            let issue = |len| group.new_window_async(memory(group, road, len)).unwrap();
+            // Some issue what others run, and much else goes on meanwhile.
+            let first = issue(1);
+            let second = if own == 1 {
+                group.new_window(memory(group, road, 2)).unwrap()
+            } else {
+                let second = issue(2);
+                let told = group.broadcast_object_async(own, 2).unwrap();
+                assert_eq!(told.wait().unwrap(), 2);
+                second.wait().unwrap()
+            };
+            if own == 1 {
+                let told = group.broadcast_object_async(own, 2).unwrap();
+                assert_eq!(told.wait().unwrap(), 2);
+            }
+            let first = first.wait().unwrap();
+            assert_eq!((first.len_of(0), second.len_of(0)), (1, 2));
+            let next = (own + 1) % 3;
+            for (window, mark) in [(&first, 10), (&second, 20)] {
+                window.put(next, 0, &[mark + own]).unwrap();
+                window.signal(next).unwrap();
+                window.wait_signal((own + 2) % 3).unwrap();
+                let mut got = [0u32];
+                window.get(own, 0, &mut got).unwrap();
+                assert_eq!(got, [mark + (own + 2) % 3]);
+            }
+            first.close().unwrap();
+            second.close().unwrap();
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_the_making_of_a_window() {
+    for road in [Road::Mapped, Road::Apart] {
+        run(road, 2, |world, road| {
+            let group = world.group();
+            if world.rank() == 1 {
+                // Long enough for the test to fail if the other waits for its time-out.
+                let done = world.store().wait(&["test/done"], Duration::from_secs(15));
+                return done.unwrap();
+            }
+            let work = group.new_window_async(memory(group, road, 1)).unwrap();
+            rcomm_tests::process::wait_until("it to start", || {
+                (work.status() == WorkStatus::Started).then_some(())
+            });
+            group.abort("enough");
+            let error = work.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            assert!(error.to_string().contains("enough"), "{error}");
+            world.store().set("test/done", b"1").unwrap();
+        });
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ use rcomm_recorder::record::{Operation, SignatureKey, SignatureRef, Tensor};
 use std::panic::Location;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// An operation that goes another way than [`Op`]s do, as it is recorded.
 pub(crate) struct Noted<'a> {
@@ -33,6 +34,16 @@ pub(crate) struct Noted<'a> {
     pub(crate) tensor: Option<Tensor<'a>>,
     /// Collectives over host memory that it is made of.
     pub(crate) collectives: u64,
+    pub(crate) end: End,
+}
+
+/// What ends an operation in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The watchdog, and its group with it.
+    Watched,
+    /// Itself: it looks at the clock and at its group, and waits for nothing that does not.
+    Own,
 }
 
 /// The collectives that were set apart for an operation.
@@ -43,14 +54,36 @@ pub(crate) struct Share {
     next: u64,
     end: u64,
     seq: u64,
+    timeout: Duration,
+    due: Instant,
     deadline: Deadline,
     hints: Hints,
 }
 
 impl Share {
-    /// When the operation has to have ended.
+    /// When what carries the operation has to have given up.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
+    }
+
+    /// Its sequence number.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// How long it may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// When that will have passed since it was issued.
+    pub(crate) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Why its group has failed or was aborted, if so.
+    pub(crate) fn judgement(&self) -> Option<Error> {
+        self.group.judgement()
     }
 
     /// Runs the next of the collectives.
@@ -156,15 +189,19 @@ impl Group {
             seq,
             is_p2p,
             takes_turn: false,
+            ends_itself: noted.end == End::Own,
             timeout,
         };
+        let due = Deadline::In(timeout).start();
         let share = Share {
             group: self.clone(),
             lane,
             next,
             end: next + noted.collectives,
             seq,
-            deadline: Deadline::In(timeout).started(),
+            timeout,
+            due,
+            deadline: Deadline::At(due),
             hints: terms.hints,
         };
         let members = Vec::new();
@@ -230,8 +267,7 @@ impl ProcessGroup {
         group.asides().start(group.label())?;
         let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
         // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
-        let latest = voyage.timeout.saturating_add(group.patience());
-        share.deadline = Deadline::In(latest).started();
+        share.deadline = Deadline::At(share.due + group.patience());
         let flight = Flight::new(group.clone(), voyage, tickets);
         let made = Arc::new(Mutex::new(None));
         let pending = Aside::new(flight.clone());

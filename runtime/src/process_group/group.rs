@@ -172,6 +172,12 @@ impl Group {
         verdict.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
+    /// Why it has failed or was aborted, if so.
+    pub(crate) fn judgement(&self) -> Option<Error> {
+        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        verdict.as_ref().map(|verdict| verdict.error.clone())
+    }
+
     /// How long after its deadline an operation may still be in clean-up.
     pub(crate) fn patience(&self) -> Duration {
         // The flag in the store, the others' answers, the dump, and then some.

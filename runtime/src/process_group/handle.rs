@@ -25,8 +25,9 @@ use std::time::Duration;
 /// at the latest. Methods ending in `_async` return at once with a [`Work`].
 ///
 /// # Errors
-/// An error that [`is_recoverable`](Error::is_recoverable) was found before anything was sent. Any
-/// other has aborted the group on this rank: pending and later operations fail, and say why.
+/// After an error that [`is_recoverable`](Error::is_recoverable), found before anything was sent in most
+/// cases, the group can be used on. Any other has aborted the group on this rank: pending and later
+/// operations fail, and say why.
 ///
 /// # Thread safety
 /// Any thread may issue. Operations of one group happen in the order of issue, so threads that issue

@@ -219,6 +219,7 @@ impl Group {
             seq,
             is_p2p,
             takes_turn: !is_p2p,
+            ends_itself: false,
             timeout,
         };
         let call = Call {

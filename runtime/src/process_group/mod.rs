@@ -17,6 +17,6 @@ mod group;
 mod handle;
 mod issue;
 
-pub(crate) use composite::{Noted, Share};
+pub(crate) use composite::{End, Noted, Share};
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;

@@ -15,7 +15,7 @@ use crate::collectives::vec_of;
 use crate::deadline::Deadline;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process_group::{Noted, ProcessGroup};
+use crate::process_group::{End, Noted, ProcessGroup};
 use crate::work::Work;
 use rcomm_recorder::model::{DType, OpType, Peer};
 use rcomm_recorder::record::Tensor;
@@ -90,13 +90,20 @@ impl ProcessGroup {
     /// fastest, and all that can be [mapped](Window::map_remote).
     ///
     /// # Blocking
-    /// Until all members have come.
+    /// Until all members have come, and until the operations on objects and windows that this rank has
+    /// issued before have ended.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Mismatch` if element types differ, on all ranks.
     #[track_caller]
     pub fn new_window(&self, memory: Buffer<'static>) -> Result<Window> {
-        let site = Location::caller();
+        self.new_window_async(memory)?.wait()
+    }
+
+    /// As [`new_window`](Self::new_window), at once; the window comes with the [`Work`]. Some ranks may
+    /// call this one and others the other: windows are made in the order of the calls.
+    #[track_caller]
+    pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
         let named = |error: Error| error.in_group(self.desc()).during(OpType::NewWindow);
         let device = memory.device().kind();
         let backend = self.backend(device).ok_or_else(|| no_backend(device));
@@ -107,23 +114,25 @@ impl ProcessGroup {
         }
         let dtype = memory.dtype();
         let shape = [memory.len() as u64];
+        let carrier = backend.clone();
         let noted = Noted {
             op: OpType::NewWindow,
-            backend: backend.name(),
+            backend: carrier.name(),
             peer: Peer::None,
-            tensor: Some(Tensor {
-                dtype,
-                shape: &shape,
-            }),
+            tensor: Some(tensor(dtype, &shape)),
             collectives: 0,
+            end: End::Watched,
         };
-        let inner = self.carry_out(&noted, site, |share| {
-            backend.new_window(memory, share.deadline())
-        })?;
-        Ok(Window {
-            group: self.clone(),
-            inner,
-            dtype,
+        let group = self.clone();
+        // On the group's thread in any case: a backend counts its windows in the order in which it is
+        // asked for them, and that must be the same on all ranks.
+        self.set_aside(&noted, Location::caller(), move |share| {
+            let inner = backend.new_window(memory, share.deadline())?;
+            Ok(Window {
+                group,
+                inner,
+                dtype,
+            })
         })
     }
 
@@ -345,6 +354,7 @@ fn noted(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> Noted<'_> {
         peer: Peer::Rank(peer),
         tensor,
         collectives: 0,
+        end: End::Watched,
     }
 }
 

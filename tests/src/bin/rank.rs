@@ -1,10 +1,10 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, if it is told to
-//! shrink, sums in one group and goes on when the culprit is killed.
+//! shrink, sums in one group and goes on when the culprit is killed; or calls the roll without it.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
 
-use rcomm::{Config, GroupOptions, ReduceOp, World};
+use rcomm::{Config, GroupOptions, ReduceOp, RollCall, World};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     let fault = args.next().unwrap_or_default();
     finish(match fault.as_str() {
         "shrink" => survive(),
+        "roll-call" => call_the_roll(),
         fault => run(fault, args),
     })
 }
@@ -69,6 +70,33 @@ fn survive() -> Result<(), String> {
     }
     let group = world.group();
     eprintln!("sum: {} of ranks {:?}", last[0], group.ranks());
+    world.shutdown().map_err(told)
+}
+
+/// Misses the culprit, which was killed, and goes on in the same group, then without it.
+fn call_the_roll() -> Result<(), String> {
+    let told = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(told)?;
+    let mut world = World::init(config).map_err(told)?;
+    let rank = world.rank();
+    if rank == CULPRIT {
+        signal(Signal::KILL);
+    }
+    let brief = world.group().within(Duration::from_secs(2));
+    let work = brief.monitored_barrier_async(RollCall::All).map_err(told)?;
+    let Err(error) = work.wait() else {
+        return Err("nobody was missed".to_owned());
+    };
+    eprintln!("missed: {error}");
+    let mut number = [rank];
+    match rank {
+        0 => world.group().send(&number, 1, 0).map_err(told)?,
+        1 => world.group().recv(&mut number, 0, 0).map_err(told)?,
+        _ => {}
+    }
+    eprintln!("number: {}", number[0]);
+    world.shrink(&[CULPRIT]).map_err(told)?;
+    world.group().barrier().map_err(told)?;
     world.shutdown().map_err(told)
 }
 

@@ -106,7 +106,8 @@ impl BackendFactory for CpuFactory {
     }
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding, deadline)?;
+        let stop = Stop::default();
+        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding, &stop, deadline)?;
         Ok(Arc::new(backend))
     }
 }
@@ -127,6 +128,8 @@ pub struct CpuBackend {
 #[derive(Default)]
 struct Windows {
     opened: u64,
+    /// What those were given that may not be open yet.
+    opening: Vec<Weak<CpuGroup>>,
     open: Vec<Weak<CpuWindow>>,
 }
 
@@ -174,14 +177,14 @@ impl CpuBackend {
         mesh: Arc<Mesh>,
         group: GroupContext,
         crowding: Crowding,
+        stop: &Stop,
         deadline: Deadline,
     ) -> Result<Self> {
         let context = group.clone();
         let ranks = group.info.ranks;
         let rank = group.group_rank as usize;
-        let stop = Stop::default();
         let deadline = deadline.started();
-        let mut patience = Patience::new(&stop, deadline, crowding);
+        let mut patience = Patience::new(stop, deadline, crowding);
         let board = mesh
             .host()
             .board(group.wire_id, rank, &ranks, deadline, &mut patience);
@@ -253,9 +256,11 @@ impl Backend for CpuBackend {
     }
 
     fn abort(&self, reason: &AbortReason) {
-        self.group.stop.raise(reason.error.clone());
-        self.group.hang_up();
+        self.group.give_up(reason);
         let windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        for side in windows.opening.iter().filter_map(Weak::upgrade) {
+            side.give_up(reason);
+        }
         for window in windows.open.iter().filter_map(Weak::upgrade) {
             window.abort(reason);
         }
@@ -289,6 +294,12 @@ impl Backend for CpuBackend {
         let number = windows.opened;
         drop(windows);
         let side = self.beside(number, deadline)?;
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.opening.retain(|side| side.strong_count() > 0);
+        windows.opening.push(Arc::downgrade(&side.group));
+        drop(windows);
+        // An abort before that has not seen it.
+        self.group.refuse_if_stopped()?;
         let name = &self.context.info.name;
         let window = Arc::new(CpuWindow::open(side, name, memory, deadline)?);
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -313,7 +324,8 @@ impl CpuBackend {
         side.info.name = format!("{}/window{number}", side.info.name);
         side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
         let group = &self.group;
-        Self::new(group.mesh.clone(), side, group.crowding, deadline)
+        let mesh = group.mesh.clone();
+        Self::new(mesh, side, group.crowding, &group.stop, deadline)
     }
 }
 
@@ -332,6 +344,12 @@ impl CpuGroup {
     fn patience(&self, call: &Call) -> Patience<'_> {
         let crowding = self.crowding.hinted(call.hints.wait);
         Patience::new(&self.stop, call.deadline, crowding)
+    }
+
+    /// Makes everything pending, and everything later, fail with this reason.
+    fn give_up(&self, reason: &AbortReason) {
+        self.stop.raise(reason.error.clone());
+        self.hang_up();
     }
 
     fn refuse_if_stopped(&self) -> Result<()> {

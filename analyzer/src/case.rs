@@ -12,7 +12,7 @@ use crate::policy::Policy;
 use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{Frame, OpType, Rank};
 use rcomm_recorder::publish::RingReader;
 
 /// Everything that is known of the job.
@@ -264,38 +264,9 @@ impl Case<'_> {
             .or(ops.last())
     }
 
-    /// Where in the source a rank's call stands: the innermost frame that is not the library's own.
-    pub(crate) fn call_site(&self, op: &Op) -> Option<&rcomm_recorder::model::Frame> {
+    /// A call's stack from the innermost frame that is not the library's own outwards.
+    pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
         let shared = self.aligned.shared;
-        let stack = shared
-            .stacks
-            .get(op.stack as usize)
-            .filter(|_| op.stack != NONE)?;
-        let frames = || {
-            stack
-                .iter()
-                .filter_map(|&frame| shared.frames.get(frame as usize))
-        };
-        frames()
-            .find(|frame| !is_library(&frame.filename))
-            .or_else(|| frames().next())
-    }
-
-    /// `data.py:88`, as short as it can be read.
-    pub(crate) fn name_site(frame: &rcomm_recorder::model::Frame) -> String {
-        let file = frame
-            .filename
-            .rsplit(['/', '\\'])
-            .next()
-            .unwrap_or(&frame.filename);
-        format!("{file}:{}", frame.line)
-    }
-
-    /// The frames of a rank's newest call, as the finding shows them.
-    pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
-        const SHOWN: usize = 12;
-        let shared = self.aligned.shared;
-        let rank = self.aligned.records[record].rank;
         let stack = shared
             .stacks
             .get(op.stack as usize)
@@ -304,15 +275,41 @@ impl Case<'_> {
             .into_iter()
             .flatten()
             .filter_map(|&frame| shared.frames.get(frame as usize));
-        let mut frames: Vec<&rcomm_recorder::model::Frame> = frames.collect();
-        // The program's own frames first in sight: the library's innermost ones say nothing new.
+        // All of it may be the library's.
         let own = frames
-            .iter()
+            .clone()
             .position(|frame| !is_library(&frame.filename))
             .unwrap_or(0);
-        frames.drain(..own);
-        frames
-            .into_iter()
+        frames.skip(own)
+    }
+
+    /// Where in the source a rank's call stands: the innermost frame that is not the library's own.
+    pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
+        self.own_frames(op).next()
+    }
+
+    /// `data.py:88`, as short as it can be read.
+    pub(crate) fn name_site(frame: &Frame) -> String {
+        let file = frame
+            .filename
+            .rsplit(['/', '\\'])
+            .next()
+            .unwrap_or(&frame.filename);
+        format!("{file}:{}", frame.line)
+    }
+
+    /// ` (data.py:88)`: where in the source a call stands; empty where that is not recorded.
+    pub(crate) fn at_site(&self, op: &Op) -> String {
+        self.call_site(op).map_or(String::new(), |frame| {
+            format!(" ({})", Self::name_site(frame))
+        })
+    }
+
+    /// The frames of a rank's newest call, as the finding shows them.
+    pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
+        const SHOWN: usize = 12;
+        let rank = self.aligned.records[record].rank;
+        self.own_frames(op)
             .take(SHOWN)
             .map(|frame| FrameRef {
                 rank,
@@ -333,10 +330,11 @@ impl Case<'_> {
             } else {
                 "it is in"
             };
-            text = format!("{done} {}", self.describe_op(record, op));
-            if let Some(frame) = self.call_site(op) {
-                text.push_str(&format!(" ({})", Self::name_site(frame)));
-            }
+            text = format!(
+                "{done} {}{}",
+                self.describe_op(record, op),
+                self.at_site(op)
+            );
         } else {
             text.push_str("it issued nothing that is recorded");
         }

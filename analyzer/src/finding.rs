@@ -192,7 +192,8 @@ pub struct Finding {
     pub ruled_out: Vec<String>,
     /// Where the culprits were.
     pub frames: Vec<FrameRef>,
-    /// Where the programs part: the first differing call of each side, one line each.
+    /// Where the programs part: the first differing call of each side and its place in the source, one
+    /// line each; then, where the records show more, the next steps of two ranks as a unified diff.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diff: Vec<String>,
     /// What to do now.

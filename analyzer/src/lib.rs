@@ -7,6 +7,7 @@
 mod align;
 mod analysis;
 mod assemble;
+mod bandwidth;
 mod case;
 pub mod causes;
 mod check;

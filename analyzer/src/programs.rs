@@ -10,7 +10,8 @@ const BEFORE: usize = 1;
 /// Steps of each program shown from the first difference on.
 const AFTER: usize = 4;
 
-/// Ranks that issued one call, by where in the source they did: one line for each place.
+/// Ranks that issued one call, by where in the source they did: one line for each place and its caller,
+/// since the call itself often stands in a wrapper that all share.
 pub(crate) fn sites(
     case: &Case<'_>,
     group: GroupIx,
@@ -21,8 +22,14 @@ pub(crate) fn sites(
     let mut by_site: BTreeMap<Option<String>, Vec<Rank>> = BTreeMap::new();
     for &record in records {
         let position = position_of(case, record, group, seq);
-        let site = position.and_then(|at| case.call_site(case.aligned.op(record, at)));
-        let ranks = by_site.entry(site.map(Case::name_site)).or_default();
+        let frames = position.map(|at| case.own_frames(case.aligned.op(record, at)));
+        let mut frames = frames.into_iter().flatten();
+        let site = frames.next().map(|frame| {
+            let called = frames.next();
+            let called = called.map(|frame| format!(", called from {}", Case::name_site(frame)));
+            format!("{}{}", Case::name_site(frame), called.unwrap_or_default())
+        });
+        let ranks = by_site.entry(site).or_default();
         ranks.push(case.aligned.records[record].rank);
     }
     let described = case.aligned.shared.calls.get(call).describe();
@@ -34,8 +41,16 @@ pub(crate) fn sites(
     by_site.into_iter().map(line).collect()
 }
 
-/// The steps of two ranks in a group from just before number `seq` on, as a diff: ` ` both, `-` only
-/// `usual`, `+` only `odd`. Empty where neither shows more than the one call in which they differ.
+/// ` (train.py:88)`: where in its source a rank issued a collective; empty where that is not recorded.
+pub(crate) fn at_site(case: &Case<'_>, group: GroupIx, seq: u32, record: RecordIx) -> String {
+    let position = position_of(case, record, group, seq);
+    position.map_or(String::new(), |at| {
+        case.at_site(case.aligned.op(record, at))
+    })
+}
+
+/// The steps of two ranks in a group from just before number `seq` on, as a diff under the names of the
+/// two: ` ` both, `-` only `usual`, `+` only `odd`.
 pub(crate) fn next_steps(
     case: &Case<'_>,
     group: GroupIx,
@@ -43,10 +58,12 @@ pub(crate) fn next_steps(
     usual: RecordIx,
     odd: RecordIx,
 ) -> Vec<String> {
+    let rank = |record: RecordIx| case.aligned.records[record].rank;
+    let mut lines = vec![
+        format!("--- rank {}", rank(usual)),
+        format!("+++ rank {}", rank(odd)),
+    ];
     let (usual, odd) = (steps(case, usual, group, seq), steps(case, odd, group, seq));
-    if usual.len().max(odd.len()) <= BEFORE + 1 {
-        return Vec::new();
-    }
     let same = |a: &Step, b: &Step| {
         case.aligned
             .shared
@@ -66,7 +83,6 @@ pub(crate) fn next_steps(
         }
     }
     let (mut a, mut b) = (0, 0);
-    let mut lines = Vec::new();
     while a < usual.len() || b < odd.len() {
         if a < usual.len() && b < odd.len() && same(&usual[a], &odd[b]) {
             lines.push(format!("  {}", usual[a].text));
@@ -101,12 +117,10 @@ fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Ste
         .take(before + AFTER)
         .map(|&at| {
             let op = case.aligned.op(record, at);
-            let site = case.call_site(op).map(Case::name_site);
-            let site = site.map_or(String::new(), |site| format!(" ({site})"));
             let described = case.aligned.shared.calls.get(op.call).describe();
             Step {
                 call: op.call,
-                text: format!("{described}{site}"),
+                text: format!("{described}{}", case.at_site(op)),
             }
         })
         .collect()

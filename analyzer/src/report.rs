@@ -217,3 +217,14 @@ pub struct StackNode {
     /// Frames called from here.
     pub children: Vec<StackNode>,
 }
+
+impl StackNode {
+    /// Those of `caller`, the ranks in the frame that this one was called from, that are not in this
+    /// one, ascending: where they part, they went another way or came no further.
+    pub fn not_here(&self, caller: &[Rank]) -> Vec<Rank> {
+        let elsewhere = caller.iter().copied();
+        elsewhere
+            .filter(|rank| self.ranks.binary_search(rank).is_err())
+            .collect()
+    }
+}

@@ -1,6 +1,7 @@
 //! Every group, rank, unfinished operation and wait, beside the findings.
 
 use crate::align::{GroupIx, Presence, RecordIx};
+use crate::bandwidth;
 use crate::case::Case;
 use crate::finding::SeqKind;
 use crate::pending::What;
@@ -75,7 +76,7 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
                     .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
                 lag_p50_ms: case.lateness.group_lag_ms(group, 0.5),
                 lag_p99_ms: case.lateness.group_lag_ms(group, 0.99),
-                busbw_gbs: None,
+                busbw_gbs: bandwidth::busbw_gbs(aligned, group),
                 timeout_ms: call.map_or(0, |call| call.timeout_ms),
             }
         })

@@ -99,8 +99,18 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
             case.group_name(spot.group)
         )
     };
+    let site = case
+        .aligned
+        .record_of(case.rank(first.node))
+        .and_then(|record| {
+            let at = position_of(case, record, first.at)?;
+            let position = case.graph.pending[record][at].position;
+            Some(case.at_site(case.aligned.op(record, position)))
+        });
+    let site = site.unwrap_or_default();
     let sentence = format!(
-        "{} went to {} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way round",
+        "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
+         round",
         name_ranks(&culprits),
         name(&at),
         name(&spot),
@@ -110,7 +120,7 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
     let skipped = odd.iter().all(|one| left_out(case, one));
     let (code, sentence) = if skipped {
         let sentence = format!(
-            "{} left out {} and went on to {}, where it waits for those that wait for it",
+            "{} left out {} and went on to {}{site}, where it waits for those that wait for it",
             name_ranks(&culprits),
             name(&spot),
             name(&at)
@@ -146,33 +156,35 @@ fn left_out(case: &Case<'_>, one: &Odd) -> bool {
     let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
         return false;
     };
-    let pending = &case.graph.pending[record];
-    let position_of = |place: usize| {
-        pending
-            .iter()
-            .position(|pending| match (&pending.what, &case.graph.places[place]) {
-                (What::Collective { seq }, Place::Collective { group, seq: at }) => {
-                    pending.group == *group && seq == at
-                }
-                (
-                    What::Batch { .. },
-                    Place::Batch {
-                        record: of,
-                        pending: at,
-                        ..
-                    },
-                ) => *of == record && case.graph.pending[record][*at].position == pending.position,
-                _ => false,
-            })
-    };
-    let Some(here) = position_of(one.at) else {
+    let Some(here) = position_of(case, record, one.at) else {
         return false;
     };
-    match position_of(one.instead) {
-        None => here + 1 < pending.len(),
+    match position_of(case, record, one.instead) {
+        None => here + 1 < case.graph.pending[record].len(),
         // It comes under that number much later: then it is the next one of its kind.
         Some(there) => there > here + 2,
     }
+}
+
+/// Where a place stands in what a rank has issued and not completed.
+fn position_of(case: &Case<'_>, record: usize, place: usize) -> Option<usize> {
+    let pending = &case.graph.pending[record];
+    pending
+        .iter()
+        .position(|pending| match (&pending.what, &case.graph.places[place]) {
+            (What::Collective { seq }, Place::Collective { group, seq: at }) => {
+                pending.group == *group && seq == at
+            }
+            (
+                What::Batch { .. },
+                Place::Batch {
+                    record: of,
+                    pending: at,
+                    ..
+                },
+            ) => *of == record && case.graph.pending[record][*at].position == pending.position,
+            _ => false,
+        })
 }
 
 /// The sides of a cycle: who waits in the same kind of place.

@@ -55,10 +55,21 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
         Difference::Argument => Code::E114,
     };
     let culprits: Vec<Rank> = sorted(wrong.iter().flat_map(|part| part.ranks.iter().copied()));
-    let (right, odd) = (
-        calls.get(one.parts[0].call).describe(),
-        calls.get(first.call).describe(),
-    );
+    let site = |part: &Part| {
+        let record = part.records.first();
+        record.map_or(String::new(), |&record| {
+            programs::at_site(case, one.group, one.seq, record)
+        })
+    };
+    let issued = |part: &Part| format!("{}{}", calls.get(part.call).describe(), site(part));
+    let odd = calls.get(first.call).describe();
+    let here = site(first);
+    // One line of the source says nothing new when it is said twice.
+    let right = if site(&one.parts[0]) == here {
+        calls.get(one.parts[0].call).describe()
+    } else {
+        issued(&one.parts[0])
+    };
     let group = case.group_name(one.group);
     let spot = case.spot(one.group, one.seq);
     let others = one.parts[0].ranks.len();
@@ -66,13 +77,7 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
         let sides: Vec<String> = one
             .parts
             .iter()
-            .map(|part| {
-                format!(
-                    "{} issued {}",
-                    name_ranks(&part.ranks),
-                    calls.get(part.call).describe()
-                )
-            })
+            .map(|part| format!("{} issued {}", name_ranks(&part.ranks), issued(part)))
             .collect();
         let sentence = format!(
             "members of group {group} disagree on #{}: {}; which side is wrong cannot be told",
@@ -84,7 +89,7 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
         draft
     } else {
         let sentence = format!(
-            "{} issued {odd} as #{} on group {group}, where {} issued {right}",
+            "{} issued {odd} as #{} on group {group}{here}, where {} issued {right}",
             name_ranks(&culprits),
             spot.seq,
             match others {
@@ -94,11 +99,7 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
         );
         let mut draft = Draft::new(code, sentence);
         draft.culprits = culprits.clone();
-        if matches!(
-            one.ground,
-            Ground::Past | Ground::Siblings | Ground::Consistency
-        ) && one.ground == Ground::Past
-        {
+        if one.ground == Ground::Past {
             draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
         }
         draft
@@ -195,6 +196,11 @@ pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], dra
         let seq = one.seq;
         let sites = programs::sites(case, one.group, seq, &part.records, part.call);
         draft.diff.extend(sites);
+    }
+    let first = wrong.first().and_then(|part| part.records.first());
+    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), first) {
+        let steps = programs::next_steps(case, one.group, one.seq, usual, odd);
+        draft.diff.extend(steps);
     }
     if let Some(&record) = wrong.first().and_then(|part| part.records.first())
         && let Some(position) = entry(record)

@@ -106,11 +106,14 @@ fn judge(
         aligned.records[receive.0].rank,
     );
     let spot = case.spot_of_message(send.0, group, send.1.position);
+    let site = |record: usize, half: Half| case.at_site(aligned.op(record, half.position));
     let sentence = format!(
-        "rank {source} sends {sent_size} elements to rank {destination} as send #{} on group {}, whose receive \
-         expects {received_size}",
+        "rank {source} sends {sent_size} elements to rank {destination} as send #{} on group {}{}, whose receive \
+         expects {received_size}{}",
         spot.seq,
-        case.group_name(group)
+        case.group_name(group),
+        site(send.0, send.1),
+        site(receive.0, receive.1),
     );
     let mut draft = Draft::new(Code::E121, sentence);
     draft.confidence = 0.95;

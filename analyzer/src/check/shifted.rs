@@ -59,7 +59,10 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
     let right = calls.get(one.parts[0].call).describe();
     let odd = calls.get(parts[0].call).describe();
     let who = name_ranks(&culprits);
-    let site = at_site(case, one, parts[0]);
+    let first = parts[0].records.first();
+    let site = first.map_or(String::new(), |&record| {
+        programs::at_site(case, one.group, one.seq, record)
+    });
     let group = case.group_name(one.group);
     let spot = case.spot(one.group, one.seq);
     let seq = spot.seq;
@@ -107,24 +110,6 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
     }
     draft.ruled_out.push(unlike.to_owned());
     describe(case, one, parts, &mut draft);
-    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), parts[0].records.first()) {
-        draft
-            .diff
-            .extend(programs::next_steps(case, one.group, one.seq, usual, odd));
-    }
     draft.at = Some(spot);
     draft
-}
-
-/// ` (train.py:88)`: where in its source the first rank of a part issued the call at which they part.
-fn at_site(case: &Case<'_>, one: &Disagreement, part: &Part) -> String {
-    let site = part.records.first().and_then(|&record| {
-        let mut lanes = case.aligned.lanes[record].iter();
-        let lane = lanes.find(|lane| lane.group == one.group)?;
-        let at = case.aligned.find(record, lane, one.seq).ok()?;
-        case.call_site(case.aligned.op(record, lane.collectives[at]))
-    });
-    site.map_or(String::new(), |frame| {
-        format!(" ({})", Case::name_site(frame))
-    })
 }

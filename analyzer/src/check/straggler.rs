@@ -123,14 +123,11 @@ fn late_rank(
     ));
     if let Some(op) = latest(case, record) {
         draft.frames = case.frames_of(record, op, "last_seen");
-        let site = case
-            .call_site(op)
-            .map(|frame| format!(" ({})", Case::name_site(frame)));
         draft.next = format!(
             "profile what rank {} does before {}{}",
             whole.rank,
             case.describe_op(record, op),
-            site.unwrap_or_default()
+            case.at_site(op)
         );
         let position = whole.ops.iter().position(|other| std::ptr::eq(other, op));
         let lane = &case.aligned.lanes[record][usize::from(op.group)];

@@ -331,10 +331,15 @@ fn draft(case: &Case<'_>, row: &Row<'_>, place: usize, found: Found) -> Draft {
     } else {
         format!("; {} stands against the others", name_ranks(&culprits))
     };
+    let first = found.culprits.first().or(found.proof.first());
+    let first = first.and_then(|&member| row.calls[member]);
+    let site = first.map_or(String::new(), |(record, position, _)| {
+        case.at_site(case.aligned.op(record, position))
+    });
     let mut draft = Draft::new(
         found.code,
         format!(
-            "the members of group {} disagree on {} #{}: {}{who}",
+            "the members of group {} disagree on {} #{}{site}: {}{who}",
             case.group_name(row.group),
             spot.op,
             spot.seq,

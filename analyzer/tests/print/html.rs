@@ -87,6 +87,26 @@ fn report_without_dumps_has_no_empty_pictures() {
 }
 
 #[test]
+fn frame_says_who_is_in_it_and_who_went_another_way() {
+    let page = page(&sample::stuck(), &[]);
+    let frame = |name: &str| {
+        let mut lines = page.lines().filter(|line| line.starts_with("<li"));
+        lines
+            .find(|line| line.contains(&format!("<code>{name}</code>")))
+            .unwrap_or_else(|| panic!("no frame {name}"))
+    };
+    assert!(!frame("main").contains("not here"), "all are in it");
+    assert!(frame("step").contains("ranks 0-5</span> <span class=\"elsewhere\">not here: 6<"));
+    assert!(frame("load").contains("rank 6</span> <span class=\"elsewhere\">not here: 0-5<"));
+    assert!(
+        frame("load").starts_with("<li class=\"fault\">"),
+        "it is at fault"
+    );
+    assert!(!frame("step").contains("fault"));
+    assert!(page.contains("No stack of rank 7 is recorded."));
+}
+
+#[test]
 fn circle_of_waits_has_an_arrow_for_each_wait() {
     let page = page(&sample::cycle(), &[]);
     assert_eq!(page.matches("class=\"edge\"").count(), 2);

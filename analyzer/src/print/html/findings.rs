@@ -114,7 +114,12 @@ fn write_card(
     if !finding.diff.is_empty() {
         write!(out, "<pre class=\"diff\">")?;
         for line in &finding.diff {
-            writeln!(out, "{}", Text(line))?;
+            let line_of = |class: &str| format!("<span class=\"{class}\">{}</span>", Text(line));
+            match line.chars().next() {
+                Some('-') => writeln!(out, "{}", line_of("less"))?,
+                Some('+') => writeln!(out, "{}", line_of("more"))?,
+                _ => writeln!(out, "{}", Text(line))?,
+            }
         }
         writeln!(out, "</pre>")?;
     }

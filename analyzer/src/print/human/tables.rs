@@ -210,11 +210,7 @@ fn write_stack(
     if depth >= MAX_DEPTH {
         return page.row(DIM, &format!("{margin}(deeper frames left out)"));
     }
-    let elsewhere: Vec<Rank> = caller
-        .iter()
-        .copied()
-        .filter(|rank| node.ranks.binary_search(rank).is_err())
-        .collect();
+    let elsewhere = node.not_here(caller);
     let elsewhere = if elsewhere.is_empty() {
         String::new()
     } else {

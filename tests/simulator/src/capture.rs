@@ -7,10 +7,11 @@
 //! asked; and while a capture of mode "global" is under way, calls that may wait or allocate are refused on
 //! every thread that has not relaxed its own mode, and spoil the capture.
 
+use crate::cuda::graph;
 use crate::stream::{Event, Stream, Work, lock};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -49,6 +50,8 @@ pub(crate) struct Capture {
     pub(crate) id: u64,
     mode: c_int,
     origin: usize,
+    /// The graph that it fills, as an address.
+    graph: usize,
     state: Mutex<State>,
 }
 
@@ -98,6 +101,7 @@ impl Capture {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             mode,
             origin: stream.key(),
+            graph: graph::begin().addr(),
             state: Mutex::default(),
         });
         lock(&ACTIVE).push(capture.clone());
@@ -110,12 +114,17 @@ impl Capture {
         lock(&self.state).streams.push(Arc::downgrade(stream));
     }
 
+    /// The handle of the graph that it fills.
+    pub(crate) fn graph(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.graph)
+    }
+
     pub(crate) fn spoil(&self) {
         lock(&self.state).spoilt = true;
     }
 
-    /// Ends the capture that began on this stream.
-    pub(crate) fn end(stream: &Stream) -> Result<Vec<Work>, c_int> {
+    /// Ends the capture that began on this stream: the graph's handle, and what it holds.
+    pub(crate) fn end(stream: &Stream) -> Result<(*mut c_void, Vec<Work>), c_int> {
         let (capture, seen) = stream.seen().ok_or(crate::cuda::INVALID_VALUE)?;
         if capture.origin != stream.key() {
             return Err(UNMATCHED);
@@ -126,13 +135,15 @@ impl Capture {
             member.leave_capture();
         }
         let is_joined = |(stream, issued)| seen.get(stream).is_some_and(|seen| seen >= issued);
-        if state.spoilt {
-            Err(INVALIDATED)
+        let status = if state.spoilt {
+            INVALIDATED
         } else if !state.issued.iter().all(is_joined) {
-            Err(UNJOINED)
+            UNJOINED
         } else {
-            Ok(state.work)
-        }
+            return Ok((capture.graph(), state.work));
+        };
+        graph::discard(capture.graph());
+        Err(status)
     }
 }
 

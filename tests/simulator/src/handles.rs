@@ -53,9 +53,14 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
-    #[allow(clippy::print_stderr, reason = "the last words of a broken program")]
     fn refuse(&self, handle: *mut c_void) -> ! {
-        eprintln!("simulator: {handle:p} is no live {}", self.what);
-        std::process::abort()
+        refuse(&format!("{handle:p} is no live {}", self.what))
     }
+}
+
+/// Ends a process that has done what the real libraries would not forgive.
+#[allow(clippy::print_stderr, reason = "the last words of a broken program")]
+pub(crate) fn refuse(why: &str) -> ! {
+    eprintln!("simulator: {why}");
+    std::process::abort()
 }

@@ -342,8 +342,8 @@ impl Clique {
         };
         let common = match first.ask {
             Ask::AllReduce | Ask::ReduceScatter | Ask::Reduce => reduced(),
-            Ask::AllGather => inputs.concat(),
-            Ask::Broadcast => inputs
+            Ask::AllGather | Ask::Gather => inputs.concat(),
+            Ask::Broadcast | Ask::Scatter => inputs
                 .get(root)
                 .map_or_else(Vec::new, |input| input.to_vec()),
             _ => Vec::new(),
@@ -351,8 +351,8 @@ impl Clique {
         for (rank, (request, _)) in all {
             let payload = match first.ask {
                 Ask::AllReduce | Ask::AllGather | Ask::Broadcast => common.clone(),
-                Ask::Reduce if *rank == root => common.clone(),
-                Ask::ReduceScatter => part(&common, *rank),
+                Ask::Reduce | Ask::Gather if *rank == root => common.clone(),
+                Ask::ReduceScatter | Ask::Scatter => part(&common, *rank),
                 Ask::AllToAll => inputs.iter().flat_map(|input| part(input, *rank)).collect(),
                 _ => Vec::new(),
             };

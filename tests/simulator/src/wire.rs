@@ -19,10 +19,12 @@ pub(crate) enum Ask {
     Leave = 9,
     Split = 10,
     Shrink = 11,
+    Gather = 12,
+    Scatter = 13,
 }
 
 impl Ask {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Join,
         Self::AllReduce,
         Self::Reduce,
@@ -35,6 +37,8 @@ impl Ask {
         Self::Leave,
         Self::Split,
         Self::Shrink,
+        Self::Gather,
+        Self::Scatter,
     ];
 }
 

@@ -75,6 +75,17 @@ fn groups_are_connected_anew_where_the_library_cannot_split() {
 }
 
 #[test]
+fn lists_are_gathered_and_scattered_with_and_without_the_librarys_own_calls() {
+    let (_folder, old) = without(&["ncclGather", "ncclScatter", "ncclAlltoAll"]);
+    for library in [simulator::path(), old] {
+        let (_job, said) = run("lists", |_, command| over(&library, command));
+        for said in said {
+            assert!(said.contains("gathered and scattered"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn registered_memory_is_refused_by_name_where_the_library_has_none() {
     let (_folder, library) = without(&["ncclCommRegister"]);
     let job = start("memory", |_, command| {

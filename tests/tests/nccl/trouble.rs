@@ -166,6 +166,25 @@ fn a_slow_start_is_waited_for_and_a_start_too_slow_is_named() {
 }
 
 #[test]
+fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
+    let mut job = start("late_split", |_, command| {
+        command.env("RCOMM_INIT_TIMEOUT_MS", "3000");
+    });
+    for rank in others() {
+        let ended = job.wait(rank);
+        let said = &ended.stderr;
+        // Rank 3 waits for its partner before it comes to NCCL.
+        let sentence = match rank {
+            3 => "group pair: waited for rank 2 until the deadline",
+            _ => "did not come to split the group: rank 2",
+        };
+        assert!(said.contains(sentence), "rank {rank}: {said}");
+        assert!(said.contains("after: "), "rank {rank}: {said}");
+        assert!(ended.status.code().is_some(), "rank {rank}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_driver_call_that_does_not_return_is_reported_by_the_monitor() {
     let job = start("train", |rank, command| {
         command.env("RCOMM_HEARTBEAT_TIMEOUT_MS", "1000");

@@ -272,8 +272,9 @@ impl NcclBackend {
             None => Ok(()),
             Some(graph) => {
                 let message = format!(
-                    "its buffers' stream is being captured into graph {graph}, where nothing runs that \
-                     could be waited for: issue it (`..._async`) and call `wait_stream`"
+                    "its buffers' stream is being captured into graph {}, where nothing runs that \
+                     could be waited for: issue it (`..._async`) and call `wait_stream`",
+                    graph.id
                 );
                 let error = Error::new(ErrorKind::InvalidArgument, message);
                 Err(error.during(op.op_type()))

@@ -8,7 +8,7 @@
 //! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
 //! NCCL's user guide; of the place where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
 
-use super::comm::{Blocking, Comm, CommOptions, RawConfig};
+use super::comm::{Blocking, Comm, CommOptions, Orphan, RawConfig};
 use super::device::CudaDevice;
 use super::library::NcclLibrary;
 use super::sys::{self, NcclComm, NcclResult, UniqueId, result};
@@ -54,7 +54,7 @@ struct Child {
     parent: Arc<Comm>,
     rank: u32,
     size: u32,
-    /// Given away for ever if this is dropped before its time: the library writes to it in the end.
+    /// Left to the parent if this is dropped before its time: the library writes to it in the end.
     place: Option<Box<AtomicPtr<c_void>>>,
     /// As the place: the library copies them during the call, but it costs nothing to be sure.
     input: Option<Box<Input>>,
@@ -68,9 +68,11 @@ struct Input {
 }
 
 impl Drop for Child {
+    /// The parent takes over what the library may still write to.
     fn drop(&mut self) {
-        std::mem::forget(self.place.take());
-        std::mem::forget(self.input.take());
+        if let (Some(place), Some(input)) = (self.place.take(), self.input.take()) {
+            self.parent.take_in(Orphan { place, input });
+        }
     }
 }
 
@@ -164,6 +166,7 @@ impl Birth {
                 }
             }
             Stage::Child(child) => {
+                // After an error, what the library has made all the same goes with the parent.
                 if !child.parent.is_ready()? {
                     return Ok(Step::NotYet);
                 }

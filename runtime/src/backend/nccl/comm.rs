@@ -10,6 +10,7 @@ use super::library::NcclLibrary;
 use super::sys::{self, NcclComm, NcclResult, result};
 use crate::error::{Error, ErrorKind, Result};
 use std::ffi::{CString, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -129,8 +130,32 @@ impl CommOptions {
 pub(super) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
+    /// Children that were given up before the library was done with them.
+    orphans: Mutex<Vec<Orphan>>,
     rank: u32,
     size: u32,
+}
+
+/// A child of a communicator that nobody waits for any more: the library may still write its handle to
+/// `place`, and read what stands beside it, until the parent has been aborted.
+pub(super) struct Orphan {
+    pub(super) place: Box<AtomicPtr<c_void>>,
+    #[allow(dead_code, reason = "held, not read")]
+    pub(super) input: Box<dyn Send>,
+}
+
+impl Orphan {
+    /// Aborts what the library has made, if it has made anything.
+    fn abort(self, library: &NcclLibrary) -> Result<()> {
+        let raw = self.place.load(Ordering::Acquire);
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the library wrote it for us alone and is done with it, since the parent's abort has
+        // returned: that joins the thread that makes the child (`ncclCommAbort`, init.cc).
+        let status = unsafe { (library.table().comm_abort)(raw) };
+        library.check("ncclCommAbort", status)
+    }
 }
 
 /// How a communicator fares.
@@ -171,6 +196,7 @@ impl Comm {
         Self {
             library: library.clone(),
             handle: Mutex::new(Handle(raw)),
+            orphans: Mutex::default(),
             rank,
             size,
         }
@@ -316,8 +342,16 @@ impl Comm {
         })?
     }
 
+    /// Takes a child over that was given up before its time.
+    pub(super) fn take_in(&self, orphan: Orphan) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.push(orphan);
+    }
+
     /// Leaves the communicator to the library for ever, as it is. Later calls find it gone.
     pub(super) fn forsake(&self) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *orphans));
         let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         handle.0 = std::ptr::null_mut();
     }
@@ -381,7 +415,24 @@ impl Comm {
         // SAFETY: taken out under the lock, so it is freed once and nobody is in a call on it; abort is
         // allowed while operations are pending, destroy is called when there are none.
         let status = unsafe { function(comm) };
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let orphans = std::mem::take(&mut *orphans);
+        settle_orphans(&self.library, orphans, status);
         self.library.check(call, status)
+    }
+}
+
+/// Ends the children that were given up, after their parent; where that failed they stay for ever, since
+/// the library may still write to them.
+fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
+    if status != result::SUCCESS {
+        std::mem::forget(orphans);
+        return;
+    }
+    for orphan in orphans {
+        if let Err(error) = orphan.abort(library) {
+            tracing::warn!(%error, "a communicator that came too late could not be aborted");
+        }
     }
 }
 
@@ -398,10 +449,13 @@ impl Drop for Comm {
         }
         let (sender, done) = channel();
         let library = self.library.clone();
+        let orphans = self.orphans.get_mut();
+        let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
         let abort = move || {
             let handle = handle;
             // SAFETY: taken out above, so it is freed once, and nobody can be in a call on what is dropped.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
+            settle_orphans(&library, orphans, status);
             // Nobody may be waiting any more.
             drop(sender.send(library.check("ncclCommAbort", status)));
         };

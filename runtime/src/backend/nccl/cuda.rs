@@ -29,6 +29,12 @@ pub(super) type CuEvent = *mut c_void;
 pub(super) type CuModule = *mut c_void;
 /// `CUfunction`.
 pub(super) type CuFunction = *mut c_void;
+/// `CUgraph`.
+pub(super) type CuGraph = *mut c_void;
+/// `CUuserObject`.
+pub(super) type CuUserObject = *mut c_void;
+/// `CUhostFn`. It may call nothing of the driver's.
+pub(super) type CuHostFn = unsafe extern "C" fn(*mut c_void);
 /// `CUdeviceptr`.
 pub(super) type CuDevicePtr = u64;
 
@@ -46,6 +52,10 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(super) const CAPTURE_STATUS_NONE: c_int = 0;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nobody may wait for the destructor.
+pub(super) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's references.
+pub(super) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 pub(super) const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
@@ -121,6 +131,14 @@ table! {
         memcpy_to_device = "cuMemcpyHtoDAsync_v2": fn(CuDevicePtr, *const c_void, usize, CuStream) -> CuResult;
         /// `cuMemcpyDtoHAsync_v2`
         memcpy_to_host = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CuDevicePtr, usize, CuStream) -> CuResult;
+        /// `cuMemcpyDtoDAsync_v2`
+        memcpy_on_device = "cuMemcpyDtoDAsync_v2": fn(CuDevicePtr, CuDevicePtr, usize, CuStream) -> CuResult;
+        /// `cuUserObjectCreate`
+        user_object_create = "cuUserObjectCreate": fn(*mut CuUserObject, *mut c_void, CuHostFn, c_uint, c_uint) -> CuResult;
+        /// `cuUserObjectRelease`
+        user_object_release = "cuUserObjectRelease": fn(CuUserObject, c_uint) -> CuResult;
+        /// `cuGraphRetainUserObject`
+        graph_retain_user_object = "cuGraphRetainUserObject": fn(CuGraph, CuUserObject, c_uint, c_uint) -> CuResult;
         /// `cuModuleLoadData`
         module_load_data = "cuModuleLoadData": fn(*mut CuModule, *const c_void) -> CuResult;
         /// `cuModuleUnload`

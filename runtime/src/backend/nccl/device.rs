@@ -5,7 +5,8 @@
 //! thread's capture mode, since a look at an event of ours would otherwise end a capture that another
 //! thread of the program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
 
-use super::cuda::{self, CuContext, CuDevice, CuEvent, CuStream, CudaDriver};
+use super::cuda::{self, CuContext, CuDevice, CuDevicePtr, CuEvent, CuGraph, CuStream, CudaDriver};
+use super::graph::Graph;
 use crate::buffer::Device;
 use crate::error::{Error, ErrorKind, Result};
 use std::any::Any;
@@ -13,7 +14,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// One device of this process, with its primary context.
@@ -26,11 +27,13 @@ pub struct CudaDevice {
     device: CuDevice,
     context: CuContext,
     uuid: [u8; 16],
+    /// Memory that graphs have let go of. It refers back to the device: what nobody frees stays.
+    aside: Mutex<Vec<Box<dyn Send>>>,
 }
 
 // SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as above; nothing here is changed after `open`.
+// SAFETY: as above; what is changed after `open` is behind a lock.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
@@ -65,6 +68,7 @@ impl CudaDevice {
             device,
             context,
             uuid: uuid.bytes,
+            aside: Mutex::default(),
         }))
     }
 
@@ -89,6 +93,21 @@ impl CudaDevice {
 
     pub(super) fn has_context(&self, context: CuContext) -> bool {
         self.context == context
+    }
+
+    /// Takes memory that nothing on the device uses any more. Calls nothing of the driver's.
+    pub(super) fn lay_aside(&self, memory: Box<dyn Send>) {
+        self.aside().push(memory);
+    }
+
+    /// Frees what was laid aside.
+    pub(super) fn free_aside(&self) {
+        let aside = std::mem::take(&mut *self.aside());
+        drop(aside);
+    }
+
+    fn aside(&self) -> MutexGuard<'_, Vec<Box<dyn Send>>> {
+        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current on this thread until the guard goes.
@@ -282,22 +301,23 @@ impl CudaStream {
         self.device.driver().check("cuStreamSynchronize", status)
     }
 
-    /// The number of the graph that it is being captured into, if it is.
-    pub(super) fn graph(&self) -> Result<Option<u64>> {
+    /// The graph that it is being captured into, if it is.
+    pub(super) fn graph(&self) -> Result<Option<Graph>> {
         // The default stream cannot be captured, and asking it would disturb captures of others.
         if self.raw.is_null() {
             return Ok(None);
         }
         let (mut state, mut id) = (cuda::CAPTURE_STATUS_NONE, 0);
+        let mut raw: CuGraph = null_mut();
         let ask = self.device.driver().table().stream_get_capture_info;
-        // SAFETY: the stream is live; writes an int and an id through valid pointers, and the manual lets
-        // the others be null.
+        // SAFETY: the stream is live; writes an int, an id and a handle through valid pointers, and the
+        // manual lets the others be null.
         let status = unsafe {
             ask(
                 self.raw,
                 &mut state,
                 &mut id,
-                null_mut(),
+                &mut raw,
                 null_mut(),
                 null_mut(),
             )
@@ -305,7 +325,23 @@ impl CudaStream {
         self.device
             .driver()
             .check("cuStreamGetCaptureInfo", status)?;
-        Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(id))
+        Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(Graph { id, raw }))
+    }
+
+    /// Enqueues a copy between two places of devices. The context is current.
+    ///
+    /// # Safety
+    /// Both places hold that many bytes, until the stream is done with them.
+    pub(super) unsafe fn copy(
+        &self,
+        to: CuDevicePtr,
+        from: CuDevicePtr,
+        bytes: usize,
+    ) -> Result<()> {
+        let driver = self.device.driver();
+        // SAFETY: the stream is live; the caller vouches for both places.
+        let status = unsafe { (driver.table().memcpy_on_device)(to, from, bytes, self.raw) };
+        driver.check("cuMemcpyDtoDAsync", status)
     }
 
     /// Holds up what is enqueued here from now on until the newest record of `event` is done.
@@ -446,7 +482,7 @@ impl EventPool {
         })
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
+    fn free(&self) -> MutexGuard<'_, Vec<Event>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

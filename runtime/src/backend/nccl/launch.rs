@@ -2,15 +2,21 @@
 //!
 //! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in
 //! c10d: NCCL runs a group as one kernel. Parts without elements are left out on both sides.
+//!
+//! NCCL's own gather and scatter (2.28) want the root's parts side by side. Only the root knows whether its
+//! are, and the call must be the same on all ranks: so the root goes through memory of the lane's where
+//! they are not.
 
 use super::datatype::{NcclReduction, Units, reduction_of};
+use super::device::CudaStream;
 use super::library::NcclLibrary;
 use super::rally::Scope;
-use super::sys::{self, CudaStream, NcclComm, NcclRedOp, NcclResult, result};
+use super::sys::{self, NcclComm, NcclRedOp, NcclResult, result};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
 use rcomm_recorder::model::DType;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
 /// Refuses what NCCL, or this library, does not do. Nothing is sent.
@@ -40,21 +46,86 @@ pub(super) struct Target<'a> {
     pub(super) library: &'a NcclLibrary,
     pub(super) comm: NcclComm,
     pub(super) scope: Scope,
-    pub(super) stream: CudaStream,
+    pub(super) stream: &'a CudaStream,
     /// This rank, and the size, in the communicator.
     pub(super) rank: u32,
     pub(super) size: u32,
     /// Four bytes of the device's that a barrier may reduce.
     pub(super) barrier: *mut c_void,
+    /// As many bytes of the device's as [`staging_bytes`] says.
+    pub(super) staging: *mut c_void,
 }
 
 /// Whether everything is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Launched {
+pub(super) enum Call {
     /// It is.
     Done,
     /// The library is still at it (it connects to peers): its asynchronous error will tell.
     InProgress,
+}
+
+/// What a launch has come to.
+pub(super) struct Launched {
+    pub(super) call: Call,
+    /// What is to be copied on the stream once everything is enqueued.
+    pub(super) copies: Vec<Move>,
+}
+
+/// Bytes that go from one place of the device to another.
+#[derive(Clone, Copy)]
+pub(super) struct Move {
+    to: *mut c_void,
+    from: *mut c_void,
+    bytes: usize,
+}
+
+impl Move {
+    /// Enqueues it. The context is current.
+    ///
+    /// # Safety
+    /// Both places hold that many bytes, until the stream is done with them.
+    pub(super) unsafe fn enqueue(self, stream: &CudaStream) -> Result<()> {
+        let (to, from) = (self.to.addr() as u64, self.from.addr() as u64);
+        // SAFETY: the caller vouches for both places.
+        unsafe { stream.copy(to, from, self.bytes) }
+    }
+}
+
+/// How much memory an operation needs besides its buffers: where the library wants the parts of a list
+/// side by side, and they are not.
+pub(super) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
+    let table = library.table();
+    let list = match op {
+        Op::Gather { outputs, .. } if table.gather.is_some() => outputs,
+        Op::Scatter { inputs, .. } if table.scatter.is_some() => inputs,
+        Op::Coalesced(ops) => return ops.iter().map(|op| staging_bytes(library, op)).sum(),
+        _ => return 0,
+    };
+    match whole(list) {
+        Some(_) => 0,
+        None => list
+            .iter()
+            .map(Buffer::size_bytes)
+            .sum::<usize>()
+            .next_multiple_of(STAGING_ALIGN),
+    }
+}
+
+/// To what staged lists are aligned.
+const STAGING_ALIGN: usize = 256;
+
+/// Where the parts of a list lie, if they lie side by side. Also for none.
+fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
+    let first = list.first()?;
+    let mut end = first.as_ptr().addr();
+    for part in list {
+        if part.as_ptr().addr() != end {
+            return None;
+        }
+        end += part.size_bytes();
+    }
+    Some(Part::of(first).at)
 }
 
 impl<'a> Target<'a> {
@@ -71,7 +142,9 @@ impl<'a> Target<'a> {
     pub(super) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         let calls = Calls {
             target: self,
-            is_pending: std::cell::Cell::new(false),
+            is_pending: Cell::new(false),
+            staged: Cell::new(0),
+            copies: RefCell::default(),
         };
         if needs_group(op) {
             let group = self.library.group()?;
@@ -80,11 +153,12 @@ impl<'a> Target<'a> {
         } else {
             calls.make(op)?;
         }
-        Ok(if calls.is_pending.get() {
-            Launched::InProgress
-        } else {
-            Launched::Done
-        })
+        let call = match calls.is_pending.get() {
+            true => Call::InProgress,
+            false => Call::Done,
+        };
+        let copies = calls.copies.into_inner();
+        Ok(Launched { call, copies })
     }
 }
 
@@ -137,7 +211,10 @@ impl Part {
 /// a buffer of the operation.
 struct Calls<'a> {
     target: Target<'a>,
-    is_pending: std::cell::Cell<bool>,
+    is_pending: Cell<bool>,
+    /// Bytes of the staging memory in use.
+    staged: Cell<usize>,
+    copies: RefCell<Vec<Move>>,
 }
 
 impl Calls<'_> {
@@ -233,8 +310,8 @@ impl Calls<'_> {
                 input,
                 outputs,
                 root,
-            }
-            | Op::GatherV {
+            } => self.gather(input, outputs, *root),
+            Op::GatherV {
                 input,
                 outputs,
                 root,
@@ -247,8 +324,8 @@ impl Calls<'_> {
                 inputs,
                 output,
                 root,
-            }
-            | Op::ScatterV {
+            } => self.scatter(inputs, output, *root),
+            Op::ScatterV {
                 inputs,
                 output,
                 root,
@@ -312,7 +389,7 @@ impl Calls<'_> {
                     units.data_type,
                     op,
                     it.comm,
-                    it.stream,
+                    it.stream.raw(),
                 )
             };
             self.note("ncclAllReduce", status)
@@ -335,7 +412,7 @@ impl Calls<'_> {
                     op,
                     root,
                     it.comm,
-                    it.stream,
+                    it.stream.raw(),
                 )
             };
             self.note("ncclReduce", status)
@@ -357,7 +434,7 @@ impl Calls<'_> {
                 units.data_type,
                 root,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclBroadcast", status)
@@ -375,7 +452,7 @@ impl Calls<'_> {
                 sys::data_type::UINT32,
                 sys::red_op::MAX,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclAllReduce", status)
@@ -394,7 +471,7 @@ impl Calls<'_> {
                 input.len * units.each,
                 units.data_type,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclAllGather", status)
@@ -419,7 +496,7 @@ impl Calls<'_> {
                     units.data_type,
                     op,
                     it.comm,
-                    it.stream,
+                    it.stream.raw(),
                 )
             };
             self.note("ncclReduceScatter", status)
@@ -446,10 +523,107 @@ impl Calls<'_> {
                 count,
                 units.data_type,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclAlltoAll", status)
+    }
+
+    fn gather(&self, input: &Buffer<'_>, outputs: &[Buffer<'_>], root: u32) -> Result<()> {
+        let it = self.target;
+        let ranks = 0..it.size;
+        let own = Part::of(input);
+        let outputs_at = outputs.iter().map(Part::of);
+        let Some(gather) = it.library.table().gather else {
+            return self.exchange([(own, root)].into_iter(), outputs_at.zip(ranks));
+        };
+        let at = match whole(outputs) {
+            Some(at) => at,
+            // On another rank than the root the library looks at no output.
+            None if outputs.is_empty() => own.at,
+            None => {
+                let (at, moves) = self.stage(outputs);
+                let back = moves.map(|it| Move {
+                    to: it.from,
+                    from: it.to,
+                    ..it
+                });
+                self.copies.borrow_mut().extend(back);
+                at
+            }
+        };
+        let units = Units::to_move(own.dtype);
+        let root = to_c(root)?;
+        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
+        // for each rank at `at`.
+        let status = unsafe {
+            gather(
+                own.at,
+                at,
+                own.len * units.each,
+                units.data_type,
+                root,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclGather", status)
+    }
+
+    fn scatter(&self, inputs: &[Buffer<'_>], output: &Buffer<'_>, root: u32) -> Result<()> {
+        let it = self.target;
+        let ranks = 0..it.size;
+        let own = Part::of(output);
+        let inputs_at = inputs.iter().map(Part::of);
+        let Some(scatter) = it.library.table().scatter else {
+            return self.exchange(inputs_at.zip(ranks), [(own, root)].into_iter());
+        };
+        let at = match whole(inputs) {
+            Some(at) => at,
+            // On another rank than the root the library looks at no input.
+            None if inputs.is_empty() => own.at,
+            None => {
+                let (at, mut moves) = self.stage(inputs);
+                // SAFETY: the parts are live, by the contract, and the staging memory has room for them.
+                moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
+                at
+            }
+        };
+        let units = Units::to_move(own.dtype);
+        let root = to_c(root)?;
+        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
+        // for each rank at `at`.
+        let status = unsafe {
+            scatter(
+                at,
+                own.at,
+                own.len * units.each,
+                units.data_type,
+                root,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclScatter", status)
+    }
+
+    /// Room for a list side by side, and what brings its parts there.
+    fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = Move>) {
+        let start = self.staged.get();
+        let at = self.target.staging.wrapping_byte_add(start);
+        let mut end = 0;
+        let moves: Vec<Move> = list
+            .iter()
+            .map(|part| {
+                let bytes = part.size_bytes();
+                let to = at.wrapping_byte_add(end);
+                end += bytes;
+                let from = Part::of(part).at;
+                Move { to, from, bytes }
+            })
+            .collect();
+        self.staged.set(start + end.next_multiple_of(STAGING_ALIGN));
+        (at, moves.into_iter())
     }
 
     /// Sends and receives parts, also to and from this rank itself.
@@ -477,7 +651,7 @@ impl Calls<'_> {
                 units.data_type,
                 peer,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclSend", status)
@@ -498,7 +672,7 @@ impl Calls<'_> {
                 units.data_type,
                 peer,
                 it.comm,
-                it.stream,
+                it.stream.raw(),
             )
         };
         self.note("ncclRecv", status)

@@ -3,8 +3,8 @@
 //! Nothing outside this folder sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types
 //! and the tables of functions, `library` and `cuda` load them and turn codes into errors, `device`,
 //! `memory` and `comm` are owned values over them, `rally` brings ranks together over the store, `birth`
-//! makes communicators and `derive` groups from groups, `lane` and `launch` put operations on a stream,
-//! `pending` looks how they fare.
+//! makes communicators and `derive` groups from groups, `lane` and `launch` put operations on a stream or
+//! into a `graph`, `pending` looks how they fare.
 //!
 //! Both libraries are loaded at run time: one build runs with and without a device. cudarc's NCCL layer
 //! is not used: it looks for other file names than `libnccl.so.2`, panics where a symbol is missing, and
@@ -19,6 +19,7 @@ mod cudarc;
 mod datatype;
 mod derive;
 mod device;
+mod graph;
 mod lane;
 mod launch;
 mod library;

@@ -214,8 +214,10 @@ impl Drop for Ticket {
             return;
         };
         match (self.marks.take(), self.debris.take()) {
-            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => self.lane.keep(op, end),
-            (None, _) => self.lane.shared.leak(op),
+            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => {
+                self.lane.keep(op.op_type(), Box::new(op), end);
+            }
+            (None, _) => self.lane.shared.leak(op.op_type(), Box::new(op)),
         }
     }
 }

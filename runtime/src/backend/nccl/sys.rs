@@ -297,6 +297,10 @@ table! {
         comm_shrink = "ncclCommShrink", "2.27": fn(NcclComm, *mut c_int, c_int, *mut NcclComm, *mut Config, c_int) -> NcclResult;
         /// `ncclAlltoAll`
         all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGather`
+        gather = "ncclGather", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclScatter`
+        scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
         /// `ncclCommRevoke`
         comm_revoke = "ncclCommRevoke", "2.29": fn(NcclComm, c_int) -> NcclResult;
     }

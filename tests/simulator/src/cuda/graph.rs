@@ -1,18 +1,49 @@
-//! Graphs: what a capture gathered, to be run as often as it is launched ("Graph Management" in the
-//! driver's manual).
+//! Graphs: what a capture gathers, to be run as often as it is launched ("Graph Management" in the driver's
+//! manual), and the program's objects that they keep alive.
 
 use super::{INVALID_VALUE, SUCCESS, put, stream_of};
 use crate::capture::Capture;
 use crate::handles::Handles;
-use crate::stream::Work;
-use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use crate::stream::{Work, lock};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex};
 
-/// What a capture gathered.
-struct Graph(Vec<Work>);
+/// What a capture has gathered, and what must live for as long as it does.
+#[derive(Default)]
+pub(crate) struct Graph {
+    pub(crate) work: Mutex<Vec<Work>>,
+    objects: Mutex<Vec<Arc<UserObject>>>,
+}
+
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// `CUuserObject`: its references are those of the caller's handle and of graphs.
+struct UserObject {
+    at: usize,
+    destroy: HostFunction,
+}
+
+impl Drop for UserObject {
+    /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`).
+    fn drop(&mut self) {
+        // SAFETY: the caller of `cuUserObjectCreate` vouches for function and pointer; this is the one call.
+        unsafe { (self.destroy)(std::ptr::with_exposed_provenance_mut(self.at)) };
+    }
+}
 
 static GRAPHS: Handles<Graph> = Handles::new("graph");
 static EXECUTABLES: Handles<Graph> = Handles::new("executable graph");
+static OBJECTS: Handles<UserObject> = Handles::new("user object");
+
+/// A graph that a capture is to fill.
+pub(crate) fn begin() -> *mut c_void {
+    GRAPHS.insert(Arc::default())
+}
+
+/// The graph of a capture that has ended badly.
+pub(crate) fn discard(handle: *mut c_void) {
+    drop(GRAPHS.remove(handle));
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, mode: c_int) -> c_int {
@@ -32,8 +63,13 @@ pub unsafe extern "C" fn cuStreamEndCapture(handle: *mut c_void, graph: *mut *mu
             unsafe { put(graph, std::ptr::null_mut()) };
             status
         }
-        // SAFETY: the caller's pointer.
-        Ok(work) => unsafe { put(graph, GRAPHS.insert(Arc::new(Graph(work)))) },
+        Ok((made, work)) => {
+            if let Some(made) = GRAPHS.get(made) {
+                *lock(&made.work) = work;
+            }
+            // SAFETY: the caller's pointer.
+            unsafe { put(graph, made) }
+        }
     }
 }
 
@@ -46,8 +82,13 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     let Some(graph) = GRAPHS.get(graph) else {
         return INVALID_VALUE;
     };
+    // What is made of a graph has references of its own to the graph's objects.
+    let copy = Graph {
+        work: Mutex::new(lock(&graph.work).clone()),
+        objects: Mutex::new(lock(&graph.objects).clone()),
+    };
     // SAFETY: the caller's pointer.
-    unsafe { put(executable, EXECUTABLES.insert(graph)) }
+    unsafe { put(executable, EXECUTABLES.insert(Arc::new(copy))) }
 }
 
 #[unsafe(no_mangle)]
@@ -56,9 +97,13 @@ pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, handle: *mut c_v
         return INVALID_VALUE;
     };
     let stream = stream_of(handle);
-    for work in &graph.0 {
+    for work in &*lock(&graph.work) {
         stream.push(Arc::clone(work));
     }
+    // "The graph may be destroyed" while it runs: what it keeps stays until then.
+    stream.push(Arc::new(move || {
+        let _running = &graph;
+    }));
     SUCCESS
 }
 
@@ -72,4 +117,55 @@ pub unsafe extern "C" fn cuGraphExecDestroy(executable: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> c_int {
     GRAPHS.remove(graph).map_or(INVALID_VALUE, |_| SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuUserObjectCreate(
+    out: *mut *mut c_void,
+    at: *mut c_void,
+    destroy: Option<HostFunction>,
+    references: c_uint,
+    flags: c_uint,
+) -> c_int {
+    // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC is the one flag, "currently required"; one reference is all that
+    // this keeps count of.
+    let (Some(destroy), 1, 1) = (destroy, references, flags) else {
+        return INVALID_VALUE;
+    };
+    let at = at.expose_provenance();
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, OBJECTS.insert(Arc::new(UserObject { at, destroy }))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuUserObjectRelease(object: *mut c_void, count: c_uint) -> c_int {
+    if count != 1 {
+        return INVALID_VALUE;
+    }
+    OBJECTS.remove(object).map_or(INVALID_VALUE, |_| SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphRetainUserObject(
+    graph: *mut c_void,
+    object: *mut c_void,
+    count: c_uint,
+    flags: c_uint,
+) -> c_int {
+    const MOVE: c_uint = 1;
+    let (Some(graph), 1) = (GRAPHS.get(graph), count) else {
+        return INVALID_VALUE;
+    };
+    let kept = match flags {
+        MOVE => OBJECTS.remove(object),
+        0 => OBJECTS.get(object),
+        _ => None,
+    };
+    match kept {
+        None => INVALID_VALUE,
+        Some(kept) => {
+            lock(&graph.objects).push(kept);
+            SUCCESS
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 pub(crate) mod context;
 pub(crate) mod event;
-mod graph;
+pub(crate) mod graph;
 pub(crate) mod memory;
 mod module;
 pub(crate) mod stream;

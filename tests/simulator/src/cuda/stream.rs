@@ -117,7 +117,8 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     // SAFETY: the caller's pointers; all but the first may be null.
     unsafe {
         put(id, capture.as_ref().map_or(0, |capture| capture.id));
-        put(graph, std::ptr::null_mut());
+        let handle = capture.as_ref().map(|capture| capture.graph());
+        put(graph, handle.unwrap_or(std::ptr::null_mut()));
         put(dependencies, std::ptr::null());
         put(count, 0);
         put(status, c_int::from(capture.is_some()))

@@ -6,6 +6,8 @@
 
 use super::comm::{Comm, WaitsFor};
 use super::{INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail};
+use crate::cuda::memory::device_of;
+use crate::handles::refuse;
 use crate::stream::Stream;
 use crate::trouble::{self, Fate};
 use crate::wire::{Ask, Request};
@@ -22,10 +24,21 @@ pub(super) struct Item {
     pub(super) output: usize,
 }
 
-/// Copies out of, and into, what the test calls device memory.
-pub(super) fn read(at: usize, length: usize) -> Vec<u8> {
+/// Ends the process for memory that is no device's, or was freed: a kernel would end the context
+/// (`CUDA_ERROR_ILLEGAL_ADDRESS`).
+fn check(at: usize, length: usize) {
+    if device_of(at as u64, length as u64).is_none() {
+        refuse(&format!(
+            "{length} bytes at {at:#x} are no live memory of a device"
+        ));
+    }
+}
+
+/// Copies out of device memory.
+fn read(at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     if length > 0 {
+        check(at, length);
         // SAFETY: the caller of NCCL vouches for its buffers until the operation ends, as with the
         // real library; device memory is host memory here.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, bytes.as_mut_ptr(), length) };
@@ -35,6 +48,7 @@ pub(super) fn read(at: usize, length: usize) -> Vec<u8> {
 
 fn write(at: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
+        check(at, bytes.len());
         // SAFETY: as for `read`; the reply has the length of the caller's output.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
     }

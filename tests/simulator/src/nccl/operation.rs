@@ -2,7 +2,7 @@
 //! argcheck.cc and enqueue.cc (`ncclEnqueueCheck`).
 
 use super::comm::{Comm, comm_of};
-use super::group::{Item, Launch, enqueue, read};
+use super::group::{Item, Launch, enqueue};
 use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, fail, no_comm};
 use crate::cuda;
 use crate::number::size_of_type;
@@ -135,8 +135,9 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(size) = size_of_type(data_type) else {
         return fail(INVALID_ARGUMENT, "invalid type");
     };
-    let bytes = read(scalar as usize, size);
-    let factor = match (data_type, bytes.as_slice()) {
+    // SAFETY: the caller's scalar of that type: on the host, as `ncclScalarHostImmediate` says.
+    let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
+    let factor = match (data_type, bytes) {
         (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
         (9, &[a, b]) => rcomm::bf16::from_le_bytes([a, b]).to_f64(),
         (7, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
@@ -286,6 +287,55 @@ pub unsafe extern "C" fn ncclAlltoAll(
         (all, data_type),
         (comm, stream),
     )
+    .enqueue()
+}
+
+/// "On non-root ranks, recvbuff is not used" (nccl.h).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGather(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    Call {
+        rank: root,
+        ..Call::new(
+            Ask::Gather,
+            (send, receive),
+            (count, data_type),
+            (comm, stream),
+        )
+    }
+    .enqueue()
+}
+
+/// "On non-root ranks, sendbuff is not used" (nccl.h).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclScatter(
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let all = count * ranks_of(comm);
+    let input = if is_rank(comm, root) { all } else { 0 };
+    Call {
+        input,
+        rank: root,
+        ..Call::new(
+            Ask::Scatter,
+            (send, receive),
+            (all, data_type),
+            (comm, stream),
+        )
+    }
     .enqueue()
 }
 

@@ -2,9 +2,12 @@
 
 use super::{Gpu, all_reduce, count, say_communicators};
 use libloading::{Library, Symbol};
+use rcomm::backend::nccl::DeviceBuffer;
 use rcomm::{Op, ReduceOp, Result, World};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The calls of the driver that a program that captures makes by itself.
 struct Graphs {
@@ -52,8 +55,24 @@ impl Graphs {
                 .driver
                 .get(b"cuGraphInstantiateWithFlags")
                 .expect("cuGraphInstantiateWithFlags");
-            (make(&mut executable, graph, 0), executable)
+            let status = make(&mut executable, graph, 0);
+            let destroy: Symbol<'_, unsafe extern "C" fn(Handle) -> c_int> =
+                self.driver.get(b"cuGraphDestroy").expect("cuGraphDestroy");
+            assert_eq!(destroy(graph), 0, "cuGraphDestroy");
+            (status, executable)
         }
+    }
+
+    fn destroy(&self, executable: Handle) {
+        // SAFETY: the signature is that of cuda.h; nobody uses the graph any more.
+        let status = unsafe {
+            let destroy: Symbol<'_, unsafe extern "C" fn(Handle) -> c_int> = self
+                .driver
+                .get(b"cuGraphExecDestroy")
+                .expect("cuGraphExecDestroy");
+            destroy(executable)
+        };
+        assert_eq!(status, 0, "cuGraphExecDestroy");
     }
 
     fn launch(&self, executable: Handle, stream: Handle) {
@@ -102,6 +121,8 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     // The group goes on as before.
     assert_eq!(count(group, gpu)?, world.size() as f32);
 
+    keep_memory(world, gpu, &graphs)?;
+
     // Who does not join the group's stream again learns it from the driver.
     graphs.begin(stream);
     drop(group.execute_async(all_reduce(&summed)?)?);
@@ -109,4 +130,42 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     eprintln!("not joined: {status}");
     assert_eq!(count(group, gpu)?, world.size() as f32);
     say_communicators(world)
+}
+
+/// A graph keeps what it uses alive, although nobody else does, and for as long as it is there.
+fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
+    let group = world.group();
+    let stream = gpu.stream.as_raw();
+    let doomed = Arc::new(gpu.buffer(&[1i32; 64])?);
+    let (at, dtype, len) = (doomed.address(), doomed.dtype(), doomed.len());
+    let watched = Arc::downgrade(&doomed);
+    // SAFETY: the memory is the owner's, whole.
+    let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, doomed)? };
+    graphs.begin(stream);
+    let work = group.execute_async(all_reduce(&buffer)?)?;
+    work.wait_stream(&gpu.stream)?;
+    drop((work, buffer));
+    let (status, executable) = graphs.end(stream);
+    assert_eq!(status, 0, "the capture");
+    for _ in 0..2 {
+        graphs.launch(executable, stream);
+    }
+    gpu.stream.synchronize()?;
+    assert!(watched.upgrade().is_some(), "the graph is there");
+    graphs.destroy(executable);
+    // Whoever uses the device next frees it, once the watchdog has seen that the operation was issued. The
+    // ranks go on together.
+    let begun = Instant::now();
+    loop {
+        let left = gpu.buffer(&[i32::from(watched.upgrade().is_some())])?;
+        group.execute_async(all_reduce(&left)?)?.wait()?;
+        if left.to_vec::<i32>()? == [0] {
+            break;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "nobody needs it any more"
+        );
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr)]
 
 mod graph;
+mod lists;
 
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
 use rcomm::{Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Result, World};
@@ -39,6 +40,8 @@ fn run(scenario: &str) -> Result<()> {
         "graph" => graph::capture(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,
+        "lists" => lists::gather_and_scatter(&world, &gpu)?,
+        "late_split" => late_split(&world, &gpu)?,
         other => panic!("there is no scenario {other:?}"),
     }
     world.shutdown()
@@ -125,6 +128,21 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     }
     eprintln!("all: sum {}", count(group, gpu)?);
     say_communicators(world)
+}
+
+/// The culprit comes to a split too late; the others learn who it was, and close all the same.
+fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    if world.rank() == CULPRIT {
+        std::thread::sleep(Duration::from_secs(8));
+        return Ok(());
+    }
+    let pair = world.group().new_subgroups(2, &GroupOptions::named("pair"));
+    let error = pair.map(|_| ()).expect_err("one is missing");
+    eprintln!("split: {error}");
+    let error = count(world.group(), gpu).expect_err("the parent is of no use any more");
+    eprintln!("after: {error}");
+    Ok(())
 }
 
 fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {

@@ -10,6 +10,7 @@
 //! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
 //! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
+//! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
@@ -51,6 +52,10 @@ pub struct Config {
     /// Network interface whose address the other ranks are told; `None` = the one that leads to the
     /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
     pub socket_ifname: Option<String>,
+    /// Tells this host from others on top of what the system says: ranks whose ids differ share no memory,
+    /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
+    /// several hosts on one machine.
+    pub host_id: Option<String>,
     /// Options of the NCCL backend, with variables of their own.
     pub nccl: NcclOptions,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
@@ -165,6 +170,7 @@ impl Default for Config {
             backend: "cpu".to_owned(),
             transport: TransportChoice::Auto,
             socket_ifname: None,
+            host_id: None,
             nccl: NcclOptions::default(),
             rendezvous: None,
             secret: None,
@@ -286,6 +292,7 @@ impl Config {
         };
         let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
+        config.host_id = text("RCOMM_HOST_ID");
         config.nccl = NcclOptions::from_lookup(&lookup)?;
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
         if let Some(value) = text("RCOMM_RING_DIR") {

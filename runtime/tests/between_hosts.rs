@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use rcomm::config::{RingDir, TransportChoice};
-use rcomm::{Config, ErrorKind, GroupOptions, ReduceOp, Rendezvous, TcpStore, World};
+use rcomm::{Config, ErrorKind, GroupOptions, ProcessGroup, ReduceOp, Rendezvous, TcpStore, World};
 use std::io::Read;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -128,6 +128,7 @@ fn rank_process() {
             assert!(data.iter().all(|&sum| sum == 10.0));
         }
     }
+    every_pattern_crosses_the_hosts(world.group());
     for peer in 0..HOSTS * RANKS_PER_HOST {
         let ip = address(&world, peer).ip().to_string();
         assert_eq!(ip, format!("{network}{}", peer / RANKS_PER_HOST + 1));
@@ -138,6 +139,47 @@ fn rank_process() {
     assert_ne!(host(0), host(2));
     assert!((0..4).all(|rank| host(rank) != "-"));
     world.shutdown().unwrap();
+}
+
+/// Operations that have an algorithm of their own between hosts, with few and with many bytes.
+fn every_pattern_crosses_the_hosts(group: &ProcessGroup) {
+    let (rank, size) = (group.rank() as usize, group.size() as usize);
+    let input = |rank: usize, count: usize| -> Vec<u64> {
+        (0..count).map(|at| (rank * 1000 + at) as u64).collect()
+    };
+    for count in [1, 40_000] {
+        group.barrier().unwrap();
+        let root = size - 1;
+        let mut data = input(rank, count);
+        group.broadcast(&mut data, root as u32).unwrap();
+        assert_eq!(data, input(root, count));
+
+        let mut all = vec![0; count * size];
+        group
+            .all_gather_single(&input(rank, count), &mut all)
+            .unwrap();
+        let expected: Vec<u64> = (0..size).flat_map(|rank| input(rank, count)).collect();
+        assert_eq!(all, expected);
+
+        let mut part = vec![0; count];
+        let whole = input(rank, count * size);
+        group
+            .reduce_scatter_single(&whole, &mut part, ReduceOp::Sum)
+            .unwrap();
+        let sum = |at: usize| (0..size).map(|rank| input(rank, at + 1)[at]).sum::<u64>();
+        assert_eq!(part[0], sum(rank * count));
+        assert_eq!(part[count - 1], sum((rank + 1) * count - 1));
+
+        let mut data = input(rank, count);
+        group.reduce(&mut data, ReduceOp::Max, 1).unwrap();
+        let from = if rank == 1 { root } else { rank };
+        assert_eq!(data, input(from, count));
+        let mut swapped = vec![0; count * size];
+        group.all_to_all_single(&whole, &mut swapped).unwrap();
+        for (from, part) in swapped.chunks_exact(count).enumerate() {
+            assert_eq!(part[0], (from * 1000 + rank * count) as u64);
+        }
+    }
 }
 
 fn ip(arguments: &str) -> std::io::Result<Output> {

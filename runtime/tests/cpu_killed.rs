@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
-const KILLED: u32 = 2;
 /// Far beyond what noticing takes; an operation that waits until then has noticed nothing.
 const DEADLINE: Duration = Duration::from_secs(120);
 const NOTICED: Duration = Duration::from_secs(60);
@@ -50,8 +49,11 @@ fn rank_process() {
         store: store.clone(),
         secret: Secret::from_text("killed"),
         config: Arc::new(
-            Config::from_lookup(|name| {
-                (name == "RCOMM_TRANSPORT").then(|| variable("CPU_KILLED_TRANSPORT"))
+            Config::from_lookup(|name| match (name, &*variable("CPU_KILLED_WIRING")) {
+                ("RCOMM_TRANSPORT", "hosts") => Some("shm".into()),
+                ("RCOMM_TRANSPORT", transport) => Some(transport.into()),
+                ("RCOMM_HOST_ID", "hosts") => Some((rank / 2).to_string()),
+                _ => None,
             })
             .unwrap(),
         ),
@@ -71,6 +73,7 @@ fn rank_process() {
     let backend: Arc<dyn Backend> = factory.connect(group, DEADLINE.into()).unwrap();
     let mut data = vec![1f32; count];
     let message = data.clone();
+    let killed = variable("CPU_KILLED_WHO").parse().unwrap();
     let is_collective = variable("CPU_KILLED_OPERATION") == "all_reduce";
     for turn in 1.. {
         let began = Instant::now();
@@ -105,7 +108,7 @@ fn rank_process() {
             Ok(_) => {}
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
-                assert_eq!(error.rank(), Some(KILLED), "{error}");
+                assert_eq!(error.rank(), Some(killed), "{error}");
                 assert!(began.elapsed() < NOTICED, "{:?}", began.elapsed());
                 return;
             }
@@ -126,7 +129,12 @@ impl Drop for Ranks {
     }
 }
 
-fn kill_one(operation: &str, transport: &str, count: usize) {
+fn kill_one(operation: &str, wiring: &str, count: usize) {
+    kill(2, operation, wiring, count);
+}
+
+/// The ranks reach each other over `tcp`, over `shm`, or as `hosts` of two ranks.
+fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
         Command::new(std::env::current_exe().unwrap())
@@ -134,7 +142,8 @@ fn kill_one(operation: &str, transport: &str, count: usize) {
             .env("CPU_KILLED_FOLDER", folder.path())
             .env("CPU_KILLED_RANK", rank.to_string())
             .env("CPU_KILLED_OPERATION", operation)
-            .env("CPU_KILLED_TRANSPORT", transport)
+            .env("CPU_KILLED_WIRING", wiring)
+            .env("CPU_KILLED_WHO", killed.to_string())
             .env("CPU_KILLED_COUNT", count.to_string())
             .stdout(Stdio::null())
             .spawn()
@@ -144,12 +153,12 @@ fn kill_one(operation: &str, transport: &str, count: usize) {
     let ready: Vec<String> = (0..RANKS).map(|rank| format!("ready/{rank}")).collect();
     let ready: Vec<&str> = ready.iter().map(String::as_str).collect();
     store(folder.path()).wait(&ready, DEADLINE).unwrap();
-    ranks.0[KILLED as usize].kill().unwrap();
+    ranks.0[killed as usize].kill().unwrap();
     for (rank, child) in ranks.0.iter_mut().enumerate() {
         let status = child.wait().unwrap();
         assert_eq!(
             status.success(),
-            rank != KILLED as usize,
+            rank != killed as usize,
             "rank {rank}: {status}"
         );
     }
@@ -174,4 +183,13 @@ fn a_rank_killed_while_it_sends_is_named() {
 fn a_rank_killed_among_messages_in_shared_memory_is_named() {
     kill_one("messages", "shm", 2);
     kill_one("messages", "shm", 1 << 20);
+}
+
+#[test]
+fn a_rank_killed_on_one_of_two_hosts_is_named_on_both() {
+    // The first of its host, which speaks for it, and another.
+    for killed in [2, 3] {
+        kill(killed, "all_reduce", "hosts", 2);
+        kill(killed, "all_reduce", "hosts", 1 << 20);
+    }
 }

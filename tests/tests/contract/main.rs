@@ -81,6 +81,32 @@ fn every_backend_computes_what_the_reference_computes() {
     assert!(checked >= 2 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
+/// Hosts of so many ranks each; ranks of different hosts share no memory.
+fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
+    move |config| {
+        let place = config.rendezvous.as_ref().unwrap();
+        config.host_id = Some((place.rank / ranks).to_string());
+    }
+}
+
+#[test]
+fn ranks_of_several_hosts_compute_what_the_reference_computes() {
+    for (ranks, len) in [(2, 33), (3, 1)] {
+        let carrier = Carrier::Cpu;
+        on_threads(5, &carrier, hosts_of(ranks), |world| {
+            assert!(check_all_types(&world, len) >= 2 * 17 * 60);
+            world.shutdown().unwrap();
+        });
+    }
+    on_threads(5, &Carrier::Cpu, hosts_of(2), |world| {
+        let mut cases = Cases::new(world.group(), 40_009, 5);
+        cases.check::<f32>();
+        cases.check::<u8>();
+        cases.check::<bf16>();
+        world.shutdown().unwrap();
+    });
+}
+
 #[test]
 fn thirty_two_ranks_run_the_whole_list() {
     let counts = on_threads(

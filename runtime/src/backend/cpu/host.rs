@@ -1,13 +1,14 @@
 //! Which ranks are on this host, and how they come to share memory.
 //!
-//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user:
-//! that is their host's *name*. The first of them to come (`cpu/host/<name>` in the store counts) makes
+//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
+//! and were given the same [`Config::host_id`](crate::Config), if any: that is their host's *name*. The first of them to come (`cpu/host/<name>` in the store counts) makes
 //! the segment and listens on a unix socket without a file; the others ask it for the segment, with the
 //! same first words as on any connection ([`hello`](super::hello)). Every rank then leaves its host's
 //! name under `cpu/host_of/<rank>`, or `-` if it shares no memory: who reads that knows whether to look
 //! for the rank in the segment.
 
 use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
 use super::transport::handover;
 use super::transport::shm::{Board, BoardError, Segment};
@@ -19,11 +20,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a neighbour may take over its first words.
@@ -36,8 +38,10 @@ const SEPARATOR: char = ':';
 /// What this rank knows of its host.
 pub(super) struct Host {
     name: String,
-    /// Whether it was said that ranks of the same machine cannot share memory.
+    /// Whether it was said that ranks of the same machine cannot share memory, or need not be.
     told_apart: AtomicBool,
+    /// The names of other ranks' hosts, as far as they were asked for.
+    names: Mutex<HashMap<Rank, Vec<u8>>>,
     segment: Option<Arc<Segment>>,
     store: Arc<dyn Store>,
 }
@@ -54,7 +58,9 @@ impl Host {
     pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
         let mut host = Self {
             name: NONE.into(),
-            told_apart: AtomicBool::new(false),
+            // Who gives hosts names wants them told apart.
+            told_apart: AtomicBool::new(world.config.host_id.is_some()),
+            names: Mutex::default(),
             segment: None,
             store: world.store.clone(),
         };
@@ -76,7 +82,8 @@ impl Host {
     }
 
     fn share(&mut self, world: &WorldContext, identity: &Identity) -> Result<Keeper> {
-        self.name = name().map_err(|e| Error::io("cannot tell this host from others", e))?;
+        let id = world.config.host_id.as_deref();
+        self.name = name(id).map_err(|e| Error::io("cannot tell this host from others", e))?;
         let count = self.store.add(&format!("cpu/host/{}", self.name), 1)?;
         let leader = format!("cpu/host/{}/leader", self.name);
         if count == 1 {
@@ -113,23 +120,34 @@ impl Host {
         Ok(None)
     }
 
-    /// Whether all these ranks share this host's memory. Waits for those that have not come yet.
-    fn has_all(&self, ranks: &[Rank], deadline: Deadline) -> Result<bool> {
-        let Some(segment) = &self.segment else {
-            return Ok(false);
-        };
-        let deadline = deadline.started();
-        for &rank in ranks {
-            if segment.has_entered(rank) {
-                continue;
-            }
-            let of_rank = self.store.get(&host_key(rank), deadline.remaining())?;
-            if of_rank != self.name.as_bytes() {
-                self.say_apart(rank, &of_rank);
-                return Ok(false);
-            }
+    /// Which of these ranks share memory; `rank` is this one's place among them. Waits for those that have
+    /// not come yet.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
+        let mut known = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
+        let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
+        let asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
+        if !asked.is_empty() {
+            let keys: Vec<String> = asked.iter().map(|&rank| host_key(rank)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let names = self.store.multi_get(&keys, deadline.remaining())?;
+            known.extend(asked.into_iter().zip(names));
         }
-        Ok(true)
+        let name_of = |&rank: &Rank| {
+            let name = match known.get(&rank) {
+                Some(name) if !is_here(rank) => name.clone(),
+                _ => self.name.clone().into_bytes(),
+            };
+            if name != self.name.as_bytes() {
+                self.say_apart(rank, &name);
+            }
+            (name != NONE.as_bytes()).then_some(name)
+        };
+        let names: Vec<Option<Vec<u8>>> = ranks.iter().map(name_of).collect();
+        Ok(Layout::new(&names, rank))
     }
 
     /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.
@@ -156,19 +174,16 @@ impl Host {
         u64::from_le_bytes(start).max(1)
     }
 
-    /// The board of a group whose members are all on this host; `None` if they are not.
+    /// The board of these ranks of this host, `rank` being this one's place among them; `None` if there is
+    /// none to be had, for all of them.
     pub(super) fn board(
         &self,
         key: u64,
         rank: usize,
         ranks: &Arc<[Rank]>,
-        deadline: Deadline,
         patience: &mut Patience<'_>,
     ) -> Result<Option<Board>, Failure> {
-        if ranks.len() < 2 || !self.has_all(ranks, deadline).map_err(Failure::Store)? {
-            return Ok(None);
-        }
-        let Some(segment) = &self.segment else {
+        let Some(segment) = self.segment.as_ref().filter(|_| ranks.len() > 1) else {
             return Ok(None);
         };
         match segment.board(key, rank, ranks.clone(), patience) {
@@ -194,16 +209,21 @@ fn host_key(rank: Rank) -> String {
 }
 
 /// What only ranks that can share memory, and can watch each other's processes, have in common.
-fn name() -> io::Result<String> {
+fn name(id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
     let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
     let user = rustix::process::geteuid().as_raw();
     let boot = boot.trim();
-    Ok(format!(
-        "{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}"
-    ))
+    let mut name = format!("{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}");
+    if let Some(id) = id {
+        // Whatever is in it: the name is part of keys.
+        let digest = Sha256::digest(id.as_bytes());
+        name.push(SEPARATOR);
+        name.extend(digest.iter().take(8).map(|byte| format!("{byte:02x}")));
+    }
+    Ok(name)
 }
 
 fn make(rank: Rank, world_size: u32) -> io::Result<(String, UnixListener, Arc<Segment>)> {

@@ -5,11 +5,14 @@
 
 use super::hello::LaneKind;
 use super::mesh::{Failure, Mesh};
-use super::transport::{self, Interest, Lane, tcp::TcpLane};
+use super::neighbours::Neighbours;
+use super::transport::shm::Waits;
+use super::transport::{Interest, Lane, tcp};
 use super::wait::{Interrupted, Patience, Pause};
 use rcomm_recorder::model::Rank;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Bytes on their way to or from one peer.
 pub(super) enum Transfer<'a> {
@@ -113,6 +116,7 @@ pub(super) struct Lanes {
     /// Members by their ranks in the world.
     ranks: Arc<[Rank]>,
     lanes: Vec<Option<Lane>>,
+    neighbours: Neighbours,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
     /// Which directions an earlier transfer of the list holds, in one pass.
@@ -147,10 +151,21 @@ impl Lanes {
             kind,
             ranks,
             lanes: std::iter::repeat_with(|| None).take(size).collect(),
+            neighbours: Neighbours::default(),
             sockets,
             heard: vec![false; size],
             told: vec![false; size],
         }
+    }
+
+    /// The same, where some of the members share memory.
+    pub(super) fn among(self, neighbours: Neighbours) -> Self {
+        Self { neighbours, ..self }
+    }
+
+    /// How many members there are.
+    pub(super) fn size(&self) -> usize {
+        self.ranks.len()
     }
 
     /// The rank in the world of this rank of the group.
@@ -168,10 +183,10 @@ impl Lanes {
         if slot.is_none() {
             let rank = self.ranks[peer];
             let stream = self.mesh.connect(self.group, self.kind, rank, patience)?;
-            let lane = TcpLane::new(stream).map_err(Failure::Io)?;
+            let lane = self.neighbours.lane(peer, stream).map_err(Failure::Io)?;
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            sockets.push(lane.stream().clone());
-            *slot = Some(Lane::Tcp(lane));
+            sockets.push(lane.socket().clone());
+            *slot = Some(lane);
         }
         slot.as_mut().ok_or(Failure::Closed)
     }
@@ -209,25 +224,43 @@ impl Lanes {
             let pause = patience.pause().map_err(|why| self.late(why, transfers))?;
             match pause {
                 Pause::Look => {}
-                Pause::Sleep(time) => {
-                    let mut interests = Vec::new();
-                    for transfer in transfers.iter() {
-                        let hears = transfer.hears().map(|peer| (peer, Interest::Read));
-                        let tells = match transfer {
-                            // Nothing to pass on yet: room to write would wake us for nothing.
-                            Transfer::Relay { received, sent, .. } if received == sent => None,
-                            other => other.tells().map(|peer| (peer, Interest::Write)),
+                Pause::Sleep(time) => self.sleep(transfers, time)?,
+            }
+        }
+    }
+
+    /// Sleeps until one of the transfers may move on, or `time` has passed.
+    fn sleep(&mut self, transfers: &[Transfer<'_>], time: Duration) -> Result<(), Failure> {
+        let mut sockets = Vec::new();
+        for transfer in transfers {
+            let hears = transfer.hears().map(|peer| (peer, Interest::Read));
+            let tells = match transfer {
+                // Nothing to pass on yet: room to write would wake us for nothing.
+                Transfer::Relay { received, sent, .. } if received == sent => None,
+                other => other.tells().map(|peer| (peer, Interest::Write)),
+            };
+            for (peer, interest) in [hears, tells].into_iter().flatten() {
+                match &mut self.lanes[peer] {
+                    // Bytes and room alike are told by the doorbell.
+                    Some(Lane::Shm(stream)) => {
+                        let waits = Waits {
+                            to_read: interest == Interest::Read,
+                            to_write: interest == Interest::Write,
                         };
-                        for (peer, interest) in [hears, tells].into_iter().flatten() {
-                            if let Some(lane) = &self.lanes[peer] {
-                                interests.push((lane, interest));
-                            }
+                        if stream.prepare_sleep(waits).map_err(Failure::Io)? {
+                            return Ok(());
                         }
+                        sockets.push((stream.socket().clone(), Interest::Read));
                     }
-                    transport::sleep_on(&interests, time).map_err(Failure::Io)?;
+                    Some(Lane::Tcp(lane)) => sockets.push((lane.stream().clone(), interest)),
+                    None => {}
                 }
             }
         }
+        let sockets = sockets
+            .iter()
+            .map(|(socket, interest)| (&**socket, *interest));
+        tcp::poll(sockets, None, time).map_err(Failure::Io)
     }
 
     /// Says who has not answered, if it is the deadline that ended the wait.

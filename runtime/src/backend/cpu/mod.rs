@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `address` | which address of this host the other ranks are told |
 //! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
-//! | `host` | who shares memory with whom |
+//! | `host`, `layout`, `neighbours` | who shares memory with whom |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `lanes` | all streams of a group, and transfers that run over them at once |
 //! | `notice` | what ranks compare before data moves |
@@ -27,7 +27,9 @@ pub(crate) mod fuzzing;
 mod hello;
 mod host;
 mod lanes;
+mod layout;
 mod mesh;
+mod neighbours;
 mod notice;
 mod p2p;
 #[allow(unsafe_code)]
@@ -47,12 +49,14 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::store::{PrefixStore, Store};
-use algorithm::{BoardRoad, LaneRoad};
+use algorithm::{BoardRoad, Boards, HostsRoad, LaneRoad};
 use collective::{Place, Step, for_each_step};
 use executor::{Executor, ExecutorKind, Turns};
 use hello::{LaneKind, Verdict};
 use lanes::{Lanes, Sockets, cut};
+use layout::Layout;
 use mesh::{Failure, Mesh};
+use neighbours::Neighbours;
 use p2p::{P2p, Request};
 use rcomm_recorder::model::{DType, Rank};
 use sha2::{Digest, Sha256};
@@ -154,8 +158,10 @@ struct CpuGroup {
 enum Road {
     /// All its ranks share memory.
     Board(BoardRoad),
-    /// They do not.
-    Lanes(LaneRoad),
+    /// None of them do.
+    Lanes(Box<LaneRoad>),
+    /// Those of each host do.
+    Hosts(Box<HostsRoad>),
 }
 
 impl Road {
@@ -168,6 +174,7 @@ impl Road {
         match self {
             Self::Board(road) => road.perform(step, place, patience),
             Self::Lanes(road) => road.perform(step, place, patience),
+            Self::Hosts(road) => road.perform(step, place, patience),
         }
     }
 }
@@ -184,14 +191,14 @@ impl CpuBackend {
         let ranks = group.info.ranks;
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
+        let layout = mesh.host().layout(&ranks, rank, deadline)?;
         let mut patience = Patience::new(stop, deadline, crowding);
-        let board = mesh
-            .host()
-            .board(group.wire_id, rank, &ranks, deadline, &mut patience);
         let sockets = Sockets::default();
         let id = group.wire_id;
-        let kind = LaneKind::Collective;
-        let lanes = Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone());
+        let lanes = |sockets: &Sockets| {
+            let kind = LaneKind::Collective;
+            Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
+        };
         let mut group = CpuGroup {
             name: group.info.name,
             rank,
@@ -199,20 +206,17 @@ impl CpuBackend {
             crowding,
             stop: Stop::default(),
             turns: Turns::new(),
-            road: Mutex::new(Road::Lanes(LaneRoad::new(lanes))),
+            road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets))))),
             farewell: None,
             p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
-            sockets,
-            mesh,
+            mesh: mesh.clone(),
             ranks: ranks.clone(),
+            sockets: sockets.clone(),
         };
-        if let Some(board) = board.map_err(|failure| group.explain(failure))? {
-            group.crowding = board.crowding();
-            let farewell = board.farewell();
-            group.p2p = group.p2p.over_memory(board.streams());
-            group.farewell =
-                Some(farewell.map_err(|e| Error::io("cannot use the ranks' shared memory", e))?);
-            group.road = Mutex::new(Road::Board(BoardRoad::new(board, ranks)));
+        let shared = group.share(id, layout, lanes(&sockets), &mut patience);
+        if let Some((road, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
+            group.road = Mutex::new(road);
+            group.p2p = group.p2p.among(neighbours);
         }
         Ok(Self {
             group: Arc::new(group),
@@ -313,14 +317,7 @@ impl CpuBackend {
     /// A backend of the same members for their window of this number.
     fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
         let mut side = self.context.clone();
-        let digest: [u8; 32] = Sha256::new()
-            .chain_update(b"window")
-            .chain_update(side.wire_id.to_le_bytes())
-            .chain_update(number.to_le_bytes())
-            .finalize()
-            .into();
-        let start = digest.first_chunk().copied().unwrap_or_default();
-        side.wire_id = u64::from_le_bytes(start);
+        side.wire_id = derived_id("window", side.wire_id, number);
         side.info.name = format!("{}/window{number}", side.info.name);
         side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
         let group = &self.group;
@@ -341,6 +338,50 @@ impl Drop for CpuBackend {
 }
 
 impl CpuGroup {
+    /// What becomes of the group where some of its ranks share memory with this one, or with each other:
+    /// the road of its collectives, and whom its messages reach through memory. `None` if none do.
+    fn share(
+        &mut self,
+        id: u64,
+        layout: Layout,
+        lanes: Lanes,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<(Road, Neighbours)>, Failure> {
+        if layout.hosts() > 1 && !layout.is_nested() {
+            return Ok(None);
+        }
+        let here = layout.neighbours().to_vec();
+        let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
+        let mut board = |key| {
+            let host = self.mesh.host();
+            host.board(key, layout.place(), &ranks, patience)
+        };
+        let phases = board(id)?;
+        let streams = match &phases {
+            Some(_) if layout.is_nested() => board(derived_id("streams", id, 0))?,
+            _ => None,
+        };
+        let mut neighbours = Neighbours::default();
+        if let Some(board) = &phases {
+            self.crowding = board.crowding();
+            neighbours = Neighbours::new(board.streams(), &here, self.ranks.len());
+            self.farewell = Some(board.farewell().map_err(Failure::Io)?);
+        }
+        if layout.is_nested() {
+            let lanes = match &streams {
+                Some(board) => {
+                    let streams = board.streams();
+                    lanes.among(Neighbours::new(streams, &here, self.ranks.len()))
+                }
+                None => lanes,
+            };
+            let boards = Boards { phases, streams };
+            let road = HostsRoad::new(layout, boards, LaneRoad::new(lanes), self.store.clone())?;
+            return Ok(Some((Road::Hosts(Box::new(road)), neighbours)));
+        }
+        Ok(phases.map(|board| (Road::Board(BoardRoad::new(board, ranks)), neighbours)))
+    }
+
     fn patience(&self, call: &Call) -> Patience<'_> {
         let crowding = self.crowding.hinted(call.hints.wait);
         Patience::new(&self.stop, call.deadline, crowding)
@@ -538,6 +579,18 @@ impl CpuGroup {
             }
         }
     }
+}
+
+/// The number of something beside a group, most likely nobody else's.
+fn derived_id(what: &str, group: u64, number: u64) -> u64 {
+    let digest: [u8; 32] = Sha256::new()
+        .chain_update(what)
+        .chain_update(group.to_le_bytes())
+        .chain_update(number.to_le_bytes())
+        .finalize()
+        .into();
+    let start = digest.first_chunk().copied().unwrap_or_default();
+    u64::from_le_bytes(start)
 }
 
 /// Where a rank leaves its reason for giving up.

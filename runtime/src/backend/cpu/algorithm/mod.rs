@@ -1,6 +1,7 @@
 //! Collectives: what goes to whom, and in which order.
 //!
-//! Ranks that share memory use [`board`]. All others use lanes:
+//! Ranks that share memory use [`board`]. Where several ranks of several hosts are in a group, [`hosts`]
+//! says what is done inside each host and what between them. All others use lanes:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
@@ -16,14 +17,17 @@ mod agree;
 mod board;
 mod chain;
 mod exchange;
+mod hosts;
 
 use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
 use super::lanes::Lanes;
 use super::mesh::Failure;
+use super::notice;
 use super::reduce;
 use super::wait::Patience;
-use agree::Agreement;
+use agree::{Agreement, Circle};
 pub(super) use board::BoardRoad;
+pub(super) use hosts::{Boards, HostsRoad};
 use std::ops::Range;
 
 /// Bytes that a message of notices may carry in all, beyond which data go their own way.
@@ -33,12 +37,14 @@ const INLINE: usize = 32 << 10;
 pub(super) struct LaneRoad {
     lanes: Lanes,
     agreement: Agreement,
+    members: Vec<usize>,
     scratch: Vec<u8>,
 }
 
 impl LaneRoad {
     pub(super) fn new(lanes: Lanes) -> Self {
         Self {
+            members: (0..lanes.size()).collect(),
             lanes,
             agreement: Agreement::default(),
             scratch: Vec::new(),
@@ -69,16 +75,33 @@ impl LaneRoad {
             &listed
         };
         notice.inline = u32::try_from(inline.len()).unwrap_or(0);
+        let circle = Circle {
+            members: &self.members,
+            own: place.rank,
+        };
         let heard = &mut self.agreement;
-        heard.exchange(&mut self.lanes, place, notice, inline, patience)?;
-        if has_lists(notice.op) {
+        heard.exchange(&mut self.lanes, circle, notice, inline, patience)?;
+        let mut compared = notice::compare(heard.notices());
+        if compared.is_ok() && has_lists(notice.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
-            compare_lists(heard.notices(), &all)
-                .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
+            compared = compare_lists(heard.notices(), &all);
         }
-        if finish_small(&mut collective, place, room, heard, &self.lanes)? {
-            return Ok(());
+        compared
+            .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
+        if small_input(&collective, place, room).is_some() {
+            let inline = |rank| heard.inline(rank);
+            return finish_small(&mut collective, place, inline, &self.lanes);
         }
+        self.carry_out(collective, place, patience)
+    }
+
+    /// Does what the ranks have agreed on.
+    fn carry_out(
+        &mut self,
+        collective: Collective<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
         let (lanes, scratch) = (&mut self.lanes, &mut self.scratch);
         match collective {
             Collective::Barrier => Ok(()),
@@ -139,19 +162,15 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Place, room: usize) ->
     (bytes.len() <= room).then_some(bytes)
 }
 
-/// Does the rest of a collective whose data came with the notices; says whether it was one.
-fn finish_small(
+/// Does the rest of a collective whose data came with the notices: `inline` gives each rank's.
+fn finish_small<'a>(
     collective: &mut Collective<'_>,
     place: Place,
-    room: usize,
-    heard: &Agreement,
+    inline: impl Fn(usize) -> &'a [u8],
     lanes: &Lanes,
-) -> Result<bool, Failure> {
-    if small_input(collective, place, room).is_none() {
-        return Ok(matches!(collective, Collective::Barrier));
-    }
+) -> Result<(), Failure> {
     let expect = |rank: usize, len: usize| {
-        let bytes = heard.inline(rank);
+        let bytes = inline(rank);
         if bytes.len() == len {
             return Ok(bytes);
         }
@@ -179,7 +198,7 @@ fn finish_small(
         }
         _ => {}
     }
-    Ok(true)
+    Ok(())
 }
 
 /// The bytes of `rank`'s part of `len` bytes.

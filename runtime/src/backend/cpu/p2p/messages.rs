@@ -3,9 +3,7 @@
 use super::super::hello::LaneKind;
 use super::super::lanes::Sockets;
 use super::super::mesh::{Failure, Mesh};
-use super::super::transport::Lane;
-use super::super::transport::shm::Streams;
-use super::super::transport::tcp::TcpLane;
+use super::super::neighbours::Neighbours;
 use super::super::wait::{Interrupted, Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::lane::{Outgoing, PeerLane, Waiting};
@@ -22,8 +20,7 @@ pub(in super::super) struct P2p {
     pub(super) ranks: Arc<[Rank]>,
     pub(super) peers: Vec<Mutex<PeerLane>>,
     pub(super) sockets: Sockets,
-    /// Where all ranks share memory.
-    pub(super) streams: Option<Streams>,
+    pub(super) neighbours: Neighbours,
     pub(super) next: AtomicU64,
 }
 
@@ -45,17 +42,14 @@ impl P2p {
             peers: peers.collect(),
             ranks,
             sockets,
-            streams: None,
+            neighbours: Neighbours::default(),
             next: AtomicU64::new(1),
         }
     }
 
-    /// As [`new`](Self::new), of ranks that share memory.
-    pub(in super::super) fn over_memory(self, streams: Streams) -> Self {
-        Self {
-            streams: Some(streams),
-            ..self
-        }
+    /// As [`new`](Self::new), where some of the ranks share memory.
+    pub(in super::super) fn among(self, neighbours: Neighbours) -> Self {
+        Self { neighbours, ..self }
     }
 
     /// Takes a place in the order of sends or receives, for each of `op`'s in order.
@@ -190,11 +184,7 @@ impl P2p {
         let Some(stream) = stream else {
             return Ok(false);
         };
-        let lane = match &self.streams {
-            Some(streams) => streams.open(at, stream).map(Lane::Shm),
-            None => TcpLane::new(stream).map(Lane::Tcp),
-        };
-        let lane = lane.map_err(Failure::Io)?;
+        let lane = self.neighbours.lane(at, stream).map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.push(lane.socket().clone());
         peer.lane = Some(lane);

@@ -17,6 +17,8 @@ pub(super) struct Job<'a> {
     pub(super) also: *mut u8,
     /// Elements.
     pub(super) count: usize,
+    /// What an average is taken of: as many as there are sources, unless they hold sums already.
+    pub(super) terms: usize,
 }
 
 /// How two values become one, and what happens to the last one.
@@ -24,7 +26,7 @@ trait Combine<A> {
     fn combine(left: A, right: A) -> A;
 
     #[inline(always)]
-    fn finish(value: A, _inputs: usize) -> A {
+    fn finish(value: A, _terms: usize) -> A {
         value
     }
 }
@@ -49,9 +51,9 @@ macro_rules! combine_integers {
             #[inline(always)]
             fn combine(left: $t, right: $t) -> $t { left.wrapping_add(right) }
             #[inline(always)]
-            fn finish(value: $t, inputs: usize) -> $t {
+            fn finish(value: $t, terms: usize) -> $t {
                 // More ranks than the type can count: the quotient is 0 whatever the sum.
-                <$t>::try_from(inputs).map_or(0, |inputs| value.wrapping_div(inputs))
+                <$t>::try_from(terms).map_or(0, |terms| value.wrapping_div(terms))
             }
         }
         impl Combine<$t> for Product {
@@ -92,7 +94,7 @@ macro_rules! combine_floats {
             #[inline(always)]
             fn combine(left: $t, right: $t) -> $t { left + right }
             #[inline(always)]
-            fn finish(value: $t, inputs: usize) -> $t { value / inputs as $t }
+            fn finish(value: $t, terms: usize) -> $t { value / terms as $t }
         }
         impl Combine<$t> for Product {
             #[inline(always)]
@@ -125,7 +127,7 @@ combine_floats!(f32 f64);
 /// As [`run`], and the processor has `I`.
 #[inline(always)]
 unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<'_>) {
-    let inputs = job.sources.len();
+    let terms = job.terms;
     let mut at = 0;
     while at + N <= job.count {
         let offset = at * F::SIZE;
@@ -140,7 +142,7 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
                 }
             }
             for lane in &mut block {
-                *lane = C::finish(*lane, inputs);
+                *lane = C::finish(*lane, terms);
             }
             F::store_block::<I, N>(job.out.add(offset), block);
             if !job.also.is_null() {
@@ -157,7 +159,7 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
             for source in &job.sources[1..] {
                 value = C::combine(value, F::load(source.add(offset)));
             }
-            value = C::finish(value, inputs);
+            value = C::finish(value, terms);
             F::store(job.out.add(offset), value);
             if !job.also.is_null() {
                 F::store(job.also.add(offset), value);
@@ -204,6 +206,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
                         out: job.out,
                         also: job.also,
                         count: job.count * 2,
+                        terms: job.terms,
                     };
                     match op {
                         ReduceOp::Avg => fold::<Plain<$part>, Avg, I, 32>(&parts),
@@ -311,6 +314,116 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
             DType::I64 => each!(Plain<i64>, count, |v: i64| v.wrapping_mul(factor as i64)),
             DType::U64 => each!(Plain<u64>, count, |v: u64| v.wrapping_mul(factor as u64)),
             DType::Bool | DType::Other => {}
+        }
+    }
+}
+
+/// Which way a conversion goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// From a narrow float to `f32`.
+    Widen,
+    /// From `f32` to a narrow float, rounded to nearest even.
+    Narrow,
+}
+
+/// # Safety
+/// As [`convert`], and the processor has `I`.
+#[inline(always)]
+unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
+    turn: Turn,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
+    let (narrow, wide) = (F::SIZE, <Plain<f32>>::SIZE);
+    let mut at = 0;
+    // SAFETY: elements below `count` lie inside both ranges, says the caller.
+    unsafe {
+        while at + N <= count {
+            match turn {
+                Turn::Widen => {
+                    let block = F::load_block::<I, N>(from.add(at * narrow));
+                    <Plain<f32>>::store_block::<I, N>(to.add(at * wide), block);
+                }
+                Turn::Narrow => {
+                    let block = <Plain<f32>>::load_block::<I, N>(from.add(at * wide));
+                    F::store_block::<I, N>(to.add(at * narrow), block);
+                }
+            }
+            at += N;
+        }
+        while at < count {
+            match turn {
+                Turn::Widen => {
+                    <Plain<f32>>::store(to.add(at * wide), F::load(from.add(at * narrow)));
+                }
+                Turn::Narrow => {
+                    F::store(to.add(at * narrow), <Plain<f32>>::load(from.add(at * wide)));
+                }
+            }
+            at += 1;
+        }
+    }
+}
+
+/// # Safety
+/// As [`convert`], and the processor has `I`.
+#[inline(always)]
+unsafe fn pick_convert<I: Isa>(
+    turn: Turn,
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe {
+        match dtype {
+            DType::F16 => convert_all::<F16, I, 32>(turn, from, to, count),
+            DType::Bf16 => convert_all::<Bf16, I, 64>(turn, from, to, count),
+            DType::F8E4M3 => convert_all::<F8E4M3, I, 32>(turn, from, to, count),
+            DType::F8E5M2 => convert_all::<F8E5M2, I, 32>(turn, from, to, count),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+unsafe fn convert_avx512(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { pick_convert::<super::format::Avx512>(turn, dtype, from, to, count) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn convert_avx2(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { pick_convert::<super::format::Avx2>(turn, dtype, from, to, count) }
+}
+
+/// Converts `count` elements between the narrow float `dtype` and `f32`, with the loops of `level`.
+///
+/// # Safety
+/// `count` elements of the one type are readable at `from`, of the other writable at `to`; the two do not
+/// overlap. The processor has `level`.
+pub(super) unsafe fn convert(
+    level: Level,
+    turn: Turn,
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise is handed on.
+    unsafe {
+        match level {
+            Level::Portable => pick_convert::<Portable>(turn, dtype, from, to, count),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => convert_avx2(turn, dtype, from, to, count),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => convert_avx512(turn, dtype, from, to, count),
         }
     }
 }

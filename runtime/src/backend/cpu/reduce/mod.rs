@@ -12,6 +12,7 @@ mod copy;
 mod fold;
 mod format;
 mod narrow;
+mod partial;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 
 pub(crate) use copy::{HandOver, copy, copy_past_caches};
 use fold::Job;
+pub(crate) use partial::Partial;
 use rcomm_recorder::model::{DType, ReduceOp};
 
 /// The instruction sets that the loops are compiled for.
@@ -178,6 +180,7 @@ fn run(
         out: out.as_mut_ptr(),
         also,
         count: out.len() / size,
+        terms: sources.len(),
     };
     // SAFETY: every source is readable over `count` elements (lengths were compared), `out` and
     // `also` are exclusive slices of that length, and a source is either apart from both or `out`

@@ -13,9 +13,9 @@ use std::time::Instant;
 
 #[test]
 fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
-    for &transport in TRANSPORTS {
+    for &wiring in WIRINGS {
         for size in [2, 3, 5] {
-            let errors = world(size, transport, |rig| {
+            let errors = world(size, wiring, |rig| {
                 let odd = rig.rank == 1;
                 let mut errors = Vec::new();
                 // Another length, small and large.
@@ -105,8 +105,8 @@ fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
 
 #[test]
 fn a_silent_rank_is_named_when_the_deadline_passes() {
-    for &transport in TRANSPORTS {
-        let results = world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        let results = world(2, wiring, |rig| {
             rig.run(Op::Barrier).unwrap();
             if rig.rank == 1 {
                 // Comes when rank 0 has given up, and learns that.
@@ -134,13 +134,13 @@ fn a_silent_rank_is_named_when_the_deadline_passes() {
 
 #[test]
 fn a_rank_that_leaves_is_named_by_all_the_others() {
-    for &transport in TRANSPORTS {
+    for &wiring in WIRINGS {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         std::thread::scope(|scope| {
             for rank in 0..4 {
                 let store = store.clone();
                 scope.spawn(move || {
-                    let rig = Rig::new(store, rank, 4, transport);
+                    let rig = Rig::new(store, rank, 4, wiring);
                     rig.run(Op::Barrier).unwrap();
                     if rank == 2 {
                         // Its mesh, lanes and all go with it, as those of a dead process do.
@@ -157,8 +157,8 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
 
 #[test]
 fn an_abort_ends_what_waits_and_all_that_comes() {
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             if rig.rank == 1 {
                 rig.store.wait(&["aborted"], LONG).unwrap();
                 return;
@@ -191,7 +191,7 @@ fn an_abort_ends_what_waits_and_all_that_comes() {
 
 #[test]
 fn strangers_are_refused_and_counted_and_disturb_nobody() {
-    world(2, TransportChoice::Tcp, |rig| {
+    world(2, Wiring::Tcp, |rig| {
         rig.run(Op::Barrier).unwrap();
         if rig.rank == 1 {
             let address = rig.store.get("cpu/addr/0", LONG).unwrap();
@@ -203,10 +203,11 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
             // Refused with a verdict or a reset; either way the connection ends.
             let _ = stranger.read_to_end(&mut answer);
             // The right words without the secret.
-            let mut context = world_context(rig.store.clone(), 1, 2, TransportChoice::Tcp);
+            let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);
             context.secret = Secret::from_text("guessed");
             context.store = Arc::new(PrefixStore::new("nowhere/", rig.store.clone()));
             context.store.set("cpu/addr/0", address.as_bytes()).unwrap();
+            context.store.set("cpu/host_of/0", b"-").unwrap();
             let outsider = CpuFactory::open(&context).unwrap();
             let group = group_context(&context.store, "world", 1, &[0, 1], 1);
             let backend = outsider.connect(group, LONG.into()).unwrap();
@@ -252,7 +253,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
 
 /// A rank that knows the secret and then sends whatever comes to mind.
 fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
-    world(2, TransportChoice::Tcp, |rig| {
+    world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
             let stop = Stop::default();
             let mut patience = Patience::new(&stop, LONG.into(), Crowding::Crowded);

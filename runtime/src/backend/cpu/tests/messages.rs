@@ -31,8 +31,8 @@ fn receive(from: Option<usize>, tag: u32, into: &mut [i32]) -> Op<'_> {
 
 #[test]
 fn a_message_arrives_whole_and_in_order() {
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             for &count in COUNTS {
                 for round in 0..3 {
                     let mut into = vec![0; count];
@@ -53,8 +53,8 @@ fn a_message_arrives_whole_and_in_order() {
 
 #[test]
 fn tags_are_received_in_any_order() {
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             for count in [10, 60_000] {
                 if rig.rank == 0 {
                     let pending: Vec<_> = (0..4)
@@ -84,9 +84,9 @@ fn tags_are_received_in_any_order() {
 
 #[test]
 fn a_batch_completes_whatever_its_order() {
-    for &transport in TRANSPORTS {
+    for &wiring in WIRINGS {
         for size in [2, 3, 5] {
-            world(size, transport, |rig| {
+            world(size, wiring, |rig| {
                 for count in [3, 100_000] {
                     let others: Vec<usize> = (0..rig.size).filter(|&r| r != rig.rank).collect();
                     let out: Vec<_> = others
@@ -118,8 +118,8 @@ fn a_batch_completes_whatever_its_order() {
 
 #[test]
 fn issued_receives_of_one_tag_take_messages_in_order() {
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             if rig.rank == 0 {
                 for round in 0..20 {
                     let count = if round % 3 == 0 { 50_000 } else { 5 };
@@ -152,8 +152,8 @@ fn issued_receives_of_one_tag_take_messages_in_order() {
 
 #[test]
 fn a_receive_from_any_says_who_sent() {
-    for &transport in TRANSPORTS {
-        world(4, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(4, wiring, |rig| {
             for count in [4, 40_000] {
                 if rig.rank == 2 {
                     let mut seen = Vec::new();
@@ -177,9 +177,9 @@ fn a_receive_from_any_says_who_sent() {
 
 #[test]
 fn a_message_that_does_not_fit_is_named_and_the_next_one_arrives() {
-    for &transport in TRANSPORTS {
+    for &wiring in WIRINGS {
         for count in [10, 100_000] {
-            world(2, transport, |rig| {
+            world(2, wiring, |rig| {
                 if rig.rank == 0 {
                     let sent = rig.run(send(1, 1, &message(0, 1, count)));
                     if count > 16_384 {
@@ -205,8 +205,8 @@ fn a_message_that_does_not_fit_is_named_and_the_next_one_arrives() {
 
 #[test]
 fn threads_of_one_rank_share_a_lane() {
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             std::thread::scope(|scope| {
                 for tag in 0..4 {
                     scope.spawn(move || {

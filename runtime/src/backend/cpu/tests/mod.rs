@@ -23,17 +23,38 @@ use std::time::Duration;
 /// Long enough that only a fault reaches it.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Every way of moving bytes that the collectives are tested over.
-const TRANSPORTS: &[TransportChoice] = &[TransportChoice::Tcp, TransportChoice::Shm];
+/// How the ranks of a test's world reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wiring {
+    /// By sockets, all of them.
+    Tcp,
+    /// By memory, all of them.
+    Shm,
+    /// By memory inside hosts of so many ranks, one after the other; the last may have fewer.
+    Hosts(u32),
+    /// The same, but each rank is on another host than the one before, and there are so many hosts.
+    Dealt(u32),
+}
 
-fn world_context(
-    store: Arc<dyn Store>,
-    rank: u32,
-    size: u32,
-    transport: TransportChoice,
-) -> WorldContext {
+/// Every way of moving bytes that the collectives are tested over.
+const WIRINGS: &[Wiring] = &[
+    Wiring::Tcp,
+    Wiring::Shm,
+    Wiring::Hosts(2),
+    Wiring::Hosts(3),
+    Wiring::Dealt(2),
+];
+
+fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> WorldContext {
+    let (transport, host) = match wiring {
+        Wiring::Tcp => (TransportChoice::Tcp, None),
+        Wiring::Shm => (TransportChoice::Shm, None),
+        Wiring::Hosts(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
+        Wiring::Dealt(hosts) => (TransportChoice::Shm, Some(rank % hosts)),
+    };
     let config = Config {
         transport,
+        host_id: host.map(|host| host.to_string()),
         ..Config::default()
     };
     WorldContext {
@@ -88,8 +109,8 @@ impl Observer for Deaf {
 }
 
 impl Rig {
-    fn new(store: Arc<dyn Store>, rank: u32, size: u32, transport: TransportChoice) -> Self {
-        let context = world_context(store.clone(), rank, size, transport);
+    fn new(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> Self {
+        let context = world_context(store.clone(), rank, size, wiring);
         let factory = CpuFactory::open(&context).unwrap();
         let ranks: Vec<Rank> = (0..size).collect();
         let group = group_context(&store, "world", 1, &ranks, rank);
@@ -135,18 +156,14 @@ impl Rig {
 }
 
 /// Runs `body` on every rank of a world and gives back what each returned.
-fn world<R: Send>(
-    size: u32,
-    transport: TransportChoice,
-    body: impl Fn(&Rig) -> R + Sync,
-) -> Vec<R> {
+fn world<R: Send>(size: u32, wiring: Wiring, body: impl Fn(&Rig) -> R + Sync) -> Vec<R> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
                 let store = store.clone();
                 let body = &body;
-                scope.spawn(move || body(&Rig::new(store, rank, size, transport)))
+                scope.spawn(move || body(&Rig::new(store, rank, size, wiring)))
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

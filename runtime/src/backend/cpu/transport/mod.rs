@@ -17,7 +17,6 @@ pub(crate) mod tcp;
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A stream of bytes to and from one peer.
 pub(crate) enum Lane {
@@ -74,12 +73,4 @@ pub(crate) enum Interest {
     Read,
     /// Room to write.
     Write,
-}
-
-/// Sleeps until one of the lanes may be ready, or `time` has passed.
-pub(crate) fn sleep_on(lanes: &[(&Lane, Interest)], time: Duration) -> io::Result<()> {
-    let sockets = lanes
-        .iter()
-        .map(|(lane, interest)| (&**lane.socket(), *interest));
-    tcp::poll(sockets, None, time)
 }

@@ -1,0 +1,445 @@
+//! All ranks hear all notices, and what goes with them: first inside each host, then between hosts.
+//!
+//! 1. The ranks of a host compare signatures, and show each other the bytes that they bring, in one phase.
+//!    Where signatures differ they show their notices in another.
+//! 2. The first rank of each host tells the other hosts' first ranks what its host said ([`Agreement`]).
+//! 3. It shows the others of its host what it heard: all that was brought, or why there is no agreement.
+
+use super::super::super::collective::{Place, compare_lists, has_lists};
+use super::super::super::mesh::Failure;
+use super::super::super::notice::{self, Disagreement, NOTICE_LEN, Notice};
+use super::super::super::transport::shm::{INLINE, SLOT};
+use super::super::super::wait::Patience;
+use super::super::agree::{Agreement, Circle};
+use super::Ways;
+use super::floor::Floor;
+
+/// What a rank brings to an agreement, as all of them can tell beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bring {
+    /// Nothing but its notice.
+    Nothing,
+    /// So many bytes, each rank.
+    Each(usize),
+    /// So many bytes, this rank alone.
+    One(usize, usize),
+    /// A list of counts, as long as it happens to be.
+    List,
+}
+
+impl Bring {
+    /// Bytes of `rank`, if that can be told.
+    fn of(self, rank: usize) -> Option<usize> {
+        match self {
+            Self::Nothing => Some(0),
+            Self::Each(len) => Some(len),
+            Self::One(one, len) => Some(if one == rank { len } else { 0 }),
+            Self::List => None,
+        }
+    }
+
+    /// Bytes that a slot or line needs for what any rank brings.
+    fn most(self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Each(len) | Self::One(_, len) => len,
+            Self::List => SLOT,
+        }
+    }
+}
+
+/// What all ranks brought, in order of ranks.
+#[derive(Default)]
+pub(super) struct Heard {
+    bytes: Vec<u8>,
+    /// Where each rank's bytes start, and where the last one's end.
+    starts: Vec<usize>,
+    agreement: Agreement,
+}
+
+/// In the first byte of a leader's line: all agree, or its slot says why not.
+const AGREED: u8 = 1;
+const REFUSED: u8 = 2;
+/// Bytes of that line before what it may hold of all that was brought.
+const HEAD: usize = 8;
+/// Bytes for the reason why ranks do not agree: its rank, its length, its words.
+const REASON: usize = 4096;
+
+impl Heard {
+    /// What `rank` brought.
+    pub(super) fn of(&self, rank: usize) -> &[u8] {
+        &self.bytes[self.starts[rank]..self.starts[rank + 1]]
+    }
+
+    /// Tells all ranks, and hears them.
+    ///
+    /// # Errors
+    /// `Mismatch` on all ranks if one of them said something else.
+    pub(super) fn exchange(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        notice: Notice,
+        (bring, own): (Bring, &[u8]),
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        self.bytes.clear();
+        self.starts.clear();
+        ways.floor.begin(notice.signature());
+        let dissent = self.meet(ways.floor, notice, bring, own, patience)?;
+        // Ranks that disagree do not expect the same.
+        let expected = if dissent.is_some() {
+            Bring::Nothing
+        } else {
+            bring
+        };
+        let len = (0..place.size).filter_map(|rank| expected.of(rank)).sum();
+        if ways.layout.place() > 0 {
+            return self.hear(ways, place, expected, len, patience);
+        }
+        self.tell(ways, notice, dissent, patience)?;
+        let verdict = match self.compare(ways, notice)? {
+            Ok(()) => self.sort(ways, place, notice, bring)?,
+            disagreement => disagreement,
+        };
+        self.pass_on(ways.floor, &verdict, len, patience)?;
+        verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
+    }
+
+    /// Inside the host: gives the notices of its ranks if they are not all equal, and keeps what they
+    /// brought otherwise.
+    fn meet(
+        &mut self,
+        floor: &mut Floor,
+        notice: Notice,
+        bring: Bring,
+        own: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Vec<Notice>>, Failure> {
+        let most = bring.most();
+        let is_inline = most <= INLINE;
+        // A list goes with its notice: that says how long it is, and what else differs from rank to rank.
+        let mut listed = notice;
+        if bring == Bring::List {
+            if NOTICE_LEN + own.len() > SLOT {
+                let what = format!("{} bytes of counts, more than a slot holds", own.len());
+                return Err(Failure::Garbled(floor.global(floor.place()), what));
+            }
+            listed.inline = own.len() as u32;
+        }
+        let header: &[u8] = match bring {
+            Bring::List => &listed.encode(),
+            _ => &[],
+        };
+        if floor.size() == 1 {
+            self.bytes.extend_from_slice(header);
+            self.bytes.extend_from_slice(own);
+            self.starts.extend([0, self.bytes.len()]);
+            return Ok(None);
+        }
+        let (inline, used) = if is_inline { (own, 0) } else { (&[][..], most) };
+        if !is_inline {
+            floor.fill(most, |slot, hand_over| {
+                slot[..header.len()].copy_from_slice(header);
+                hand_over.copy(&mut slot[header.len()..][..own.len()], own);
+            });
+        }
+        if !floor.meet(inline, used, patience)? {
+            return self.dissent(floor, notice, patience).map(Some);
+        }
+        for place in 0..floor.size() {
+            self.starts.push(self.bytes.len());
+            let brought = match bring {
+                Bring::List => {
+                    let slot = floor.slot(place);
+                    let notice = slot.first_chunk().and_then(Notice::decode);
+                    let len = notice.map(|notice| NOTICE_LEN + notice.inline as usize);
+                    len.and_then(|len| slot.get(..len)).ok_or_else(|| {
+                        Failure::Garbled(floor.global(place), "a notice that is none".into())
+                    })?
+                }
+                _ if is_inline => floor.line(place, most),
+                _ => floor.slot(place),
+            };
+            self.bytes.extend_from_slice(brought);
+        }
+        self.starts.push(self.bytes.len());
+        Ok(None)
+    }
+
+    /// Signatures differ: all ranks of the host have seen that, so all show their notices now.
+    #[cold]
+    fn dissent(
+        &mut self,
+        floor: &mut Floor,
+        notice: Notice,
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<Notice>, Failure> {
+        floor.restart_slots();
+        floor.begin(0);
+        floor.fill(NOTICE_LEN, |slot, _| slot.copy_from_slice(&notice.encode()));
+        floor.turn(&[], NOTICE_LEN, patience)?;
+        let notices = (0..floor.size()).map(|place| {
+            let notice = floor.slot(place).first_chunk().and_then(Notice::decode);
+            notice.ok_or_else(|| {
+                Failure::Garbled(floor.global(place), "a notice that is none".into())
+            })
+        });
+        notices.collect()
+    }
+
+    /// Between hosts. A host whose ranks agree says so with one notice; one whose ranks do not sends all
+    /// of theirs.
+    fn tell(
+        &mut self,
+        ways: &mut Ways<'_>,
+        notice: Notice,
+        dissent: Option<Vec<Notice>>,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let mut ours = vec![u8::from(dissent.is_none())];
+        match &dissent {
+            Some(notices) => ours.extend(notices.iter().flat_map(Notice::encode)),
+            None => {
+                for brought in self.starts.windows(2) {
+                    ours.extend(((brought[1] - brought[0]) as u32).to_le_bytes());
+                }
+                ours.extend_from_slice(&self.bytes);
+            }
+        }
+        let said = Notice {
+            inline: ours.len() as u32,
+            ..notice
+        };
+        let leaders = ways.layout.leaders();
+        let circle = Circle {
+            members: &leaders,
+            own: ways.layout.host(),
+        };
+        self.agreement
+            .exchange(ways.lanes, circle, said, &ours, patience)
+    }
+
+    /// Whether all hosts said the same; if not, what every rank said counts.
+    fn compare(
+        &self,
+        ways: &Ways<'_>,
+        notice: Notice,
+    ) -> Result<Result<(), Disagreement>, Failure> {
+        let (heard, layout) = (&self.agreement, ways.layout);
+        let is_agreed = |host: usize| heard.inline(host).first() == Some(&1);
+        if (0..layout.hosts()).all(is_agreed) && notice::compare(heard.notices()).is_ok() {
+            return Ok(Ok(()));
+        }
+        let mut notices = vec![notice; ways.lanes.size()];
+        for host in 0..layout.hosts() {
+            let rest = heard.inline(host).get(1..).unwrap_or(&[]);
+            for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
+                notices[rank] = if is_agreed(host) {
+                    heard.notices()[host]
+                } else {
+                    let bytes = rest.get(place * NOTICE_LEN..);
+                    let notice = bytes.and_then(|bytes| bytes.first_chunk());
+                    let notice = notice.and_then(Notice::decode);
+                    notice.ok_or_else(|| garbled(ways, host))?
+                };
+            }
+        }
+        match notice::compare(&notices) {
+            Err(found) => Ok(Err(found)),
+            Ok(()) => Err(garbled(ways, layout.host())),
+        }
+    }
+
+    /// Puts what the hosts brought in the order of ranks, and compares lists of counts.
+    fn sort(
+        &mut self,
+        ways: &Ways<'_>,
+        place: Place,
+        notice: Notice,
+        bring: Bring,
+    ) -> Result<Result<(), Disagreement>, Failure> {
+        let layout = ways.layout;
+        let mut of_hosts = Vec::with_capacity(layout.hosts());
+        for host in 0..layout.hosts() {
+            let brought = parts(self.agreement.inline(host), layout.ranks_of(host).len());
+            of_hosts.push(brought.ok_or_else(|| garbled(ways, host))?);
+        }
+        self.bytes.clear();
+        self.starts.clear();
+        let mut notices = Vec::new();
+        for rank in 0..place.size {
+            self.starts.push(self.bytes.len());
+            let (host, at) = layout.place_of(rank);
+            let mut part = of_hosts[host][at];
+            if bring == Bring::List {
+                let said = part.first_chunk().and_then(Notice::decode);
+                notices.push(said.ok_or_else(|| garbled(ways, host))?);
+                part = &part[NOTICE_LEN..];
+            } else if let Some(len) = bring.of(rank) {
+                // Of one that brings nothing there is whatever its line held.
+                part = part.get(..len).ok_or_else(|| garbled(ways, host))?;
+            }
+            self.bytes.extend_from_slice(part);
+        }
+        self.starts.push(self.bytes.len());
+        if !has_lists(notice.op) {
+            return Ok(Ok(()));
+        }
+        let lists: Vec<Vec<u64>> = (0..place.size).map(|rank| counts(self.of(rank))).collect();
+        Ok(compare_lists(&notices, &lists))
+    }
+
+    /// Shows the ranks of this host what all ranks brought (`len` bytes; lists have served their purpose),
+    /// or why they do not agree.
+    fn pass_on(
+        &mut self,
+        floor: &mut Floor,
+        verdict: &Result<(), Disagreement>,
+        len: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let mut line = [0; INLINE];
+        let is_inline = HEAD + len <= INLINE;
+        let used = if is_inline { 0 } else { len };
+        if let Err(found) = verdict {
+            line[0] = REFUSED;
+            floor.turn(&line, used, patience)?;
+            let reason = reason(found);
+            floor.fill(REASON, |slot, _| {
+                slot[..reason.len()].copy_from_slice(&reason);
+            });
+            return floor.turn(&[], REASON, patience);
+        }
+        line[0] = AGREED;
+        let bytes = &self.bytes;
+        if is_inline {
+            line[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
+        } else {
+            floor.fill(len, |slot, hand_over| hand_over.copy(slot, &bytes[..len]));
+        }
+        floor.turn(&line, used, patience)
+    }
+
+    /// Hears from the first rank of this host what all ranks brought, which is `len` bytes.
+    fn hear(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        bring: Bring,
+        len: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let floor = &mut *ways.floor;
+        let is_inline = HEAD + len <= INLINE;
+        floor.turn(&[], if is_inline { 0 } else { len }, patience)?;
+        let line = floor.line(0, INLINE);
+        match line[0] {
+            AGREED => {
+                let brought = match is_inline {
+                    true => &line[HEAD..HEAD + len],
+                    false => &floor.slot(0)[..len],
+                };
+                self.bytes.clear();
+                self.bytes.extend_from_slice(brought);
+                self.starts.clear();
+                let mut at = 0;
+                self.starts.push(at);
+                for rank in 0..place.size {
+                    at += bring.of(rank).unwrap_or(0);
+                    self.starts.push(at);
+                }
+                Ok(())
+            }
+            REFUSED => {
+                floor.turn(&[], REASON, patience)?;
+                Err(match read_reason(floor.slot(0), place.size) {
+                    Some(found) => Failure::Mismatch(ways.lanes.global(found.rank), found.message),
+                    None => Failure::Garbled(floor.global(0), "a reason that is none".into()),
+                })
+            }
+            _ => Err(Failure::Garbled(floor.global(0), "no verdict".into())),
+        }
+    }
+}
+
+fn garbled(ways: &Ways<'_>, host: usize) -> Failure {
+    let leader = ways.lanes.global(ways.layout.ranks_of(host)[0]);
+    Failure::Garbled(leader, "notices that are none".into())
+}
+
+/// What each of a host's ranks brought; `None` if it is not what a host sends.
+fn parts(block: &[u8], ranks: usize) -> Option<Vec<&[u8]>> {
+    let (_, rest) = block.split_first()?;
+    let (lens, mut rest) = rest.split_at_checked(ranks * 4)?;
+    let mut parts = Vec::with_capacity(ranks);
+    for len in lens.as_chunks::<4>().0 {
+        let (part, after) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        parts.push(part);
+        rest = after;
+    }
+    rest.is_empty().then_some(parts)
+}
+
+fn counts(bytes: &[u8]) -> Vec<u64> {
+    let counts = bytes.as_chunks::<8>().0;
+    counts
+        .iter()
+        .map(|count| u64::from_le_bytes(*count))
+        .collect()
+}
+
+/// A disagreement as a slot holds it; words beyond that are cut off.
+fn reason(found: &Disagreement) -> Vec<u8> {
+    let room = REASON - 8;
+    let mut end = found.message.len().min(room);
+    while !found.message.is_char_boundary(end) {
+        end -= 1;
+    }
+    let words = &found.message.as_bytes()[..end];
+    let head = [found.rank as u32, words.len() as u32];
+    let head = head.iter().flat_map(|number| number.to_le_bytes());
+    head.chain(words.iter().copied()).collect()
+}
+
+fn read_reason(slot: &[u8], size: usize) -> Option<Disagreement> {
+    let (numbers, words) = slot.split_at_checked(8)?;
+    let numbers = numbers.as_chunks::<4>().0;
+    let [rank, len] = [0, 1].map(|at| u32::from_le_bytes(numbers[at]) as usize);
+    let message = String::from_utf8_lossy(words.get(..len)?).into_owned();
+    (rank < size).then_some(Disagreement { rank, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_reaches_the_other_ranks_whole_or_cut_at_a_character() {
+        let found = Disagreement {
+            rank: 3,
+            message: "rank 3 of the group called barrier #1".into(),
+        };
+        let mut slot = reason(&found);
+        slot.resize(REASON, 0xff);
+        assert_eq!(read_reason(&slot, 4).as_ref(), Some(&found));
+        assert_eq!(read_reason(&slot, 3), None);
+        let long = Disagreement {
+            rank: 0,
+            message: "é".repeat(REASON),
+        };
+        let cut = reason(&long);
+        assert!(cut.len() <= REASON);
+        let read = read_reason(&cut, 1).unwrap();
+        assert!(read.message.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn what_a_host_brought_is_cut_into_its_ranks_parts_or_refused() {
+        let block = [&[1][..], &2u32.to_le_bytes(), &1u32.to_le_bytes(), b"abc"].concat();
+        assert_eq!(parts(&block, 2).unwrap(), [&b"ab"[..], b"c"]);
+        assert!(parts(&block[..block.len() - 1], 2).is_none());
+        assert!(parts(&block, 1).is_none());
+        assert!(parts(&[], 1).is_none());
+    }
+}

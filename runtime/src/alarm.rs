@@ -14,6 +14,7 @@
 //! watches the FIFOs that ask for a dump.
 
 use crate::answers::{Asked, Questions, RankReport};
+use crate::backend::nccl::Propagation;
 use crate::dump_writer::Dumps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipe::DumpPipe;
@@ -143,6 +144,7 @@ pub(crate) struct AlarmParts {
     pub(crate) dumps: Arc<Dumps>,
     pub(crate) status_wait: Duration,
     pub(crate) interval: Duration,
+    pub(crate) propagation: Propagation,
 }
 
 /// The side that the watchdog sees.
@@ -372,8 +374,36 @@ impl Responder {
         let cause = self.cause_of(raised);
         let reason = cause.as_deref().unwrap_or("signal of another rank");
         self.alarm.parts.dumps.make_for_fault(reason);
+        let told = (first..=raised).try_for_each(|alarm| self.tell(alarm));
+        if self.alarm.parts.propagation == Propagation::Abort {
+            self.give_up(cause.as_deref());
+        }
         self.heard = cause.map(|cause| (Instant::now(), cause));
-        (first..=raised).try_for_each(|alarm| self.tell(alarm))
+        told
+    }
+
+    /// Ends everything pending on this rank, since another has failed. After dump and answer, which shall
+    /// show what was pending.
+    fn give_up(&self, cause: Option<&str>) {
+        let error = match cause.and_then(|cause| cause.split_once(": ")) {
+            Some((who, why)) => {
+                let message = format!("given up, since {who} has failed: {why}");
+                let error = Error::new(ErrorKind::Aborted, message);
+                match who.strip_prefix("rank ").and_then(|rank| rank.parse().ok()) {
+                    Some(rank) => error.with_rank(rank),
+                    None => error,
+                }
+            }
+            None => Error::new(
+                ErrorKind::Aborted,
+                "given up, since another rank has failed",
+            ),
+        };
+        for group in self.alarm.parts.watch.groups() {
+            if !group.is_judged() {
+                group.close(None, error.clone());
+            }
+        }
     }
 
     fn cause_key(&self, alarm: i64) -> String {
@@ -525,6 +555,7 @@ pub(crate) mod tests {
             recorder,
             status_wait: Duration::from_secs(1),
             interval,
+            propagation: Propagation::DumpOnly,
         });
         let alarm = alarm.unwrap();
         let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();

@@ -160,6 +160,7 @@ impl WorldBuilder {
             dumps: dumps.clone(),
             status_wait: config.status_wait,
             interval: config.signal_interval,
+            propagation: config.nccl.propagation,
         })?;
         let context = WorldContext {
             rank: place.rank,

@@ -53,6 +53,11 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
+    /// Whether one of the live ones is like this.
+    pub(crate) fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
+        lock(&self.table).live.values().any(|it| is_it(it))
+    }
+
     fn refuse(&self, handle: *mut c_void) -> ! {
         refuse(&format!("{handle:p} is no live {}", self.what))
     }

@@ -36,7 +36,7 @@ struct Clique {
     sends: HashMap<Ends, VecDeque<(u64, Vec<u8>)>>,
     /// By sender and receiver: number of the request, and the length that is wanted.
     receives: HashMap<Ends, VecDeque<(u64, u64)>>,
-    /// By the number of the split or shrink: what each rank brought.
+    /// By the number of the split, shrink or exchange: what each rank brought.
     derivations: HashMap<u64, Brought>,
     failed: bool,
 }
@@ -173,11 +173,14 @@ impl State {
             Ask::Leave => {
                 clique.members.remove(&rank);
             }
-            Ask::Split | Ask::Shrink => {
+            Ask::Split | Ask::Shrink | Ask::Exchange => {
                 let brought = clique.derivations.entry(request.seq).or_default();
                 brought.insert(rank, (request, payload));
                 if let Some(all) = clique.complete_derivation(request.seq) {
-                    clique.derive(&all, &mut self.last_key);
+                    match request.ask {
+                        Ask::Exchange => clique.exchange(&all),
+                        _ => clique.derive(&all, &mut self.last_key),
+                    }
                 }
             }
             _ => {
@@ -274,6 +277,17 @@ impl Clique {
             self.derivations.remove(&seq)
         } else {
             None
+        }
+    }
+
+    /// Tells everybody what everybody brought, in order of rank.
+    fn exchange(&self, all: &Brought) {
+        let together: Vec<u8> = all
+            .values()
+            .flat_map(|(_, payload)| payload.clone())
+            .collect();
+        for (rank, (request, _)) in all {
+            self.answer(*rank, request.id, together.clone());
         }
     }
 

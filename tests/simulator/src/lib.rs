@@ -8,8 +8,8 @@
 //! NCCL leaves a thing undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
-//! `ncclCommSplit`, `ncclCommShrink` and `ncclCommRevoke` are there; windows and one-sided operations are
-//! not. A handle that is used after its end stops the process.
+//! A handle that is used after its end stops the process, as does memory that was freed. One-sided operations
+//! inside a group of calls are not there.
 //!
 //! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
 

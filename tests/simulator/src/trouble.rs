@@ -11,6 +11,9 @@
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
 //! | `query_hangs_after=3` | the fourth `cuEventQuery` never returns |
 //! | `no_memory_after=2` | the third allocation of device memory and later ones fail |
+//! | `no_symmetric=1` | communicators have no symmetric memory |
+//! | `no_one_sided=1` | communicators have no one-sided operations |
+//! | `no_reach=1` | no device reaches the memory of another rank |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
 use std::sync::OnceLock;

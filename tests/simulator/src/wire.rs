@@ -21,10 +21,12 @@ pub(crate) enum Ask {
     Shrink = 11,
     Gather = 12,
     Scatter = 13,
+    /// Everybody's bytes to everybody.
+    Exchange = 14,
 }
 
 impl Ask {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Join,
         Self::AllReduce,
         Self::Reduce,
@@ -39,6 +41,7 @@ impl Ask {
         Self::Shrink,
         Self::Gather,
         Self::Scatter,
+        Self::Exchange,
     ];
 }
 

@@ -5,6 +5,7 @@
 mod groups;
 mod libraries;
 mod trouble;
+mod windows;
 
 use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::{Ended, Job};

@@ -166,6 +166,27 @@ fn a_slow_start_is_waited_for_and_a_start_too_slow_is_named() {
 }
 
 #[test]
+fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
+    for variable in ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"] {
+        let job = start("linger", |rank, command| {
+            // Nobody times out.
+            command.env("RCOMM_TIMEOUT_MS", "80000").env(variable, "1");
+            on_culprit("launch_error_after=3")(rank, command);
+        });
+        let (job, ended) = fail(job, 0..RANKS);
+        for (rank, ended) in ended {
+            let error = ended.stderr;
+            let sentence = match rank {
+                CULPRIT => "ncclAllReduce failed: unhandled cuda error",
+                _ => "given up, since rank 2 has failed: all_reduce #4 on group default_pg",
+            };
+            assert!(error.contains(sentence), "{variable}, rank {rank}: {error}");
+        }
+        assert_eq!(job.dumps().len(), RANKS as usize);
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
     let mut job = start("late_split", |_, command| {
         command.env("RCOMM_INIT_TIMEOUT_MS", "3000");

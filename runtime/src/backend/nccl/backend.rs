@@ -11,9 +11,10 @@ use super::pending::Ticket;
 use super::rally::{Meeting, Scope};
 use super::ras::Ras;
 use super::turns::{Turns, Wait};
+use super::window::Signals;
 use crate::backend::{
     AbortReason, Backend, BackendFactory, Call, CommState, Done, GroupContext, Observer, Pending,
-    Progress, Registration, WorldContext,
+    Progress, Registration, Window, WorldContext,
 };
 use crate::buffer::{Buffer, Device, DeviceKind};
 use crate::deadline::Deadline;
@@ -65,6 +66,29 @@ impl Shared {
             nans: self.nans.clone(),
             ras: self.ras.clone(),
         })
+    }
+
+    /// Refuses memory that the device cannot use, or that nobody keeps for it.
+    pub(super) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
+        let refuse = |why: String| {
+            let message = format!("{buffer:?}: {why}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        };
+        let own = self.device.place();
+        if buffer.device() != own {
+            let place = match buffer.device() {
+                Device::Cpu => "host memory".to_owned(),
+                Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),
+            };
+            return refuse(format!(
+                "it is {place}; on this rank the group works on {:?}",
+                self.device
+            ));
+        }
+        if buffer.owner().is_none() {
+            return refuse("nothing keeps the memory alive until the device is done".to_owned());
+        }
+        Ok(())
     }
 
     /// Whether communicators were left to the library after a failure.
@@ -174,6 +198,9 @@ pub struct NcclBackend {
     abort: Mutex<Option<JoinHandle<()>>>,
     /// How many times it was split.
     pub(super) splits: AtomicU64,
+    /// How many windows it has made.
+    pub(super) windows: AtomicU64,
+    pub(super) signals: Arc<Signals>,
 }
 
 impl NcclBackend {
@@ -192,12 +219,14 @@ impl NcclBackend {
             "group made"
         );
         Arc::new(Self {
+            signals: Arc::new(Signals::of(&group)),
             group,
             main,
             peers: Mutex::default(),
             turns: Turns::default(),
             abort: Mutex::new(None),
             splits: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
             shared,
         })
     }
@@ -238,32 +267,10 @@ impl NcclBackend {
         let mut result = Ok(());
         visit(op, &mut |buffer| {
             if result.is_ok() {
-                result = self.check_place(buffer);
+                result = self.shared.check_place(buffer);
             }
         });
         result.map_err(|error| error.during(op.op_type()))
-    }
-
-    fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
-        let refuse = |why: String| {
-            let message = format!("{buffer:?}: {why}");
-            Err(Error::new(ErrorKind::InvalidArgument, message))
-        };
-        let own = self.shared.device.place();
-        if buffer.device() != own {
-            let place = match buffer.device() {
-                Device::Cpu => "host memory".to_owned(),
-                Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),
-            };
-            return refuse(format!(
-                "it is {place}; on this rank the group works on {:?}",
-                self.shared.device
-            ));
-        }
-        if buffer.owner().is_none() {
-            return refuse("nothing keeps the memory alive until the device is done".to_owned());
-        }
-        Ok(())
     }
 
     /// Refuses to wait for what is only written down.
@@ -429,7 +436,7 @@ impl Backend for NcclBackend {
     }
 
     fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
-        self.check_place(memory)?;
+        self.shared.check_place(memory)?;
         self.main.register(memory)
     }
 
@@ -439,6 +446,10 @@ impl Backend for NcclBackend {
 
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         DeviceBuffer::from_library(&self.shared, self.main.stream(), dtype, len)?.buffer()
+    }
+
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        self.open_window(memory, deadline)
     }
 
     fn comm_state(&self) -> Vec<CommState> {

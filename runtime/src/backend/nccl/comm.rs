@@ -55,6 +55,14 @@ pub struct CommOptions {
     pub channels_per_net_peer: Option<i32>,
     /// Whether scheduling is centred on NVLink (2.28).
     pub nvlink_centric: Option<bool>,
+    /// `graphUsageMode`: 0 = no graphs, 1 = one at a time, 2 = graphs and plain calls mixed (2.29).
+    pub graph_usage_mode: Option<i32>,
+    /// Contexts for one-sided operations; 0 = none (2.29).
+    pub rma_contexts: Option<i32>,
+    /// Peers with whom a rank sends and receives at once (2.30).
+    pub max_p2p_peers: Option<i32>,
+    /// `graphStreamOrdering`: how launches of graphs are ordered (2.30).
+    pub graph_stream_ordering: Option<i32>,
 }
 
 /// The C form of the options, with the strings that it points to.
@@ -115,6 +123,13 @@ impl CommOptions {
         );
         let nvlink_centric = self.nvlink_centric.map(i32::from);
         set(&mut config.nvlink_centric_sched, nvlink_centric);
+        set(&mut config.graph_usage_mode, self.graph_usage_mode);
+        set(&mut config.num_rma_ctx, self.rma_contexts);
+        set(&mut config.max_p2p_peers, self.max_p2p_peers);
+        set(
+            &mut config.graph_stream_ordering,
+            self.graph_stream_ordering,
+        );
         Ok(RawConfig {
             config,
             _strings: [name, net],

@@ -35,6 +35,8 @@ pub(super) type CuGraph = *mut c_void;
 pub(super) type CuUserObject = *mut c_void;
 /// `CUhostFn`. It may call nothing of the driver's.
 pub(super) type CuHostFn = unsafe extern "C" fn(*mut c_void);
+/// `CUmemGenericAllocationHandle`.
+pub(super) type CuAllocation = u64;
 /// `CUdeviceptr`.
 pub(super) type CuDevicePtr = u64;
 
@@ -125,8 +127,14 @@ table! {
         mem_alloc = "cuMemAlloc_v2": fn(*mut CuDevicePtr, usize) -> CuResult;
         /// `cuMemFree_v2`
         mem_free = "cuMemFree_v2": fn(CuDevicePtr) -> CuResult;
+        /// `cuMemRetainAllocationHandle`
+        mem_retain_allocation_handle = "cuMemRetainAllocationHandle": fn(*mut CuAllocation, *mut c_void) -> CuResult;
+        /// `cuMemRelease`
+        mem_release = "cuMemRelease": fn(CuAllocation) -> CuResult;
         /// `cuMemsetD8Async`
         memset = "cuMemsetD8Async": fn(CuDevicePtr, c_uchar, usize, CuStream) -> CuResult;
+        /// `cuMemsetD32Async`
+        memset_u32 = "cuMemsetD32Async": fn(CuDevicePtr, c_uint, usize, CuStream) -> CuResult;
         /// `cuMemcpyHtoDAsync_v2`
         memcpy_to_device = "cuMemcpyHtoDAsync_v2": fn(CuDevicePtr, *const c_void, usize, CuStream) -> CuResult;
         /// `cuMemcpyDtoHAsync_v2`

@@ -9,15 +9,14 @@ use super::backend::NcclBackend;
 use super::birth::{Birth, Seat};
 use super::comm::Comm;
 use super::lane::{Lane, hash_of_child};
+use super::notes::Notes;
 use super::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
 use crate::backend::{Backend, GroupContext};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Store};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 impl NcclBackend {
     /// Takes part in a split of this group: as a member of `group`, or of none.
@@ -43,8 +42,8 @@ impl NcclBackend {
         // The library wants nothing pending on the communicator.
         self.main.drain(deadline)?;
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
-        let notes = PrefixStore::new(format!("split/{nth}"), self.group.store.clone());
-        notes.set(&format!("here/{}", self.group.group_rank), b"1")?;
+        let notes = Notes::new(&self.group, format!("split/{nth}"));
+        notes.leave("here", b"1")?;
         // Groups of one split have no member in common, so their first members tell them apart.
         let first = group
             .map(|group| self.rank_here(group.info.ranks[0]))
@@ -63,7 +62,13 @@ impl NcclBackend {
         let made = self
             .main
             .derive(begin, deadline)
-            .map_err(|error| self.blame_absent(&notes, error))?;
+            .map_err(|error| match error.kind() {
+                ErrorKind::Timeout => error.with_more(&format!(
+                    "did not come to split the group: {}",
+                    notes.absent("here")
+                )),
+                _ => error,
+            })?;
         match (made, group, first) {
             (Some(comm), Some(group), Some(first)) => {
                 self.adopt(comm, group, (nth, first)).map(Some)
@@ -152,23 +157,6 @@ impl NcclBackend {
             Error::new(ErrorKind::InvalidArgument, message)
         })
     }
-
-    fn blame_absent(&self, notes: &dyn Store, error: Error) -> Error {
-        if error.kind() != ErrorKind::Timeout {
-            return error;
-        }
-        let here = |at: usize| notes.check(&[&format!("here/{at}")]).unwrap_or(true);
-        let ranks = self.group.info.ranks.iter().enumerate();
-        let absent = ranks.filter(|(at, _)| !here(*at));
-        let absent: Vec<String> = absent.map(|(_, rank)| rank.to_string()).collect();
-        if absent.is_empty() {
-            return error.with_more("all ranks came");
-        }
-        error.with_more(&format!(
-            "did not come to split the group: rank {}",
-            absent.join(", ")
-        ))
-    }
 }
 
 /// This rank's place in the new group; any for who gets none.
@@ -183,12 +171,8 @@ fn seat_in(group: Option<&GroupContext>) -> Seat {
 
 /// Whether all members of the new group can.
 fn agree(group: &GroupContext, can: bool, deadline: Deadline) -> Result<bool> {
-    let key = |rank: u32| format!("shrink/{rank}");
-    let own = if can { b"1" } else { b"0" };
-    group.store.set(&key(group.group_rank), own)?;
-    let keys: Vec<String> = (0..group.size()).map(key).collect();
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let patience = deadline.remaining().max(Duration::from_millis(1));
-    let said = group.store.multi_get(&keys, patience)?;
+    let notes = Notes::new(group, "shrink".to_owned());
+    notes.leave("can", if can { b"1" } else { b"0" })?;
+    let said = notes.gather("can", deadline)?;
     Ok(said.iter().all(|word| word == b"1"))
 }

@@ -344,6 +344,17 @@ impl CudaStream {
         driver.check("cuMemcpyDtoDAsync", status)
     }
 
+    /// Enqueues the writing of four bytes. The context is current.
+    ///
+    /// # Safety
+    /// The place holds four bytes, aligned, until the stream is done with them.
+    pub(super) unsafe fn fill_u32(&self, at: CuDevicePtr, value: u32) -> Result<()> {
+        let driver = self.device.driver();
+        // SAFETY: the stream is live; the caller vouches for the place.
+        let status = unsafe { (driver.table().memset_u32)(at, value, 1, self.raw) };
+        driver.check("cuMemsetD32Async", status)
+    }
+
     /// Holds up what is enqueued here from now on until the newest record of `event` is done.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are live; the driver keeps what it needs of the event.

@@ -41,7 +41,8 @@ enum Stage {
     Broken(Error),
 }
 
-struct Door {
+/// Whoever has it is alone with the communicator.
+pub(super) struct Door {
     stage: Stage,
     queue: VecDeque<Arc<Ticket>>,
 }
@@ -188,23 +189,29 @@ impl Lane {
     /// # Errors
     /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never come
     /// back, and takes the door with it.
-    fn enter(&self, deadline: Deadline) -> Result<MutexGuard<'_, Door>> {
+    pub(super) fn enter(&self, deadline: Deadline) -> Result<MutexGuard<'_, Door>> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(5);
         loop {
-            match self.door.try_lock() {
-                Ok(door) => return Ok(door),
-                Err(TryLockError::Poisoned(door)) => return Ok(door.into_inner()),
-                Err(TryLockError::WouldBlock) if deadline.has_passed() => {
-                    let message =
-                        "another thread is in a call on the communicator that does not return";
-                    return Err(Error::new(ErrorKind::Timeout, message));
-                }
-                Err(TryLockError::WouldBlock) => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(1));
-                }
+            if let Some(door) = self.try_enter() {
+                return Ok(door);
             }
+            if deadline.has_passed() {
+                let message =
+                    "another thread is in a call on the communicator that does not return";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes the door if it is free.
+    pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, Door>> {
+        match self.door.try_lock() {
+            Ok(door) => Some(door),
+            Err(TryLockError::Poisoned(door)) => Some(door.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -245,10 +252,8 @@ impl Lane {
 
     /// Moves joining and the queue on, unless somebody else is at it. Never waits for a peer to join.
     pub(super) fn pump(&self) {
-        match self.door.try_lock() {
-            Ok(mut door) => self.push_on(&mut door),
-            Err(TryLockError::Poisoned(door)) => self.push_on(&mut door.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
+        if let Some(mut door) = self.try_enter() {
+            self.push_on(&mut door);
         }
     }
 
@@ -304,48 +309,63 @@ impl Lane {
         self.comm.get()
     }
 
-    /// Makes a communicator of this one. Nothing else goes through the lane meanwhile.
-    ///
-    /// # Blocking
-    /// Until it is there, or the deadline.
-    ///
-    /// # Errors
-    /// `Timeout`, or what `begin` and the library say. The lane is of no use any more after most.
+    /// Makes a communicator of this one, as [`take_over`](Self::take_over).
     pub(super) fn derive(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<Birth>,
         deadline: Deadline,
     ) -> Result<Option<Comm>> {
+        let step = |birth: &mut Birth| match birth.step()? {
+            Step::Ready(made) => Ok(Some(made)),
+            Step::NotYet => Ok(None),
+        };
+        self.take_over(begin, step, deadline)
+    }
+
+    /// Does something with the communicator that all its ranks do together. Nothing else goes through the
+    /// lane meanwhile.
+    ///
+    /// # Blocking
+    /// Until it is done, an abort, or the deadline.
+    ///
+    /// # Errors
+    /// `Timeout`, or what `begin` and `step` say. The lane is of no use any more after most.
+    pub(super) fn take_over<S, T>(
+        &self,
+        begin: impl FnOnce(&Arc<Comm>) -> Result<S>,
+        mut step: impl FnMut(&mut S) -> Result<Option<T>>,
+        deadline: Deadline,
+    ) -> Result<T> {
         let deadline = deadline.started();
-        // Nobody launches as long as it is locked.
+        // Nobody launches as long as it is held.
         let mut door = self.enter(deadline)?;
         let was_aborted = self.shared.aborted.get().is_some();
         let Some(comm) = self.comm.get() else {
             let message = "the communicator is not there yet";
             return Err(Error::new(ErrorKind::Closed, message));
         };
-        let mut birth = {
+        let mut state = {
             let _entered = self.shared.device.enter()?;
             begin(comm)?
         };
-        let made = loop {
+        let done = loop {
             if let Some(error) = self.shared.aborted.get().filter(|_| !was_aborted) {
                 break Err(error.clone());
             }
-            match birth.step() {
-                Ok(Step::Ready(made)) => break Ok(made),
-                Ok(Step::NotYet) if deadline.has_passed() => {
+            match step(&mut state) {
+                Ok(Some(done)) => break Ok(done),
+                Ok(None) if deadline.has_passed() => {
                     let message = "the ranks did not all take part in time";
                     break Err(Error::new(ErrorKind::Timeout, message));
                 }
-                Ok(Step::NotYet) => std::thread::sleep(Duration::from_micros(200)),
+                Ok(None) => std::thread::sleep(Duration::from_micros(200)),
                 Err(error) => break Err(error),
             }
         };
-        if let Err(error) = &made {
+        if let Err(error) = &done {
             door.stage = Stage::Broken(error.clone());
         }
-        made
+        done
     }
 
     /// What a dump says of it. Never waits.

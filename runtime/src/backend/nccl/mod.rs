@@ -4,7 +4,7 @@
 //! and the tables of functions, `library` and `cuda` load them and turn codes into errors, `device`,
 //! `memory` and `comm` are owned values over them, `rally` brings ranks together over the store, `birth`
 //! makes communicators and `derive` groups from groups, `lane` and `launch` put operations on a stream or
-//! into a `graph`, `pending` looks how they fare.
+//! into a `graph`, `pending` looks how they fare. `window` has the one-sided operations.
 //!
 //! Both libraries are loaded at run time: one build runs with and without a device. cudarc's NCCL layer
 //! is not used: it looks for other file names than `libnccl.so.2`, panics where a symbol is missing, and
@@ -25,6 +25,7 @@ mod launch;
 mod library;
 mod memory;
 mod nan;
+mod notes;
 mod options;
 mod pending;
 mod rally;
@@ -32,6 +33,7 @@ mod ras;
 mod registry;
 mod sys;
 mod turns;
+mod window;
 
 use backend::Shared;
 pub use backend::{NcclBackend, NcclFactory};
@@ -40,4 +42,4 @@ pub use cuda::CudaDriver;
 pub use device::{CudaDevice, CudaStream, Priority};
 pub use library::{NcclLibrary, Search, Version};
 pub use memory::DeviceBuffer;
-pub use options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Timing};
+pub use options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Propagation, Timing};

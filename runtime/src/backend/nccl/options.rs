@@ -25,6 +25,7 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | off |
 /// | `RCOMM_NCCL_LAZY` | [`connecting`](Self::connecting) | eager |
 /// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
+/// | `RCOMM_NCCL_PROPAGATE_ERROR`, `TORCH_NCCL_PROPAGATE_ERROR` | [`propagation`](Self::propagation) | off |
 /// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
 ///
@@ -50,12 +51,24 @@ pub struct NcclOptions {
     pub connecting: Connecting,
     /// What becomes of communicators and process after a failure.
     pub error_handling: ErrorHandling,
+    /// What a rank does when another has failed.
+    pub propagation: Propagation,
     /// Where NCCL's own monitor is asked for its report when a dump is made; `None` = nowhere.
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
     /// What NCCL is told of each communicator.
     pub comm: CommOptions,
+}
+
+/// What a rank does when it learns from the store that another has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Propagation {
+    /// It makes its dump and goes on: what can no longer end fails by itself.
+    #[default]
+    DumpOnly,
+    /// It makes its dump, then aborts all its groups with an error that names the rank.
+    Abort,
 }
 
 /// Whether two ranks may use one device.
@@ -138,6 +151,7 @@ impl Default for NcclOptions {
             ranks_per_id: 128,
             connecting: Connecting::Eager,
             error_handling: ErrorHandling::CleanUpOnly,
+            propagation: Propagation::DumpOnly,
             ras: Some(DEFAULT_RAS.to_owned()),
             device_sharing: DeviceSharing::Refused,
             comm: CommOptions::default(),
@@ -200,6 +214,9 @@ impl NcclOptions {
             options.connecting = Connecting::Lazy;
         }
         options.error_handling = error_handling(&text)?;
+        if switch(["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"])? {
+            options.propagation = Propagation::Abort;
+        }
         options.ras = ras(&text)?;
         if text("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1") {
             options.device_sharing = DeviceSharing::Allowed;

@@ -7,20 +7,50 @@ use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is registered, by the library's number, with what keeps it alive.
+/// What is registered, by the library's number, with what keeps it alive; and the memory of windows.
 #[derive(Default)]
-pub(super) struct Registry(Mutex<BTreeMap<u64, Arc<dyn Any + Send + Sync>>>);
+pub(super) struct Registry {
+    registered: Mutex<BTreeMap<u64, Arc<dyn Any + Send + Sync>>>,
+    windows: Mutex<Windows>,
+}
+
+#[derive(Default)]
+struct Windows {
+    last: u64,
+    memory: BTreeMap<u64, Box<dyn Send>>,
+}
 
 impl Registry {
     /// Gives up what is registered with a communicator that the library keeps for ever.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *self.lock()));
+        std::mem::forget(std::mem::take(&mut *self.windows()));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Arc<dyn Any + Send + Sync>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps the memory of a window until it is released, or the communicator is gone.
+    pub(super) fn keep(&self, memory: Box<dyn Send>) -> u64 {
+        let mut windows = self.windows();
+        windows.last += 1;
+        let number = windows.last;
+        windows.memory.insert(number, memory);
+        number
+    }
+
+    /// Gives it up: the library does not refer to it any more.
+    pub(super) fn release(&self, number: u64) {
+        drop(self.windows().memory.remove(&number));
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<dyn Any + Send + Sync>>> {
+        self.registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

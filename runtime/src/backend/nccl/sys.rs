@@ -87,8 +87,75 @@ pub(super) const SHRINK_DEFAULT: c_int = 0;
 pub(super) const SHRINK_ABORT: c_int = 1;
 /// `NCCL_REVOKE_DEFAULT`.
 pub(super) const REVOKE_DEFAULT: c_int = 0;
+/// `NCCL_WIN_COLL_SYMMETRIC`: collectives may use the window's memory on all ranks.
+pub(super) const WIN_COLL_SYMMETRIC: c_int = 1;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(super) const SCALAR_HOST_IMMEDIATE: c_int = 1;
+/// `ncclWindow_t`.
+pub(super) type NcclWindow = *mut c_void;
+
+/// `ncclWaitSignalDesc_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct WaitSignalDesc {
+    /// How many signals.
+    pub(super) op_cnt: c_int,
+    /// Of whom.
+    pub(super) peer: c_int,
+    /// 0.
+    pub(super) sig_idx: c_int,
+    /// 0.
+    pub(super) ctx: c_int,
+}
+
+/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), with room behind it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct CommProperties {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    rank: c_int,
+    n_ranks: c_int,
+    cuda_dev: c_int,
+    nvml_dev: c_int,
+    /// Whether there is symmetric memory; C's `bool`, as a byte.
+    pub(super) device_api_support: u8,
+    multimem_support: u8,
+    gin_type: c_int,
+    n_lsa_teams: c_int,
+    /// Whether there are one-sided operations; from 2.29.4 on.
+    pub(super) host_rma_support: u8,
+    railed_gin_type: c_int,
+    reserved: [u64; 16],
+}
+
+impl CommProperties {
+    /// The last release that does not fill in `host_rma_support`.
+    pub(super) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
+
+    /// To be filled in by a library of this version, as that knows it.
+    pub(super) fn new(version: c_int) -> Self {
+        let version = c_uint::try_from(version).unwrap_or(Config::VERSION);
+        Self {
+            size: std::mem::offset_of!(Self, reserved),
+            magic: Config::MAGIC,
+            version: version.min(Config::VERSION),
+            rank: 0,
+            n_ranks: 0,
+            cuda_dev: 0,
+            nvml_dev: 0,
+            device_api_support: 0,
+            multimem_support: 0,
+            gin_type: 0,
+            n_lsa_teams: 0,
+            host_rma_support: 0,
+            railed_gin_type: 0,
+            reserved: [0; 16],
+        }
+    }
+}
+
 /// `ncclUniqueId`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -295,6 +362,20 @@ table! {
         comm_init_rank_scalable = "ncclCommInitRankScalable", "2.23": fn(*mut NcclComm, c_int, c_int, c_int, *mut UniqueId, *mut Config) -> NcclResult;
         /// `ncclCommShrink`
         comm_shrink = "ncclCommShrink", "2.27": fn(NcclComm, *mut c_int, c_int, *mut NcclComm, *mut Config, c_int) -> NcclResult;
+        /// `ncclCommWindowRegister`
+        comm_window_register = "ncclCommWindowRegister", "2.27": fn(NcclComm, *mut c_void, usize, *mut NcclWindow, c_int) -> NcclResult;
+        /// `ncclCommWindowDeregister`
+        comm_window_deregister = "ncclCommWindowDeregister", "2.27": fn(NcclComm, NcclWindow) -> NcclResult;
+        /// `ncclCommQueryProperties`
+        comm_query_properties = "ncclCommQueryProperties", "2.29": fn(NcclComm, *mut CommProperties) -> NcclResult;
+        /// `ncclPutSignal`
+        put_signal = "ncclPutSignal", "2.29": fn(*const c_void, usize, NcclDataType, c_int, NcclWindow, usize, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclSignal`
+        signal = "ncclSignal", "2.29": fn(c_int, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclWaitSignal`
+        wait_signal = "ncclWaitSignal", "2.29": fn(c_int, *mut WaitSignalDesc, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGetPeerDevicePointer`
+        get_peer_device_pointer = "ncclGetPeerDevicePointer", "2.29": fn(NcclWindow, usize, c_int, *mut *mut c_void) -> NcclResult;
         /// `ncclAlltoAll`
         all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
         /// `ncclGather`
@@ -317,5 +398,8 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Config, net_name), 32);
         assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
         assert_eq!(std::mem::offset_of!(Config, graph_stream_ordering), 92);
+        assert_eq!(std::mem::offset_of!(CommProperties, device_api_support), 32);
+        assert_eq!(std::mem::offset_of!(CommProperties, host_rma_support), 44);
+        assert_eq!(std::mem::offset_of!(CommProperties, reserved), 56);
     }
 }

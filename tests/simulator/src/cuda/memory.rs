@@ -6,19 +6,102 @@ use super::{
 };
 use crate::stream::lock;
 use crate::trouble;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::io;
 use std::sync::{Arc, Mutex};
 
 const ALIGNMENT: usize = 4096;
 
 struct Allocation {
-    layout: Layout,
+    size: usize,
     device: c_int,
+    kind: Kind,
+}
+
+enum Kind {
+    /// `cuMemAlloc`.
+    Own(Layout),
+    /// `ncclMemAlloc`, which uses the virtual memory API: a handle that other processes can map.
+    Shared(Shared),
 }
 
 static MEMORY: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
+
+/// A file in memory, mapped here.
+pub(crate) struct Shared {
+    file: OwnedFd,
+    mapping: Mapping,
+}
+
+impl Shared {
+    /// New memory, all zero.
+    pub(crate) fn create(size: usize) -> io::Result<Self> {
+        let file = memfd_create("rcomm-sim", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, size as u64)?;
+        let mapping = Mapping::of(&file, size)?;
+        Ok(Self { file, mapping })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.mapping.address()
+    }
+
+    /// The file's number in this process, and its length.
+    pub(crate) fn file(&self) -> (c_int, u64) {
+        (self.file.as_raw_fd(), self.mapping.size as u64)
+    }
+}
+
+/// Part of this process's memory that a file stands behind.
+pub(crate) struct Mapping {
+    at: usize,
+    size: usize,
+}
+
+impl Mapping {
+    fn of(file: &OwnedFd, size: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, where nothing was.
+        let at = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size.max(1),
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        Ok(Self {
+            at: at.expose_provenance(),
+            size,
+        })
+    }
+
+    /// The memory of another process.
+    pub(crate) fn open(path: &str) -> io::Result<Self> {
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let size = rustix::fs::fstat(&file)?.st_size;
+        Self::of(&file, usize::try_from(size).unwrap_or(0))
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.at as u64
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let at = std::ptr::with_exposed_provenance_mut(self.at);
+        // SAFETY: mapped by `of`, unmapped once. It cannot fail for what is mapped.
+        let _ = unsafe { munmap(at, self.size.max(1)) };
+    }
+}
 
 /// New memory of the current device, all zero; `None` if there is none left.
 pub(crate) fn allocate(size: usize) -> Option<u64> {
@@ -31,26 +114,53 @@ pub(crate) fn allocate(size: usize) -> Option<u64> {
     if at == 0 {
         return None;
     }
-    let device = current_device();
-    lock(&MEMORY).insert(at, Allocation { layout, device });
-    Some(at)
+    Some(note(at, layout.size(), Kind::Own(layout)))
 }
 
-/// Frees what [`allocate`] made; `false` for anything else.
+/// As [`allocate`], of the kind that windows can be made of.
+pub(crate) fn allocate_shared(size: usize) -> Option<u64> {
+    if !trouble::next_allocation_fits() {
+        return None;
+    }
+    let size = size.next_multiple_of(ALIGNMENT);
+    let shared = Shared::create(size).ok()?;
+    Some(note(shared.address(), size, Kind::Shared(shared)))
+}
+
+fn note(at: u64, size: usize, kind: Kind) -> u64 {
+    let device = current_device();
+    lock(&MEMORY).insert(at, Allocation { size, device, kind });
+    at
+}
+
+/// Frees what [`allocate`] or [`allocate_shared`] made; `false` for anything else.
 pub(crate) fn free(at: u64) -> bool {
     let Some(allocation) = lock(&MEMORY).remove(&at) else {
         return false;
     };
-    // SAFETY: allocated with this layout by `allocate`, and freed once: it was in the map.
-    unsafe { dealloc(at as *mut u8, allocation.layout) };
+    match allocation.kind {
+        // SAFETY: allocated with this layout by `allocate`, and freed once: it was in the map.
+        Kind::Own(layout) => unsafe { dealloc(at as *mut u8, layout) },
+        Kind::Shared(shared) => drop(shared),
+    }
     true
+}
+
+/// The file behind these bytes, and their place in it, if they are of [`allocate_shared`].
+pub(crate) fn file_of(at: u64, size: u64) -> Option<((c_int, u64), u64)> {
+    let memory = lock(&MEMORY);
+    let (start, held) = memory.range(..=at).next_back()?;
+    let Kind::Shared(shared) = &held.kind else {
+        return None;
+    };
+    (at + size <= start + held.size as u64).then(|| (shared.file(), at - start))
 }
 
 /// The device of an address, if all these bytes are in one piece of its memory.
 pub(crate) fn device_of(at: u64, size: u64) -> Option<c_int> {
     let memory = lock(&MEMORY);
     let (start, held) = memory.range(..=at).next_back()?;
-    let end = start + held.layout.size() as u64;
+    let end = start + held.size as u64;
     (at < end && at.checked_add(size)? <= end).then_some(held.device)
 }
 
@@ -119,6 +229,27 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     SUCCESS
 }
 
+/// So many 32-bit words.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD32Async(
+    to: u64,
+    value: c_uint,
+    count: usize,
+    stream: *mut c_void,
+) -> c_int {
+    if !to.is_multiple_of(4) {
+        return INVALID_VALUE;
+    }
+    stream_of(stream).push(Arc::new(move || {
+        for nth in 0..count {
+            // SAFETY: the caller vouches for the range until the work is done, as with the real driver; it
+            // is aligned.
+            unsafe { (to as *mut u32).add(nth).write(value) };
+        }
+    }));
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     to: u64,
@@ -146,4 +277,21 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
         9 => unsafe { put(data.cast::<c_int>(), device) },
         _ => NOT_SUPPORTED,
     }
+}
+
+/// Of memory of the virtual memory functions alone, which is what `ncclMemAlloc` uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) -> c_int {
+    let at = at.addr() as u64;
+    match file_of(at, 1) {
+        // SAFETY: the caller's pointer.
+        Some((_, offset)) => unsafe { put(out, at - offset) },
+        None => INVALID_VALUE,
+    }
+}
+
+/// References are not counted: what is allocated goes by `ncclMemFree`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRelease(_handle: u64) -> c_int {
+    SUCCESS
 }

@@ -1,6 +1,10 @@
 //! One rank's end of a communicator: its connection to the hub, and its state.
 
-use super::{IN_PROGRESS, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, fail};
+use super::window::Signals;
+use super::{
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
+    SYSTEM_ERROR, fail,
+};
 use crate::handles::Handles;
 use crate::hub;
 use crate::stream::lock;
@@ -35,8 +39,18 @@ pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
 pub(super) enum WaitsFor {
     /// A kernel, which ends when the communicator is stopped.
     Device,
-    /// A call of the host's.
+    /// A call of the host's, which ends then too ("childAbortFlag", init.cc; the abort flag of
+    /// bootstrap.cc).
     Bootstrap,
+}
+
+/// What a call does in the background.
+pub(super) struct Job(Arc<Comm>);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.0.jobs.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 #[derive(Default)]
@@ -66,8 +80,12 @@ pub(super) struct Comm {
     /// Nothing is expected of the others any more.
     pub(super) finalized: AtomicBool,
     pub(super) collectives: AtomicU64,
-    /// Splits and shrinks.
+    /// Splits, shrinks, and what else all ranks do together on the host.
     pub(super) derivations: AtomicU64,
+    /// Calls of which something goes on in the background.
+    jobs: AtomicUsize,
+    /// Of one-sided operations, once there was one.
+    pub(super) signals: Mutex<Option<Arc<Signals>>>,
     ids: AtomicU64,
     pub(super) pending: AtomicUsize,
     pub(super) factors: Mutex<Vec<f64>>,
@@ -97,6 +115,8 @@ impl Comm {
             finalized: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
             derivations: AtomicU64::new(0),
+            jobs: AtomicUsize::new(0),
+            signals: Mutex::new(None),
             ids: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             factors: Mutex::default(),
@@ -183,6 +203,33 @@ impl Comm {
         );
     }
 
+    /// As `ncclCommEnsureReady`, init.cc: "Attempt to use communicator before the previous operation
+    /// returned ncclSuccess".
+    pub(super) fn ensure_ready(&self) -> c_int {
+        match self.state.load(Ordering::Acquire) {
+            SUCCESS if self.revoked.load(Ordering::Acquire) => {
+                fail(INVALID_USAGE, "the communicator was revoked")
+            }
+            SUCCESS => SUCCESS,
+            IN_PROGRESS => fail(
+                INVALID_ARGUMENT,
+                "Attempt to use communicator before the previous operation returned ncclSuccess",
+            ),
+            error => error,
+        }
+    }
+
+    /// Something goes on in the background until what is returned goes.
+    pub(super) fn begin_job(self: &Arc<Self>) -> Job {
+        self.jobs.fetch_add(1, Ordering::AcqRel);
+        Job(Arc::clone(self))
+    }
+
+    /// Whether something goes on, on the device or in the background.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending.load(Ordering::Acquire) > 0 || self.jobs.load(Ordering::Acquire) > 0
+    }
+
     pub(super) fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
@@ -206,8 +253,11 @@ impl Comm {
             if self.aborted.load(Ordering::Acquire) {
                 return Err(REMOTE_ERROR);
             }
-            if waits_for == WaitsFor::Device && self.stopped.load(Ordering::Acquire) {
-                return Err(REMOTE_ERROR);
+            if self.stopped.load(Ordering::Acquire) {
+                return Err(match waits_for {
+                    WaitsFor::Device => REMOTE_ERROR,
+                    WaitsFor::Bootstrap => INTERNAL_ERROR,
+                });
             }
             if replies.lost && self.state.load(Ordering::Acquire) == IN_PROGRESS {
                 return Err(fail(REMOTE_ERROR, "the bootstrap root is gone"));

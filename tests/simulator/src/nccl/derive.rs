@@ -108,6 +108,7 @@ unsafe fn derive(
     let place = Place(out);
     parent.state.store(IN_PROGRESS, Ordering::Release);
     let parent = Arc::clone(parent);
+    let job = parent.begin_job();
     run_or_spawn(parent.is_blocking, move || {
         let status = match ask(&parent, request, &payload) {
             Ok(None) => SUCCESS,
@@ -121,7 +122,10 @@ unsafe fn derive(
             }
             Err(status) => status,
         };
-        parent.settle(status)
+        // First: whoever stops the communicator waits for this, and has the last word on its state.
+        let status = parent.settle(status);
+        drop(job);
+        status
     })
 }
 

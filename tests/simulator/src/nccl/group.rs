@@ -105,6 +105,11 @@ thread_local! {
     static GROUP: RefCell<(usize, Vec<Launch>)> = const { RefCell::new((0, Vec::new())) };
 }
 
+/// Whether the thread has a group open.
+pub(super) fn is_in_group() -> bool {
+    GROUP.with_borrow(|(depth, _)| *depth > 0)
+}
+
 /// Launches now, or when the thread's group ends.
 pub(super) fn enqueue(launch_one: Launch) -> c_int {
     GROUP.with_borrow_mut(|(depth, waiting)| {

@@ -197,11 +197,16 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     }
     comm.revoked.store(true, Ordering::Release);
     comm.stop();
-    comm.state.store(IN_PROGRESS, Ordering::Release);
     let is_blocking = comm.is_blocking;
+    // What was in progress is joined first, and what it says does not count (`ncclCommRevoke`: the error of
+    // `ncclCommEnsureReady` is dropped); then the flags are put back (`commRevokeAsync`).
+    comm.state.store(IN_PROGRESS, Ordering::Release);
     run_or_spawn(is_blocking, move || {
-        while comm.pending.load(Ordering::Acquire) > 0 && !comm.aborted.load(Ordering::Acquire) {
+        while comm.is_busy() && !comm.aborted.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if !comm.aborted.load(Ordering::Acquire) {
+            comm.stopped.store(false, Ordering::Release);
         }
         comm.settle(SUCCESS)
     })

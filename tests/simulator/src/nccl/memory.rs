@@ -18,7 +18,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     if size == 0 {
         return fail(INVALID_ARGUMENT, "ncclMemAlloc of 0 bytes");
     }
-    match memory::allocate(size) {
+    match memory::allocate_shared(size) {
         None => fail(UNHANDLED_CUDA_ERROR, "Cuda failure 2 'out of memory'"),
         Some(at) => {
             // SAFETY: the caller passes a valid pointer.

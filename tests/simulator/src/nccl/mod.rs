@@ -7,6 +7,7 @@ mod group;
 mod lifecycle;
 mod memory;
 mod operation;
+mod window;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -17,6 +18,7 @@ use crate::trouble;
 pub(crate) const SUCCESS: c_int = 0;
 const UNHANDLED_CUDA_ERROR: c_int = 1;
 const SYSTEM_ERROR: c_int = 2;
+const INTERNAL_ERROR: c_int = 3;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;

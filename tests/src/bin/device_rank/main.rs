@@ -4,6 +4,7 @@
 
 mod graph;
 mod lists;
+mod window;
 
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
 use rcomm::{Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Result, World};
@@ -41,6 +42,9 @@ fn run(scenario: &str) -> Result<()> {
         "memory" => memory(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,
         "lists" => lists::gather_and_scatter(&world, &gpu)?,
+        "windows" => window::windows(&world, &gpu)?,
+        "no_windows" => window::refusals(&world, &gpu)?,
+        "linger" => return linger(&world, &gpu),
         "late_split" => late_split(&world, &gpu)?,
         other => panic!("there is no scenario {other:?}"),
     }
@@ -128,6 +132,15 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     }
     eprintln!("all: sum {}", count(group, gpu)?);
     say_communicators(world)
+}
+
+/// As `train`, and a rank whose operation failed stays for a while, connections and all.
+fn linger(world: &World, gpu: &Gpu) -> Result<()> {
+    let trained = train(world, gpu);
+    if world.rank() == CULPRIT {
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    trained
 }
 
 /// The culprit comes to a split too late; the others learn who it was, and close all the same.
@@ -237,12 +250,6 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     refused(
         "memory of another device",
         group.execute_async(op).map(|_| ()),
-    );
-    refused(
-        "a window",
-        backend
-            .new_window(ours.buffer()?, rcomm::Deadline::In(Duration::from_secs(1)))
-            .map(|_| ()),
     );
     // SAFETY: nothing of this device's is at that address, which is what is asked.
     let foreign =

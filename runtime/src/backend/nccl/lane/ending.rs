@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::OpType;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How a communicator ends before its time.
@@ -26,7 +26,7 @@ pub(in crate::backend::nccl) enum Ending {
 pub(super) struct Remains {
     op: OpType,
     memory: Box<dyn Send>,
-    end: Mark,
+    end: Arc<Mark>,
 }
 
 impl Lane {
@@ -34,7 +34,13 @@ impl Lane {
     const CLEAN_UP: Duration = Duration::from_secs(5);
 
     /// Keeps the buffers of an operation that nobody waits for until the device is through with them.
-    pub(in crate::backend::nccl) fn keep(&self, op: OpType, memory: Box<dyn Send>, end: Mark) {
+    pub(in crate::backend::nccl) fn keep(
+        &self,
+        op: OpType,
+        memory: Box<dyn Send>,
+        end: impl Into<Arc<Mark>>,
+    ) {
+        let end = end.into();
         self.remains().push(Remains { op, memory, end });
     }
 

@@ -1,12 +1,13 @@
 //! Putting operations on a lane's stream: after what their buffers' streams have in hand, between two
 //! marks, or into the graph that those streams are captured into.
 
-use super::{Enqueued, Lane};
+use super::{Door, Enqueued, Lane, Stage};
 use crate::backend::nccl::comm::Comm;
 use crate::backend::nccl::device::{CudaStream, Mark};
 use crate::backend::nccl::graph::Graph;
 use crate::backend::nccl::launch::{Call, Launched, Target, staging_bytes};
 use crate::backend::nccl::memory::{DeviceBuffer, stream_of};
+use crate::backend::nccl::sys::{CudaStream as RawStream, NcclComm, NcclResult, result};
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -80,6 +81,52 @@ impl Lane {
             (Err(error), end) => Err((error, end.ok())),
             (Ok(()), Err(error)) => Err((error, None)),
         }
+    }
+
+    /// Has the library enqueue something other than an operation, after what `before` enqueues, and marks
+    /// its end.
+    ///
+    /// # Blocking
+    /// While the library connects to peers, until `deadline`.
+    ///
+    /// # Errors
+    /// `Unsupported` while the lane's stream is captured; what `before` and the library say.
+    pub(in crate::backend::nccl) fn call_on_stream(
+        &self,
+        mut door: MutexGuard<'_, Door>,
+        name: &str,
+        deadline: Deadline,
+        before: impl FnOnce() -> Result<()>,
+        call: impl FnOnce(NcclComm, RawStream) -> NcclResult,
+    ) -> Result<Mark> {
+        // What was issued before comes first.
+        self.push_on(&mut door);
+        if let Stage::Broken(error) = &door.stage {
+            return Err(error.clone());
+        }
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator is not there yet";
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        let _entered = self.shared.device.enter()?;
+        if self.stream.graph()?.is_some() {
+            let message =
+                format!("the stream of the group is being captured: {name} is not offered there");
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        before()?;
+        let is_pending = comm.with(|library, raw| {
+            let status = call(raw, self.stream.raw());
+            if status == result::IN_PROGRESS {
+                return Ok(true);
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(raw, name, status) }.map(|()| false)
+        })??;
+        if is_pending {
+            self.settle(comm, deadline)?;
+        }
+        self.shared.joints.mark(&self.stream)
     }
 
     /// What comes after the library's call.
@@ -216,7 +263,7 @@ impl Lane {
         result
     }
 
-    fn follow(&self, stream: &CudaStream) -> Result<()> {
+    pub(in crate::backend::nccl) fn follow(&self, stream: &CudaStream) -> Result<()> {
         let mark = self.shared.joints.mark(stream)?;
         self.stream.wait_for(&mark)
     }

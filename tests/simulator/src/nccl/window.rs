@@ -1,0 +1,498 @@
+//! Windows and one-sided operations, as between devices of one host that reach each other's memory.
+//!
+//! Follows dev_runtime.cc (`ncclCommWindowRegister`, `ncclGetPeerDevicePointer`), enqueue.cc
+//! (`rmaTaskAppend`) and rma/rma_ce.cc of NCCL 2.30.7: registration is collective, without symmetric memory
+//! it succeeds and gives no window; the source of a put must lie in a window; the first one-sided operation
+//! of a communicator connects all its ranks (`ncclRmaCeInit`), and waits for them; a signal is counted for
+//! each pair of ranks of the communicator, and a wait blocks the stream.
+
+use super::comm::{Comm, WaitsFor, comm_of};
+use super::group::is_in_group;
+use super::lifecycle::run_or_spawn;
+use super::{
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR,
+    UNHANDLED_CUDA_ERROR, fail, no_comm,
+};
+use crate::cuda;
+use crate::cuda::memory::{self, Mapping};
+use crate::handles::{Handles, refuse};
+use crate::number::size_of_type;
+use crate::stream::{Stream, Work, lock};
+use crate::trouble;
+use crate::wire::{Ask, Request};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const SYMMETRIC: c_int = 1;
+const ALIGNMENT: u64 = 4096;
+const CARD: usize = 32;
+
+/// Everybody's part.
+struct Window {
+    comm: usize,
+    at: u64,
+    size: u64,
+    is_symmetric: bool,
+    /// Where this process sees the parts, and how long they are, by rank.
+    parts: Vec<(u64, u64)>,
+    _mapped: Vec<Mapping>,
+}
+
+static WINDOWS: Handles<Window> = Handles::new("window");
+
+/// Counters of signals, by sender, in memory that all ranks of a communicator reach.
+pub(super) struct Signals {
+    /// Where this process sees everybody's.
+    tables: Vec<u64>,
+    _own: memory::Shared,
+    _mapped: Vec<Mapping>,
+    /// What was waited for, by sender.
+    expected: std::sync::Mutex<Vec<u64>>,
+}
+
+impl Signals {
+    fn counter(&self, of: usize, from: usize) -> &AtomicU64 {
+        let at = self.tables[of] + (from * size_of::<u64>()) as u64;
+        // SAFETY: a word of a table that is mapped as long as `self` lives, used by atomic operations alone.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }
+    }
+}
+
+/// What a rank tells the others of its memory.
+fn card(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
+    let mut card = Vec::with_capacity(CARD);
+    card.extend(u64::from(std::process::id()).to_le_bytes());
+    card.extend(file.0.to_le_bytes());
+    card.extend([0; 4]);
+    card.extend(offset.to_le_bytes());
+    card.extend(size.to_le_bytes());
+    card
+}
+
+/// Tells everybody, and maps what they tell: where each part is in this process, and how long.
+#[allow(clippy::type_complexity, reason = "addresses and what keeps them")]
+fn exchange(comm: &Comm, card: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
+    let mut request = Request::new(Ask::Exchange, comm.next_id(), 0);
+    request.seq = comm.derivations.fetch_add(1, Ordering::AcqRel);
+    if !comm.ask(&request, card) {
+        return Err(fail(
+            REMOTE_ERROR,
+            "the connection to the other ranks broke",
+        ));
+    }
+    let cards = comm.answer(request.id, WaitsFor::Bootstrap)?;
+    let (mut parts, mut mapped) = (Vec::new(), Vec::new());
+    for card in cards.chunks_exact(CARD) {
+        let long =
+            |at: usize| u64::from_le_bytes(card[at..at + 8].try_into().expect("eight bytes"));
+        let file = c_int::from_le_bytes(card[8..12].try_into().expect("four bytes"));
+        let (offset, size) = (long(16), long(24));
+        let path = format!("/proc/{}/fd/{file}", long(0));
+        let mapping = Mapping::open(&path).map_err(|error| {
+            fail(
+                SYSTEM_ERROR,
+                &format!("the memory of a peer ({path}): {error}"),
+            )
+        })?;
+        parts.push((mapping.address() + offset, size));
+        mapped.push(mapping);
+    }
+    Ok((parts, mapped))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowRegister(
+    handle: *mut c_void,
+    at: *mut c_void,
+    size: usize,
+    out: *mut *mut c_void,
+    flags: c_int,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    // SAFETY: the caller's pointer, valid until the call's work is done.
+    unsafe { *out = std::ptr::null_mut() };
+    if at.is_null() || size == 0 {
+        return fail(
+            INVALID_ARGUMENT,
+            &format!("invalid pointer {at:p} / size {size}"),
+        );
+    }
+    if trouble::order("no_symmetric").is_some() {
+        return SUCCESS;
+    }
+    let status = comm.ensure_ready();
+    if status != SUCCESS {
+        return status;
+    }
+    let (at, size) = (at.addr() as u64, size as u64);
+    let Some((file, offset)) = memory::file_of(at, size) else {
+        // cuMemRetainAllocationHandle of memory that is none of the virtual memory API's.
+        return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 1 'invalid argument'");
+    };
+    if offset % ALIGNMENT != 0 {
+        return fail(INVALID_ARGUMENT, "Window address must be suitably aligned.");
+    }
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let out = out.expose_provenance();
+    let key = handle.addr();
+    let job = comm.begin_job();
+    run_or_spawn(comm.is_blocking, move || {
+        let status = match exchange(&comm, &card(file, offset, size)) {
+            Err(status) => status,
+            Ok((mut parts, mapped)) => {
+                // The own part where the program knows it.
+                parts[usize::try_from(comm.rank).unwrap_or(0)].0 = at;
+                let window = WINDOWS.insert(Arc::new(Window {
+                    comm: key,
+                    at,
+                    size,
+                    is_symmetric: flags & SYMMETRIC != 0,
+                    parts,
+                    _mapped: mapped,
+                }));
+                // SAFETY: the caller keeps the place until the communicator is ready again.
+                unsafe { *std::ptr::with_exposed_provenance_mut::<*mut c_void>(out) = window };
+                SUCCESS
+            }
+        };
+        let status = comm.settle(status);
+        drop(job);
+        status
+    })
+}
+
+/// "Deregistration is local to the rank" (user guide).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowDeregister(comm: *mut c_void, window: *mut c_void) -> c_int {
+    if comm_of(comm).is_none() {
+        return no_comm();
+    }
+    // A window that is none is nothing to do.
+    drop(WINDOWS.remove(window));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetPeerDevicePointer(
+    window: *mut c_void,
+    offset: usize,
+    peer: c_int,
+    out: *mut *mut c_void,
+) -> c_int {
+    let Some(window) = WINDOWS.get(window) else {
+        return fail(INVALID_ARGUMENT, "window argument is NULL");
+    };
+    let part = usize::try_from(peer)
+        .ok()
+        .and_then(|peer| window.parts.get(peer));
+    let Some((start, _)) = part else {
+        let text = format!(
+            "peer {peer} is not within valid range of ranks {}.",
+            window.parts.len()
+        );
+        return fail(INVALID_ARGUMENT, &text);
+    };
+    let at = if trouble::order("no_reach").is_some() {
+        // A peer outside of the NVLink domain.
+        std::ptr::null_mut()
+    } else {
+        std::ptr::with_exposed_provenance_mut(*start as usize + offset)
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { *out = at };
+    SUCCESS
+}
+
+/// The part of `ncclCommProperties_t` (nccl_device/core.h, 2.30.7) that is filled in.
+#[repr(C)]
+pub struct Properties {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    rank: c_int,
+    ranks: c_int,
+    devices: [c_int; 2],
+    device_api_support: u8,
+    multimem_support: u8,
+    gin_type: c_int,
+    lsa_teams: c_int,
+    host_rma_support: u8,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommQueryProperties(
+    handle: *mut c_void,
+    properties: *mut Properties,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    let status = comm.ensure_ready();
+    if status != SUCCESS {
+        return status;
+    }
+    // SAFETY: the caller's structure.
+    let Some(properties) = (unsafe { properties.as_mut() }) else {
+        return fail(INVALID_ARGUMENT, "props argument is NULL");
+    };
+    if properties.magic != 0xcafe_beef {
+        return fail(INVALID_USAGE, "Cannot get communicator properties");
+    }
+    let has_windows = trouble::order("no_symmetric").is_none();
+    properties.rank = comm.rank;
+    properties.ranks = comm.size;
+    properties.device_api_support = u8::from(has_windows);
+    properties.host_rma_support = u8::from(has_windows && trouble::order("no_one_sided").is_none());
+    properties.lsa_teams = 1;
+    SUCCESS
+}
+
+fn check(comm: &Comm, peer: c_int) -> c_int {
+    let status = comm.ensure_ready();
+    if status != SUCCESS {
+        return status;
+    }
+    if peer < 0 || peer >= comm.size {
+        let text = format!(
+            "invalid root {peer} (root should be in the 0..{} range)",
+            comm.size
+        );
+        return fail(INVALID_ARGUMENT, &text);
+    }
+    if trouble::order("no_one_sided").is_some() {
+        let text = "One sided RMA: host RMA is not supported in this communicator.";
+        comm.settle(INVALID_ARGUMENT);
+        return fail(INVALID_ARGUMENT, text);
+    }
+    SUCCESS
+}
+
+/// Launches, after all ranks have connected if that was not done yet.
+fn enqueue(
+    comm: &Arc<Comm>,
+    stream: Arc<Stream>,
+    make: impl FnOnce(&Arc<Signals>) -> Work + Send + 'static,
+) -> c_int {
+    if is_in_group() {
+        refuse("one-sided operations in a group of calls are not simulated");
+    }
+    if let Some(signals) = &*lock(&comm.signals) {
+        let work = make(signals);
+        launch(comm, &stream, work);
+        return SUCCESS;
+    }
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let it = Arc::clone(comm);
+    let job = comm.begin_job();
+    run_or_spawn(comm.is_blocking, move || {
+        let status = match connect(&it) {
+            Ok(signals) => {
+                let work = make(&signals);
+                *lock(&it.signals) = Some(signals);
+                launch(&it, &stream, work);
+                SUCCESS
+            }
+            Err(status) => status,
+        };
+        let status = it.settle(status);
+        drop(job);
+        status
+    })
+}
+
+fn connect(comm: &Comm) -> Result<Arc<Signals>, c_int> {
+    let ranks = usize::try_from(comm.size).unwrap_or(0);
+    let bytes = ranks * size_of::<u64>();
+    let own = memory::Shared::create(bytes)
+        .map_err(|error| fail(SYSTEM_ERROR, &format!("signals: {error}")))?;
+    let (parts, mapped) = exchange(comm, &card(own.file(), 0, bytes as u64))?;
+    Ok(Arc::new(Signals {
+        tables: parts.into_iter().map(|(at, _)| at).collect(),
+        _own: own,
+        _mapped: mapped,
+        expected: std::sync::Mutex::new(vec![0; ranks]),
+    }))
+}
+
+fn launch(comm: &Arc<Comm>, stream: &Stream, work: Work) {
+    comm.pending.fetch_add(1, Ordering::AcqRel);
+    let comm = Arc::clone(comm);
+    stream.push(Arc::new(move || {
+        work();
+        comm.pending.fetch_sub(1, Ordering::AcqRel);
+    }));
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "as nccl.h has it")]
+pub unsafe extern "C" fn ncclPutSignal(
+    from: *const c_void,
+    count: usize,
+    data_type: c_int,
+    peer: c_int,
+    window: *mut c_void,
+    offset: usize,
+    signal: c_int,
+    context: c_int,
+    flags: c_uint,
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    let status = check(&comm, peer);
+    if status != SUCCESS {
+        return status;
+    }
+    if (signal, context, flags) != (0, 0, 0) {
+        return fail(
+            INVALID_ARGUMENT,
+            "signal index, context and flags must be 0",
+        );
+    }
+    let Some(target) = WINDOWS.get(window) else {
+        return fail(INVALID_ARGUMENT, "ncclPutSignal: peerWin is NULL");
+    };
+    let bytes = count * size_of_type(data_type).unwrap_or(0);
+    let source = from.addr() as u64;
+    let is_source = |it: &Window| {
+        it.is_symmetric
+            && it.comm == handle.addr()
+            && source >= it.at
+            && source + bytes as u64 <= it.at + it.size
+    };
+    if !WINDOWS.any(is_source) {
+        let text = "ncclPutSignal: srcWinHost is not in a valid symmetric window";
+        return fail(INVALID_ARGUMENT, text);
+    }
+    let (to, size) = target.parts[usize::try_from(peer).unwrap_or(0)];
+    if (offset + bytes) as u64 > size {
+        // The library would write there.
+        refuse("a put beyond the end of a window");
+    }
+    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let peer = usize::try_from(peer).unwrap_or(0);
+    let it = Arc::clone(&comm);
+    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+        let signals = Arc::clone(signals);
+        Arc::new(move || {
+            if it.stopped.load(Ordering::Acquire) {
+                return;
+            }
+            // The target stays mapped until this has run.
+            let _window = &target;
+            // SAFETY: both ranges lie in windows; what runs beside it is the program's affair.
+            unsafe {
+                std::ptr::copy(
+                    source as *const u8,
+                    (to as usize + offset) as *mut u8,
+                    bytes,
+                );
+            }
+            signals.counter(peer, own).fetch_add(1, Ordering::AcqRel);
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSignal(
+    peer: c_int,
+    signal: c_int,
+    context: c_int,
+    flags: c_uint,
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    let status = check(&comm, peer);
+    if status != SUCCESS {
+        return status;
+    }
+    if (signal, context, flags) != (0, 0, 0) {
+        return fail(
+            INVALID_ARGUMENT,
+            "signal index, context and flags must be 0",
+        );
+    }
+    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let peer = usize::try_from(peer).unwrap_or(0);
+    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+        let signals = Arc::clone(signals);
+        Arc::new(move || {
+            signals.counter(peer, own).fetch_add(1, Ordering::AcqRel);
+        })
+    })
+}
+
+/// `ncclWaitSignalDesc_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Wanted {
+    count: c_int,
+    peer: c_int,
+    signal: c_int,
+    context: c_int,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclWaitSignal(
+    many: c_int,
+    wanted: *mut Wanted,
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    let status = check(&comm, 0);
+    if status != SUCCESS {
+        return status;
+    }
+    let Some(many) = usize::try_from(many)
+        .ok()
+        .filter(|many| *many > 0 && !wanted.is_null())
+    else {
+        return fail(INVALID_ARGUMENT, "ncclWaitSignal: invalid arguments");
+    };
+    // SAFETY: the caller's array of that many, read before this returns.
+    let wanted = unsafe { std::slice::from_raw_parts(wanted, many) }.to_vec();
+    for (nth, it) in wanted.iter().enumerate() {
+        let is_rank = it.peer >= 0 && it.peer < comm.size;
+        if it.count <= 0 || (it.signal, it.context) != (0, 0) || !is_rank {
+            let text = format!("ncclWaitSignal: descriptor {nth} is invalid");
+            return fail(INVALID_ARGUMENT, &text);
+        }
+    }
+    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let it = Arc::clone(&comm);
+    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+        let mut expected = lock(&signals.expected);
+        let targets: Vec<(usize, u64)> = wanted
+            .iter()
+            .map(|wanted| {
+                let peer = usize::try_from(wanted.peer).unwrap_or(0);
+                expected[peer] += u64::try_from(wanted.count).unwrap_or(0);
+                (peer, expected[peer])
+            })
+            .collect();
+        drop(expected);
+        let signals = Arc::clone(signals);
+        Arc::new(move || {
+            for &(peer, until) in &targets {
+                while signals.counter(own, peer).load(Ordering::Acquire) < until {
+                    if it.stopped.load(Ordering::Acquire) {
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        })
+    })
+}

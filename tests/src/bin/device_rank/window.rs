@@ -1,0 +1,142 @@
+//! Windows on device memory: what one rank puts, another finds, without its help.
+
+use super::{Gpu, count};
+use rcomm::backend::nccl::DeviceBuffer;
+use rcomm::{Buffer, DType, DeviceKind, ErrorKind, ProcessGroup, Result, Window, World};
+use std::sync::Arc;
+
+/// Longer than what is staged at once.
+const LEN: usize = 1_300_000;
+
+fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let memory = backend.allocate(DType::U32, len)?;
+    let at = memory.as_ptr().addr() as u64;
+    Ok((group.new_window(memory)?, at))
+}
+
+fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
+    (0..len as u32)
+        .map(|at| at ^ (rank + 1) << 8 ^ round << 20)
+        .collect()
+}
+
+/// Tells the next rank that all is there, and waits until the one before has said so.
+fn pass_on(window: &Window, next: u32, before: u32) -> Result<()> {
+    window.signal(next)?;
+    window.wait_signal(before)
+}
+
+fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
+    let mut got = vec![0; expected.len()];
+    window.get(peer, 0, &mut got)?;
+    assert!(
+        got == expected,
+        "{:?}... is not {:?}...",
+        &got[..4],
+        &expected[..4]
+    );
+    Ok(())
+}
+
+pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let (own, size) = (group.rank(), group.size());
+    let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+    let (window, at) = open(group, LEN)?;
+    // Of host memory, piece by piece.
+    for round in 1..=3 {
+        window.put(next, 0, &numbers(own, round, LEN))?;
+        pass_on(&window, next, before)?;
+        check(&window, own, &numbers(before, round, LEN))?;
+        // What a neighbour has is read without its help.
+        check(&window, next, &numbers(own, round, LEN))?;
+        group.barrier()?;
+    }
+    // Of device memory that is in no window, after what its stream has in hand.
+    let source = gpu.buffer(&numbers(own, 4, LEN))?;
+    window.put_buffer(next, 0, &source.buffer()?)?;
+    pass_on(&window, next, before)?;
+    let into = gpu.buffer(&vec![0u32; LEN])?;
+    window.get_buffer(own, 0, &mut into.buffer()?)?;
+    assert!(into.to_vec::<u32>()? == numbers(before, 4, LEN));
+    group.barrier()?;
+    // From one part of a window to another's, straight.
+    let (half, kept) = (LEN / 2, Arc::new(()));
+    // SAFETY: the window's own memory, which it keeps until it is closed below.
+    let inside = unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, half, kept)? };
+    window.put_buffer(next, half, &inside.buffer()?)?;
+    pass_on(&window, next, before)?;
+    let mut got = vec![0u32; half];
+    window.get(own, half, &mut got)?;
+    let theirs = numbers((before + size - 1) % size, 4, LEN);
+    assert!(got == theirs[..half]);
+    group.barrier()?;
+    // Signals are counted, those of one window apart from another's, and collectives go on beside them.
+    let (other, _) = open(group, 8)?;
+    let early = other.wait_signal_async(before)?;
+    window.signal(next)?;
+    window.signal(next)?;
+    assert_eq!(count(group, gpu)?, size as f32);
+    window.wait_signal(before)?;
+    window.wait_signal(before)?;
+    assert!(!early.is_completed(), "nobody has signalled there");
+    group.barrier()?;
+    other.put(next, 1, &[own, 7])?;
+    other.signal(next)?;
+    early.wait()?;
+    check(&other, own, &[0, before, 7, 0])?;
+    // What does not fit is refused, and nothing is harmed.
+    for refused in [
+        window.put(next, LEN - 1, &[1u32, 2]),
+        window.put(size, 0, &[1u32]),
+        window.put(next, 0, &[1.0f32]),
+        window.map_remote(next).map(|_| ()),
+        group
+            .new_window(gpu.buffer(&[1u32; 8])?.buffer()?)
+            .map(|_| ()),
+    ] {
+        let error = refused.expect_err("it does not fit");
+        let kind = error.kind();
+        let is_harmless = matches!(kind, ErrorKind::InvalidArgument | ErrorKind::Unsupported);
+        assert!(is_harmless, "{error}");
+        eprintln!("refused: {error}");
+    }
+    group.barrier()?;
+    for window in [window, other] {
+        let back = window.close()?.expect("the memory comes back");
+        assert_eq!(back.dtype(), DType::U32);
+    }
+    assert_eq!(count(group, gpu)?, size as f32);
+    eprintln!("put, got and closed");
+    Ok(())
+}
+
+/// What the library or the communicator has not is refused in words, and the group goes on.
+pub(super) fn refusals(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    match open(group, 64) {
+        Err(error) => eprintln!("no window: {error}"),
+        Ok((window, _)) => {
+            let next = (group.rank() + 1) % group.size();
+            let mut one = [0u32];
+            for (what, result) in [
+                ("put", window.put(next, 0, &[1u32])),
+                ("signal", window.signal(next)),
+                ("wait", window.wait_signal(next)),
+                (
+                    "get",
+                    window.get_buffer(next, 0, &mut Buffer::from_mut(&mut one)),
+                ),
+            ] {
+                match result {
+                    Ok(()) => eprintln!("{what}: done"),
+                    Err(error) => eprintln!("{what}: {error}"),
+                }
+            }
+            window.close()?;
+        }
+    }
+    assert_eq!(count(group, gpu)?, group.size() as f32);
+    Ok(())
+}

@@ -1,6 +1,6 @@
 //! From fields as a file spells them to a [`Dump`]: the half of reading that JSON and pickle share.
 
-use super::intern::{Interner, Text, Texts};
+use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;
 use super::names::{ProfilingName, op_type};
 use crate::model::{
@@ -14,6 +14,18 @@ use std::sync::Arc;
 /// One entry while its fields come in, in any order. Shapes are runs of (dimensions, extents...).
 #[derive(Default)]
 pub(super) struct Draft {
+    pub(super) fields: Fields,
+    pub(super) input_sizes: Vec<u64>,
+    pub(super) output_sizes: Vec<u64>,
+    pub(super) input_dtypes: Vec<u64>,
+    pub(super) output_dtypes: Vec<u64>,
+    pub(super) input_splits: Vec<u64>,
+    pub(super) output_splits: Vec<u64>,
+}
+
+/// The fields of one entry that are no lists.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Fields {
     pub(super) record_id: Option<u64>,
     pub(super) pg_id: Option<u32>,
     pub(super) group: Option<(Text, Text)>,
@@ -41,50 +53,49 @@ pub(super) struct Draft {
     pub(super) stack: Option<u32>,
     /// A stack given by its number in the file's own table.
     pub(super) stack_index: Option<u32>,
-    pub(super) input_sizes: Vec<u64>,
-    pub(super) output_sizes: Vec<u64>,
-    pub(super) input_dtypes: Vec<u64>,
-    pub(super) output_dtypes: Vec<u64>,
-    pub(super) input_splits: Vec<u64>,
-    pub(super) output_splits: Vec<u64>,
     /// The first field whose value makes no sense.
     pub(super) bad: Option<Field>,
 }
 
 impl Draft {
     /// Empties the draft, keeping its vectors' memory.
-    fn reset(&mut self) {
-        let mut kept = [
-            std::mem::take(&mut self.input_sizes),
-            std::mem::take(&mut self.output_sizes),
-            std::mem::take(&mut self.input_dtypes),
-            std::mem::take(&mut self.output_dtypes),
-            std::mem::take(&mut self.input_splits),
-            std::mem::take(&mut self.output_splits),
-        ];
-        kept.iter_mut().for_each(Vec::clear);
-        let [
-            input_sizes,
-            output_sizes,
-            input_dtypes,
-            output_dtypes,
-            input_splits,
-            output_splits,
-        ] = kept;
-        *self = Self {
-            input_sizes,
-            output_sizes,
-            input_dtypes,
-            output_dtypes,
-            input_splits,
-            output_splits,
-            ..Self::default()
-        };
+    pub(super) fn reset(&mut self) {
+        self.fields = Fields::default();
+        self.input_sizes.clear();
+        self.output_sizes.clear();
+        self.input_dtypes.clear();
+        self.output_dtypes.clear();
+        self.input_splits.clear();
+        self.output_splits.clear();
+    }
+
+    /// The list of input or output shapes.
+    pub(super) fn sizes(&mut self, field: Field) -> &mut Vec<u64> {
+        match field {
+            Field::InputSizes => &mut self.input_sizes,
+            _ => &mut self.output_sizes,
+        }
+    }
+
+    /// The list of input or output types.
+    pub(super) fn dtypes(&mut self, field: Field) -> &mut Vec<u64> {
+        match field {
+            Field::InputDtypes => &mut self.input_dtypes,
+            _ => &mut self.output_dtypes,
+        }
+    }
+
+    /// The list of input or output splits.
+    pub(super) fn splits(&mut self, field: Field) -> &mut Vec<u64> {
+        match field {
+            Field::InputSplits => &mut self.input_splits,
+            _ => &mut self.output_splits,
+        }
     }
 
     /// Notes that a field's value makes no sense.
     pub(super) fn reject(&mut self, field: Field) {
-        self.bad.get_or_insert(field);
+        self.fields.bad.get_or_insert(field);
     }
 }
 
@@ -95,6 +106,13 @@ pub(super) struct ConfigGroup {
     pub(super) desc: Text,
     pub(super) ranks: Vec<u32>,
     pub(super) id: Option<u32>,
+}
+
+/// A thread, as entries name it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Thread {
+    id: Option<Text>,
+    name: Option<Text>,
 }
 
 /// The parts of a profiling name that entries share.
@@ -129,17 +147,23 @@ pub(super) struct Builder {
     /// What stands where the list of entries should.
     pub(super) no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
-    signatures: Interner<u64>,
+    signatures: Recurring<u64>,
     signature_key: Vec<u64>,
-    frames: Interner<u64>,
-    stacks: Interner<u32>,
+    frames: Recurring<u64>,
+    stacks: Recurring<u32>,
     threads: Interner<u64>,
-    groups: Interner<u64>,
+    last_thread: Option<(Thread, u32)>,
+    groups: Recurring<u64>,
     group_names: Vec<Text>,
     pending_stacks: Vec<(u32, u32)>,
 }
 
 const NO_ID: u64 = u64::MAX;
+
+/// Two texts as one number.
+fn pair(one: Text, other: Text) -> u64 {
+    u64::from(one.0) << 32 | u64::from(other.0)
+}
 
 impl Builder {
     /// The number of a frame.
@@ -168,7 +192,7 @@ impl Builder {
     /// Takes the draft as the next entry, or counts it as rejected, and empties it.
     pub(super) fn push(&mut self) {
         let index = self.dump.entries.len() + self.rejected;
-        let wrong = match (self.draft.bad, self.draft.profiling_name) {
+        let wrong = match (self.draft.fields.bad, self.draft.fields.profiling_name) {
             (Some(field), _) => Some(field.key()),
             (None, None) => Some(Field::ProfilingName.key()),
             (None, Some(name)) => {
@@ -192,14 +216,14 @@ impl Builder {
 
     fn push_entry(&mut self, profiling_name: Text, index: u64) {
         let mut name = self.name(profiling_name);
-        if let Some(op_name) = self.draft.op_name {
+        if let Some(op_name) = self.draft.fields.op_name {
             name.op_name = op_name;
             name.op = op_type(self.texts.get(op_name));
         }
         let group = self.group();
         let signature = self.signature(name);
         let thread = self.thread();
-        let draft = &self.draft;
+        let draft = &self.draft.fields;
         if let Some(index) = draft.stack_index {
             self.pending_stacks
                 .push((self.dump.entries.len() as u32, index));
@@ -257,16 +281,16 @@ impl Builder {
     }
 
     fn group(&mut self) -> u32 {
-        let id = self.draft.pg_id;
+        let id = self.draft.fields.pg_id;
         // Version 1 has no names: there the local number is the key of `pg_config`.
-        let (name, desc) = match self.draft.group {
+        let (name, desc) = match self.draft.fields.group {
             Some(named) => named,
             None => {
                 let name = id.map(|id| id.to_string()).unwrap_or_default();
                 (self.texts.intern(&name), self.texts.intern(""))
             }
         };
-        let key = [id.map_or(NO_ID, u64::from), name.0.into(), desc.0.into()];
+        let key = [id.map_or(NO_ID, u64::from), pair(name, desc)];
         let (index, new) = self.groups.intern(&key);
         if new {
             self.group_names.push(name);
@@ -284,21 +308,32 @@ impl Builder {
     }
 
     fn thread(&mut self) -> Option<u32> {
-        let (id, name) = (self.draft.thread_id, self.draft.thread_name);
-        if id.is_none() && name.is_none() {
+        let thread = Thread {
+            id: self.draft.fields.thread_id,
+            name: self.draft.fields.thread_name,
+        };
+        if thread.id.is_none() && thread.name.is_none() {
             return None;
         }
+        // Nearly always the same one.
+        if let Some((known, index)) = self.last_thread
+            && known == thread
+        {
+            return Some(index);
+        }
         let part = |text: Option<Text>| text.map_or(NO_ID, |text| text.0.into());
-        let (index, new) = self.threads.intern(&[part(id), part(name)]);
+        let key = [part(thread.id), part(thread.name)];
+        let (index, new) = self.threads.intern(&key);
         if new {
             let owned =
                 |text: Option<Text>| text.map_or("", |text| self.texts.get(text)).to_owned();
-            let thread = ThreadInfo {
-                id: owned(id),
-                name: owned(name),
+            let info = ThreadInfo {
+                id: owned(thread.id),
+                name: owned(thread.name),
             };
-            self.dump.threads.push(thread);
+            self.dump.threads.push(info);
         }
+        self.last_thread = Some((thread, index));
         Some(index)
     }
 
@@ -306,18 +341,16 @@ impl Builder {
         let key = &mut self.signature_key;
         let draft = &self.draft;
         key.clear();
-        key.push(name.backend.0.into());
-        key.push(name.op_name.0.into());
-        for part in [
-            &draft.input_sizes,
-            &draft.output_sizes,
-            &draft.input_dtypes,
-            &draft.output_dtypes,
-            &draft.input_splits,
-            &draft.output_splits,
+        key.push(pair(name.backend, name.op_name));
+        for [input, output] in [
+            [&draft.input_sizes, &draft.output_sizes],
+            [&draft.input_dtypes, &draft.output_dtypes],
+            [&draft.input_splits, &draft.output_splits],
         ] {
-            key.push(part.len() as u64);
-            key.extend_from_slice(part);
+            // Files have less than 4 GiB, so lists are shorter than that.
+            key.push((input.len() as u64) << 32 | output.len() as u64);
+            key.extend_from_slice(input);
+            key.extend_from_slice(output);
         }
         let (index, new) = self.signatures.intern(key);
         if new {

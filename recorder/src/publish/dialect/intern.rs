@@ -63,6 +63,47 @@ impl<T: Copy + Eq + Hash> Interner<T> {
     }
 }
 
+/// Slots of the cache in a [`Recurring`].
+const RECENT: usize = 256;
+const NO_RUN: u32 = u32::MAX;
+
+/// An [`Interner`] of runs that mostly were met a little while ago, as a program's operations are: a
+/// direct-mapped cache stands before the table, since a good hash costs more than the rest.
+pub(super) struct Recurring<T> {
+    runs: Interner<T>,
+    recent: [u32; RECENT],
+}
+
+impl<T> Default for Recurring<T> {
+    fn default() -> Self {
+        Self {
+            runs: Interner::default(),
+            recent: [NO_RUN; RECENT],
+        }
+    }
+}
+
+impl<T: Copy + Eq + Hash + Into<u64>> Recurring<T> {
+    /// The number of this run, and whether it is new.
+    pub(super) fn intern(&mut self, wanted: &[T]) -> (u32, bool) {
+        // Odd factors, one for each place, so that the products do not wait for each other.
+        let mut factor: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut sum: u64 = 0;
+        for &value in wanted {
+            sum = sum.wrapping_add(value.into().wrapping_mul(factor));
+            factor = factor.wrapping_add(0x5851_f42d_4c95_7f2e);
+        }
+        let slot = (sum >> 56) as usize % RECENT;
+        let id = self.recent[slot];
+        if id != NO_RUN && self.runs.get(id) == wanted {
+            return (id, false);
+        }
+        let (id, new) = self.runs.intern(wanted);
+        self.recent[slot] = id;
+        (id, new)
+    }
+}
+
 /// A string's number in a [`Texts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Text(pub(super) u32);
@@ -109,6 +150,21 @@ mod tests {
         }
         assert_eq!(runs.get(0), [1, 2]);
         assert!(runs.get(1).is_empty());
+    }
+
+    #[test]
+    fn runs_that_share_a_place_in_the_cache_stay_apart() {
+        let mut runs = Recurring::default();
+        for _ in 0..2 {
+            for i in 0..1000_u64 {
+                let (id, _) = runs.intern(&[i, 7]);
+                assert_eq!(id, i as u32);
+            }
+        }
+        assert_eq!(runs.intern(&[7, 0]), (1000, true));
+        assert_eq!(runs.intern(&[]), (1001, true));
+        assert_eq!(runs.intern(&[0]), (1002, true));
+        assert_eq!(runs.intern(&[]), (1001, false));
     }
 
     #[test]

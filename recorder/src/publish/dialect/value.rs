@@ -3,7 +3,7 @@
 //! Integers come as numbers and as strings, absent times as none and as 0, lists of ranks as a
 //! string. Both readers hand their values over as a [`Scalar`].
 
-use super::build::{Builder, Draft};
+use super::build::{Builder, Fields};
 use super::keys::{Field, rank, top};
 use crate::model::{EntryState, Peer, RankStatus, ReduceOp};
 use crate::publish::dump::{FormatVersion, Recorder};
@@ -32,6 +32,7 @@ impl Scalar<'_> {
         }
     }
 
+    #[inline(always)]
     fn whole(self) -> Option<i64> {
         match self {
             Self::Int(value) => Some(value),
@@ -44,10 +45,12 @@ impl Scalar<'_> {
     }
 
     /// An integer in the range of `T`, from a number or its digits.
+    #[inline]
     pub(super) fn int<T: TryFrom<i64>>(self) -> Option<T> {
         T::try_from(self.whole()?).ok()
     }
 
+    #[inline]
     fn flag(self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(value),
@@ -57,6 +60,7 @@ impl Scalar<'_> {
         }
     }
 
+    #[inline]
     fn float(self) -> Option<f32> {
         match self {
             Self::Float(value) => Some(value as f32),
@@ -67,6 +71,7 @@ impl Scalar<'_> {
     }
 
     /// A time: none and 0 both mean "not seen".
+    #[inline]
     fn time(self) -> Option<i64> {
         match self {
             Self::None => Some(0),
@@ -113,7 +118,8 @@ pub(super) fn state(text: &[u8]) -> Option<EntryState> {
 }
 
 /// Puts a field that is no container into the draft; `None` if its value makes no sense.
-pub(super) fn set_scalar(draft: &mut Draft, field: Field, value: Scalar<'_>) -> Option<()> {
+#[inline(always)]
+pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) -> Option<()> {
     match field {
         Field::RecordId => draft.record_id = Some(value.int()?),
         Field::PgId => draft.pg_id = Some(value.int()?),

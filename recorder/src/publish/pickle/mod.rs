@@ -6,14 +6,19 @@
 //! tables, and a value that the memo shares is one number however often it appears. Memory is
 //! therefore bounded by a small multiple of the input, whatever the input says of itself.
 //!
+//! One list may be long: its items are handed over as they come ([`Taker`]), and those that look as
+//! nearly all do are read in place ([`Cursor`]), past the stack.
+//!
 //! The writer is the mirror image: protocol 2 and the same instructions.
 //!
 //! Which keys a dump has and what they mean is none of this module's business: see `dialect`.
 
+mod cursor;
 mod read;
 mod write;
 
-pub(super) use read::{Cell, Fault, Pickle, Span};
+pub(super) use cursor::{Cursor, Recall};
+pub(super) use read::{Cell, Fault, Pickle, Span, Taker};
 pub(super) use write::PickleWriter;
 
 /// The instructions of protocols 2 to 5 that plain data needs. The values are fixed by Python's

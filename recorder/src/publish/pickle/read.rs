@@ -4,26 +4,48 @@ use super::opcode as op;
 
 /// A piece of the input: a string's bytes, not yet checked to be UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::publish) struct Span {
-    pub(in crate::publish) start: u32,
-    pub(in crate::publish) len: u32,
+pub(in crate::publish) struct Span(u64);
+
+impl Span {
+    /// The empty one.
+    pub(in crate::publish) const NOTHING: Self = Self(0);
+
+    pub(super) fn new(start: u32, len: u32) -> Self {
+        Self(u64::from(len) << 32 | u64::from(start))
+    }
+
+    pub(in crate::publish) fn start(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(in crate::publish) fn of(self, input: &[u8]) -> &[u8] {
+        let len = (self.0 >> 32) as usize;
+        &input[self.start() as usize..][..len]
+    }
 }
 
 /// One value. Containers are numbers: the same number is the same object.
+///
+/// Every variant holds 64 bits or nothing: so a cell travels in two registers. In memory it would be
+/// written in two parts and read in one, for which a processor waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::publish) enum Cell {
     /// A memo slot that nothing was put into. Never on the stack, never in a container.
     Unset,
+    /// In the memo only: an item that a [`Taker`] read in place, of which nothing was kept here.
+    Taken,
     None,
-    Bool(bool),
+    True,
+    False,
     /// Integers beyond 64 bits are held at the nearest 64-bit value.
     Int(i64),
-    Float(f64),
+    /// The bits of an `f64`.
+    Float(u64),
     Text(Span),
     /// A list or a tuple.
-    List(u32),
+    List(u64),
     /// Keys and values in turn.
-    Dict(u32),
+    Dict(u64),
 }
 
 /// Why reading stopped before the end.
@@ -37,6 +59,22 @@ pub(in crate::publish) enum Fault {
     Damaged { what: &'static str, at: usize },
     /// More values than this reader is willing to hold.
     TooLarge { at: usize },
+    /// The memo is asked for an item that was read in place. Without a taker there are none.
+    Taken { at: usize },
+}
+
+/// Who takes the items of one list as they come, so that they need not be kept.
+pub(in crate::publish) trait Taker {
+    /// Whether the list under this key of the outermost dict is the one.
+    fn wants(&self, key: &[u8]) -> bool;
+
+    /// The next item, which the machine put together. It may be of any kind.
+    fn take(&mut self, pickle: &Pickle, item: Cell);
+
+    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and gives back where it ends.
+    /// `None` if the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets
+    /// it. What was noted of it must be forgotten.
+    fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
 }
 
 /// A run of items in one container.
@@ -50,7 +88,7 @@ struct Chunk {
 
 /// Containers are mostly filled in one go: their first run lies in place.
 #[derive(Clone, Copy)]
-struct Container {
+pub(super) struct Container {
     first: Chunk,
     /// The newest of the further runs, or [`END`].
     last: u32,
@@ -63,18 +101,29 @@ const END: u32 = u32::MAX;
 /// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
 const MAX_CELLS: usize = 1 << 25;
 
+/// What an item that is read in place counts: about as many values as an `Entry` is large.
+const CELLS_OF_TAKEN: usize = 8;
+
+/// No height of the stack.
+const NOWHERE: u32 = u32::MAX;
+
 /// A pickle taken apart. Reusable: reading the next one keeps the memory of the last.
 #[derive(Default)]
 pub(in crate::publish) struct Pickle {
-    stack: Vec<Cell>,
+    pub(super) stack: Vec<Cell>,
     /// Heights of the stack at each open MARK.
     marks: Vec<u32>,
-    memo: Vec<Cell>,
-    containers: Vec<Container>,
+    pub(super) memo: Vec<Cell>,
+    pub(super) containers: Vec<Container>,
     chunks: Vec<Chunk>,
-    items: Vec<Cell>,
+    pub(super) items: Vec<Cell>,
+    /// How many items were read in place.
+    taken: usize,
+    /// A memo number was given twice. Then the same instruction need not mean the same value, which
+    /// reading in place goes by.
+    renumbered: bool,
     /// Ascending.
-    incomplete: Vec<u32>,
+    incomplete: Vec<u64>,
 }
 
 impl Pickle {
@@ -82,7 +131,12 @@ impl Pickle {
     ///
     /// On a fault the value holds whatever had been closed by then; containers that were still open
     /// are listed by [`Pickle::is_incomplete`]. `None` if there is nothing to return.
-    pub(in crate::publish) fn read(&mut self, input: &[u8]) -> (Option<Cell>, Option<Fault>) {
+    /// Items that `taker` took are no longer in their list.
+    pub(in crate::publish) fn read(
+        &mut self,
+        input: &[u8],
+        taker: &mut impl Taker,
+    ) -> (Option<Cell>, Option<Fault>) {
         self.stack.clear();
         self.marks.clear();
         self.memo.clear();
@@ -90,7 +144,9 @@ impl Pickle {
         self.chunks.clear();
         self.items.clear();
         self.incomplete.clear();
-        match self.run(input) {
+        self.taken = 0;
+        self.renumbered = false;
+        match self.run(input, taker) {
             Ok(root) => (Some(root), None),
             Err(fault) => (self.close_what_is_open(), Some(fault)),
         }
@@ -108,26 +164,42 @@ impl Pickle {
         self.containers.shrink_to(cells);
     }
 
-    /// How many containers there are: their numbers run from 0.
+    /// How many containers are kept: their numbers run from 0.
     pub(in crate::publish) fn container_count(&self) -> usize {
         self.containers.len()
     }
 
     /// The contents of a list, tuple or dict, in order.
-    pub(in crate::publish) fn items(&self, container: u32) -> Items<'_> {
+    pub(in crate::publish) fn items(&self, container: u64) -> Items<'_> {
         Items {
             pickle: self,
             next: self.containers.get(container as usize).map(|it| it.first),
         }
     }
 
+    /// The contents of a list or tuple.
+    pub(in crate::publish) fn list(&self, container: u64) -> impl Iterator<Item = Cell> + use<'_> {
+        self.items(container).flatten().copied()
+    }
+
+    /// Keys and values of a dict.
+    pub(in crate::publish) fn pairs(
+        &self,
+        container: u64,
+    ) -> impl Iterator<Item = (Cell, Cell)> + use<'_> {
+        let runs = self.items(container);
+        runs.flat_map(|run| run.chunks_exact(2).map(|pair| (pair[0], pair[1])))
+    }
+
     /// Whether the input ended while this container was being filled.
-    pub(in crate::publish) fn is_incomplete(&self, container: u32) -> bool {
+    pub(in crate::publish) fn is_incomplete(&self, container: u64) -> bool {
         self.incomplete.binary_search(&container).is_ok()
     }
 
-    fn run(&mut self, input: &[u8]) -> Result<Cell, Fault> {
+    fn run(&mut self, input: &[u8], taker: &mut impl Taker) -> Result<Cell, Fault> {
         let mut at = 0;
+        // Where on the stack the items lie that the taker wants.
+        let mut wanted = NOWHERE;
         loop {
             let here = at;
             let cut = Fault::Cut { at: input.len() };
@@ -157,7 +229,13 @@ impl Pickle {
                     if self.marks.len() == self.marks.capacity() {
                         self.check_size(here)?;
                     }
-                    self.marks.push(self.stack.len() as u32)
+                    let height = self.stack.len() as u32;
+                    let begins = self.marks.len() == 1 && self.is_wanted(input, taker);
+                    self.marks.push(height);
+                    if begins {
+                        wanted = height;
+                        at = self.hand_over(input, at, taker);
+                    }
                 }
                 op::BININT1 => {
                     let &byte = input.get(at).ok_or(cut)?;
@@ -189,11 +267,11 @@ impl Pickle {
                 }
                 op::BINFLOAT => {
                     let value = f64::from_be_bytes(take(input, &mut at)?);
-                    self.push(Cell::Float(value), here)?;
+                    self.push(Cell::Float(value.to_bits()), here)?;
                 }
                 op::NONE => self.push(Cell::None, here)?,
-                op::NEWTRUE => self.push(Cell::Bool(true), here)?,
-                op::NEWFALSE => self.push(Cell::Bool(false), here)?,
+                op::NEWTRUE => self.push(Cell::True, here)?,
+                op::NEWFALSE => self.push(Cell::False, here)?,
                 op::BINUNICODE => {
                     let len = u32::from_le_bytes(take(input, &mut at)?);
                     self.text(input, &mut at, len as usize)?;
@@ -218,11 +296,20 @@ impl Pickle {
                 }
                 op::APPENDS => {
                     let from = self.marked(here)?;
+                    if self.marks.len() == 1 && from == wanted as usize {
+                        wanted = NOWHERE;
+                    }
                     self.extend(from, Filling::List, here)?;
                 }
                 op::SETITEMS => {
                     let from = self.marked(here)?;
                     self.extend(from, Filling::Dict, here)?;
+                    // Otherwise more may follow that belongs to this dict.
+                    if self.marks == [1, wanted]
+                        && matches!(input.get(at), Some(&(op::EMPTY_DICT | op::APPENDS)))
+                    {
+                        at = self.hand_over(input, at, taker);
+                    }
                 }
                 op::APPEND => {
                     let from = self.below(1, here)?;
@@ -262,10 +349,15 @@ impl Pickle {
                 op::FRAME => {
                     take::<8>(input, &mut at)?;
                 }
-                op::STOP => {
-                    let from = self.below(1, here)?;
-                    return Ok(self.stack[from]);
-                }
+                op::STOP => match (&self.stack[..], &self.marks[..]) {
+                    (&[root], []) => return Ok(root),
+                    _ => {
+                        return Err(Fault::Damaged {
+                            what: "the end, with values left that are in no other",
+                            at: here,
+                        });
+                    }
+                },
                 other => {
                     return Err(match op::refused(other) {
                         Some(opcode) => Fault::Refused { opcode, at: here },
@@ -279,8 +371,47 @@ impl Pickle {
         }
     }
 
+    /// Whether the items of the list on top of the stack go to `taker`: the first ones of the list
+    /// under a key of the outermost dict.
+    fn is_wanted(&self, input: &[u8], taker: &impl Taker) -> bool {
+        let [Cell::Dict(_), pairs @ ..] = &self.stack[..] else {
+            return false;
+        };
+        let [.., Cell::Text(key), Cell::List(list)] = pairs else {
+            return false;
+        };
+        self.marks == [1]
+            && pairs.len().is_multiple_of(2)
+            && self.containers[*list as usize].first.len == 0
+            && taker.wants(key.of(input))
+    }
+
+    /// Gives `taker` all items since the last MARK, and lets it read what follows. Gives back where it
+    /// stopped.
+    fn hand_over(&mut self, input: &[u8], mut at: usize, taker: &mut impl Taker) -> usize {
+        let from = self.marks.last().map_or(0, |&mark| mark as usize);
+        for item in from..self.stack.len() {
+            taker.take(self, self.stack[item]);
+        }
+        self.stack.truncate(from);
+        while self.taken < MAX_CELLS / CELLS_OF_TAKEN && !self.renumbered {
+            let (memo, containers, items) =
+                (self.memo.len(), self.containers.len(), self.items.len());
+            let Some(end) = taker.read(self, input, at) else {
+                self.stack.truncate(from);
+                self.memo.truncate(memo);
+                self.containers.truncate(containers);
+                self.items.truncate(items);
+                break;
+            };
+            at = end;
+            self.taken += 1;
+        }
+        at
+    }
+
     #[inline]
-    fn push(&mut self, cell: Cell, at: usize) -> Result<(), Fault> {
+    pub(super) fn push(&mut self, cell: Cell, at: usize) -> Result<(), Fault> {
         if self.stack.len() == self.stack.capacity() {
             self.check_size(at)?;
         }
@@ -292,6 +423,7 @@ impl Pickle {
     #[cold]
     fn check_size(&self, at: usize) -> Result<(), Fault> {
         let cells = self.stack.len() + self.items.len() + self.memo.len() + self.marks.len();
+        let cells = cells + self.taken * CELLS_OF_TAKEN;
         if cells + self.containers.len() + self.chunks.len() > MAX_CELLS {
             return Err(Fault::TooLarge { at });
         }
@@ -302,15 +434,13 @@ impl Pickle {
         let start = *at;
         take_slice(input, at, len)?;
         // The caller admits no input of 4 GiB or more, so both fit.
-        let span = Span {
-            start: start as u32,
-            len: len as u32,
-        };
+        let span = Span::new(start as u32, len as u32);
         self.push(Cell::Text(span), start)
     }
 
     fn recall(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
         match self.memo.get(slot) {
+            Some(Cell::Taken) => Err(Fault::Taken { at }),
             Some(&cell) if !matches!(cell, Cell::Unset) => self.push(cell, at),
             _ => Err(Fault::Damaged {
                 what: "a memo number that was never given",
@@ -324,6 +454,11 @@ impl Pickle {
             what: "nothing to remember",
             at,
         })?;
+        self.note(slot, cell, at)
+    }
+
+    #[inline]
+    pub(super) fn note(&mut self, slot: usize, cell: Cell, at: usize) -> Result<(), Fault> {
         if slot == self.memo.len() {
             if slot == self.memo.capacity() {
                 self.check_size(at)?;
@@ -342,6 +477,7 @@ impl Pickle {
             self.check_size(at)?;
             self.memo.resize(slot + 1, Cell::Unset);
         }
+        self.renumbered |= self.memo[slot] != Cell::Unset;
         self.memo[slot] = cell;
         Ok(())
     }
@@ -368,11 +504,11 @@ impl Pickle {
     }
 
     /// A new container, holding the last `len` items.
-    fn container(&mut self, len: usize, at: usize) -> Result<u32, Fault> {
+    pub(super) fn container(&mut self, len: usize, at: usize) -> Result<u64, Fault> {
         if self.containers.len() == self.containers.capacity() {
             self.check_size(at)?;
         }
-        let id = self.containers.len() as u32;
+        let id = self.containers.len() as u64;
         self.containers.push(Container {
             first: Chunk {
                 start: (self.items.len() - len) as u32,
@@ -410,6 +546,12 @@ impl Pickle {
                 });
             }
         };
+        self.fill(id, from, at)
+    }
+
+    /// Moves the values from `from` on into this container.
+    pub(super) fn fill(&mut self, id: u64, from: usize, at: usize) -> Result<(), Fault> {
+        let len = self.stack.len() - from;
         if self.items.len() + len > self.items.capacity() {
             self.check_size(at)?;
         }
@@ -418,7 +560,7 @@ impl Pickle {
         Ok(())
     }
 
-    fn append(&mut self, id: u32, from: usize, len: usize) {
+    fn append(&mut self, id: u64, from: usize, len: usize) {
         if len == 0 {
             return;
         }

@@ -74,23 +74,25 @@ impl FieldSeed<'_> {
         };
         let taken = match field {
             Field::ProfilingName => {
-                draft.profiling_name = text(value);
-                draft.profiling_name.map(|_| ())
+                draft.fields.profiling_name = text(value);
+                draft.fields.profiling_name.map(|_| ())
             }
             Field::State => match value {
-                Scalar::Text(name) => value::state(name.as_bytes()).map(|it| draft.state = it),
+                Scalar::Text(name) => {
+                    value::state(name.as_bytes()).map(|it| draft.fields.state = it)
+                }
                 _ => None,
             },
             Field::ThreadId => {
-                draft.thread_id = text(value);
+                draft.fields.thread_id = text(value);
                 Some(())
             }
             Field::ThreadName => {
-                draft.thread_name = text(value);
+                draft.fields.thread_name = text(value);
                 Some(())
             }
             Field::OpName => {
-                draft.op_name = text(value);
+                draft.fields.op_name = text(value);
                 Some(())
             }
             Field::Unknown => Some(()),
@@ -103,7 +105,7 @@ impl FieldSeed<'_> {
             | Field::OutputSizes
             | Field::InputDtypes
             | Field::OutputDtypes => None,
-            _ => value::set_scalar(draft, field, value),
+            _ => value::set_scalar(&mut draft.fields, field, value),
         };
         if taken.is_none() {
             draft.reject(field);
@@ -176,8 +178,8 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                 })
                 .visit_seq(seq)?;
                 let empty = texts.intern("");
-                draft.group = parts[0].map(|name| (name, parts[1].unwrap_or(empty)));
-                bad = draft.group.is_none();
+                draft.fields.group = parts[0].map(|name| (name, parts[1].unwrap_or(empty)));
+                bad = draft.fields.group.is_none();
             }
             Field::Frames => {
                 builder.frames_of_stack.clear();
@@ -185,7 +187,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                     builder.frames_of_stack.push(frame);
                 }
                 if !builder.frames_of_stack.is_empty() {
-                    builder.draft.stack = Some(builder.stack());
+                    builder.draft.fields.stack = Some(builder.stack());
                 }
             }
             _ => {

@@ -1,0 +1,148 @@
+//! The two ways to read entries, beside each other.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use std::path::{Path, PathBuf};
+
+fn pickles() -> Vec<PathBuf> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
+    let scenarios = std::fs::read_dir(fixtures).unwrap();
+    let folders = scenarios.map(|it| it.unwrap().path().join("pickle"));
+    let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok());
+    let mut files: Vec<_> = files.flatten().map(|it| it.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// What is read, in full, and how many entries; stops and refusals are results as well.
+fn told(bytes: &[u8], entries: Entries) -> (String, usize) {
+    let mut builder = Builder::default();
+    let mut pickle = Pickle::default();
+    let outcome = match run(bytes, &mut pickle, &mut builder, entries) {
+        Err(Fault::Taken { .. }) if entries == Entries::InPlace => {
+            return told(bytes, Entries::Stacked);
+        }
+        outcome => outcome,
+    };
+    let rejected = (builder.rejected, builder.first_rejected);
+    let dump = builder.finish();
+    (
+        format!("{outcome:?} {rejected:?} {dump:?}"),
+        dump.entries.len(),
+    )
+}
+
+fn check_both_ways(bytes: &[u8], what: &str) {
+    let (in_place, stacked) = (told(bytes, Entries::InPlace), told(bytes, Entries::Stacked));
+    assert!(in_place == stacked, "{what}:\n{in_place:?}\n{stacked:?}");
+}
+
+#[test]
+fn entries_read_in_place_are_those_that_the_machine_reads() {
+    let files = pickles();
+    assert!(files.len() > 50, "only {} files", files.len());
+    for (file, path) in files.iter().enumerate() {
+        let bytes = std::fs::read(path).unwrap();
+        let name = path.display();
+        check_both_ways(&bytes, &name.to_string());
+        // Cut and changed at other places in each file.
+        for n in 0..8 {
+            let at = (file * 7919 + n * 104_729) % bytes.len();
+            check_both_ways(&bytes[..at], &format!("{name} cut at {at}"));
+            let mut changed = bytes.clone();
+            changed[at] = changed[at].wrapping_add(1 + n as u8);
+            // What was taken stays, even if the machine loses hold of the list.
+            let in_place = told(&changed, Entries::InPlace);
+            let stacked = told(&changed, Entries::Stacked);
+            assert!(
+                in_place == stacked || in_place.1 > stacked.1,
+                "{name} changed at {at}:\n{in_place:?}\n{stacked:?}"
+            );
+        }
+    }
+}
+
+/// The pieces of a pickle of protocol 2, and STOP.
+fn pickle(pieces: &[&[u8]]) -> Vec<u8> {
+    [&[0x80, 2][..], &pieces.concat(), b"."].concat()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    let len = (text.len() as u32).to_le_bytes();
+    [b"X", &len[..], text.as_bytes()].concat()
+}
+
+#[test]
+fn an_ordinary_entry_is_never_kept_as_cells() {
+    let (entries, name) = (text("entries"), text("profiling_name"));
+    let mut list = vec![b"}(".to_vec(), entries, b"](".to_vec()];
+    for _ in 0..1000 {
+        list.extend([
+            b"}(".to_vec(),
+            name.clone(),
+            text("gloo:barrier"),
+            b"u".to_vec(),
+        ]);
+    }
+    list.push(b"eu".to_vec());
+    let pieces: Vec<&[u8]> = list.iter().map(Vec::as_slice).collect();
+    let bytes = pickle(&pieces);
+    let (mut in_place, mut stacked) = (Pickle::default(), Pickle::default());
+    for (pickle, entries) in [
+        (&mut in_place, Entries::InPlace),
+        (&mut stacked, Entries::Stacked),
+    ] {
+        let mut builder = Builder::default();
+        run(&bytes, pickle, &mut builder, entries).unwrap();
+        assert_eq!(builder.dump.entries.len(), 1000);
+    }
+    assert_eq!(stacked.container_count(), 1002);
+    assert_eq!(in_place.container_count(), 2);
+}
+
+#[test]
+fn an_entry_that_stands_twice_in_its_list_is_two_entries() {
+    let (entries, name, barrier) = (
+        text("entries"),
+        text("profiling_name"),
+        text("gloo:barrier"),
+    );
+    let entry: [&[u8]; 4] = [b"}q\x00(", &name, &barrier, b"u"];
+    let bytes = pickle(&[b"}(", &entries, b"](", &entry.concat(), b"h\x00eu"]);
+    let mut builder = Builder::default();
+    let problem = read(&bytes, &mut Pickle::default(), &mut builder).unwrap();
+    assert_eq!(problem, None);
+    assert_eq!(builder.dump.entries.len(), 2);
+}
+
+#[test]
+fn two_lists_of_entries_are_read_in_their_order() {
+    let (entries, name) = (text("entries"), text("profiling_name"));
+    let mut lists = Vec::new();
+    for op in ["gloo:barrier", "gloo:broadcast"] {
+        let entry = [b"}(", &name[..], &text(op), b"u"].concat();
+        lists.push([&entries[..], b"](", &entry, b"e"].concat());
+    }
+    check_both_ways(&pickle(&[b"}(", &lists.concat(), b"u"]), "two lists");
+}
+
+#[test]
+fn items_that_are_no_entries_keep_their_places() {
+    let (entries, name, barrier) = (
+        text("entries"),
+        text("profiling_name"),
+        text("gloo:barrier"),
+    );
+    let entry = [b"}(", &name[..], &barrier, b"u"].concat();
+    for list in [
+        [b"](K\x01", &entry[..], b"K\x02", &entry, b"e"].concat(),
+        [b"](", &entry[..], b"K\x02e(", &entry, b"e"].concat(),
+        [b"](", &entry[..], b"e", &entry, b"a(", &entry, b"e"].concat(),
+        [b"](", &entry[..], b"((", &entry, b"tte"].concat(),
+    ] {
+        check_both_ways(
+            &pickle(&[b"}(", &entries, &list, b"u"]),
+            &format!("{list:?}"),
+        );
+    }
+}

@@ -331,6 +331,7 @@ fn a_file_larger_than_allowed_is_left_aside() {
     let folder = folder(&[
         ("rank_0", &dump(0)),
         ("rank_1.gz", &gzip(&vec![b' '; 1 << 20])),
+        ("rank_2", &vec![b' '; 1 << 20]),
     ]);
     let options = LoadOptions {
         max_file_bytes: 100_000,
@@ -338,10 +339,35 @@ fn a_file_larger_than_allowed_is_left_aside() {
     };
     let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
     assert_eq!(ranks(&dumps), [0]);
+    let [packed, plain] = &loaded.problems[..] else {
+        panic!("{:?}", loaded.problems)
+    };
+    assert!(packed.sentence.contains("larger than 97.7 KiB"));
+    assert_eq!(packed.sentence, plain.sentence);
+}
+
+#[test]
+fn packings_within_each_other_unpack_no_further_than_is_worth_it() {
+    let hole = tar(&[("rank_0", &vec![0; 10 << 20]), ("rank_1", &dump(1))]);
+    let folder = folder(&[("bomb.gz", &gzip(&gzip(&hole)))]);
+    let options = LoadOptions {
+        max_file_bytes: 100_000,
+        ..LoadOptions::default()
+    };
+    let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+    assert!(dumps.is_empty());
+    let told = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
+    assert!(told("over 1000 times its size"), "{:?}", loaded.problems);
+}
+
+#[test]
+fn archives_that_are_not_read_are_named() {
+    let folder = folder(&[("dumps.zip", b"PK\x03\x04\x14\0\0\0")]);
+    let (_, loaded) = all(folder.path());
     let [problem] = &loaded.problems[..] else {
         panic!("{:?}", loaded.problems)
     };
-    assert!(problem.sentence.contains("larger than 100000 bytes"));
+    assert!(problem.sentence.contains("zip archives are not read"));
 }
 
 #[test]

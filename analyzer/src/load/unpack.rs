@@ -5,6 +5,7 @@ use super::zstd::Frames;
 use super::{Output, Worker, rank_name};
 use crate::finding::Code;
 use crate::rsum::{self, Piece};
+use crate::words;
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
@@ -27,6 +28,14 @@ enum Kind {
     Summary,
     Plain,
 }
+
+/// How archives begin that are not read.
+const FOREIGN: [(&[u8], &str); 4] = [
+    (b"PK\x03\x04", "zip"),
+    (b"\xfd7zXZ\0", "xz"),
+    (b"BZh", "bzip2"),
+    (b"7z\xbc\xaf\x27\x1c", "7z"),
+];
 
 /// As many bytes as it takes to tell the kinds apart: one block of a tar file.
 const HEAD: usize = 512;
@@ -70,8 +79,11 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
     let head = head(&mut file)?;
     match Kind::of(&head) {
         Kind::Plain => {
-            let expected = about.len().min(worker.options.max_file_bytes);
-            worker.buffer.reserve(expected as usize + 1);
+            let most = worker.options.max_file_bytes;
+            if about.len() > most {
+                return Err(too_large(most));
+            }
+            worker.buffer.reserve(about.len() as usize + 1);
             plain(&head, &mut file, name, rank, worker)
         }
         Kind::Ring => {
@@ -85,7 +97,8 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
         _ => {
             // An archive is gone through twice: its members' names together tell their ranks.
             file.rewind()?;
-            let ranks = Ranks::of(&mut file, name, rank);
+            let budget = budget(about.len(), worker);
+            let ranks = Ranks::of(&mut file, name, rank, budget);
             file.rewind()?;
             stream(&mut file, name, 0, worker, &ranks)
         }
@@ -100,25 +113,55 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     if bytes.len() as u64 > most {
         return Err(too_large(most));
     }
-    let ranks = Ranks::of(&mut &bytes[..], name, None);
+    let budget = budget(bytes.len() as u64, worker);
+    let ranks = Ranks::of(&mut &bytes[..], name, None, budget);
     stream(&mut &bytes[..], name, 0, worker, &ranks)
+}
+
+/// What is worth unpacking. Records come to a few percent of their size when packed; what shrinks a
+/// thousandfold, as packings within each other can, would keep us at it for hours, and hold nothing.
+const MOST_UNPACKED: u64 = 1000;
+
+/// How much a file of so many bytes may unpack to.
+fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
+    let most = packed.saturating_mul(MOST_UNPACKED);
+    most.max(worker.options.max_file_bytes.saturating_add(1))
+}
+
+/// Gives no more than its budget.
+struct Unpacked<R> {
+    packed: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.packed.read(buffer)?;
+        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+            io::Error::other(format!("it unpacks to over {MOST_UNPACKED} times its size"))
+        })?;
+        Ok(read)
+    }
 }
 
 /// The ranks that the names in an archive tell.
 struct Ranks {
     of_name: HashMap<String, Option<Rank>>,
     of_archive: Option<Rank>,
+    /// How much the archive may unpack to.
+    budget: u64,
 }
 
 impl Ranks {
     /// Lists the archive; what cannot be listed cannot be read either, and is told of then.
-    fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>) -> Self {
+    fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
-        let _ = list(reader, name, 0, &mut names);
+        let _ = list(reader, name, 0, budget, &mut names);
         let ranks = rank_name::ranks(&names);
         Self {
             of_name: names.into_iter().zip(ranks).collect(),
             of_archive,
+            budget,
         }
     }
 
@@ -142,22 +185,37 @@ fn list(
     reader: &mut dyn Read,
     name: &str,
     depth: usize,
+    budget: u64,
     names: &mut Vec<String>,
 ) -> io::Result<()> {
     let head = head(reader)?;
-    let mut whole = io::Cursor::new(&head).chain(reader);
+    let whole = io::Cursor::new(&head).chain(reader);
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
-            list(&mut MultiGzDecoder::new(whole), name, depth + 1, names)
+            let (packed, left) = (MultiGzDecoder::new(whole), budget);
+            list(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                budget,
+                names,
+            )
         }
         Kind::Zstd if depth < MAX_DEPTH => {
-            list(&mut Frames::new(&mut whole), name, depth + 1, names)
+            let (packed, left) = (Frames::new(whole), budget);
+            list(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                budget,
+                names,
+            )
         }
         Kind::Tar if depth < MAX_DEPTH => {
             for member in tar::Archive::new(whole).entries()? {
                 let Ok(mut member) = member else { break };
                 if let Some(inner) = member_name(name, &member) {
-                    let _ = list(&mut member, &inner, depth + 1, names);
+                    let _ = list(&mut member, &inner, depth + 1, budget, names);
                 }
             }
             Ok(())
@@ -180,15 +238,25 @@ fn stream(
     let head = head(reader)?;
     let mut whole = io::Cursor::new(&head).chain(&mut *reader);
     match Kind::of(&head) {
-        Kind::Gzip if depth < MAX_DEPTH => stream(
-            &mut MultiGzDecoder::new(whole),
-            name,
-            depth + 1,
-            worker,
-            ranks,
-        ),
+        Kind::Gzip if depth < MAX_DEPTH => {
+            let (packed, left) = (MultiGzDecoder::new(whole), ranks.budget);
+            stream(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                worker,
+                ranks,
+            )
+        }
         Kind::Zstd if depth < MAX_DEPTH => {
-            stream(&mut Frames::new(&mut whole), name, depth + 1, worker, ranks)
+            let (packed, left) = (Frames::new(whole), ranks.budget);
+            stream(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                worker,
+                ranks,
+            )
         }
         Kind::Tar if depth < MAX_DEPTH => {
             for member in tar::Archive::new(whole).entries()? {
@@ -230,6 +298,11 @@ fn plain(
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
+    if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
+        let sentence = format!("left aside: {kind} archives are not read; unpack it, or use tar");
+        worker.problem(Code::N300, name, sentence);
+        return Ok(());
+    }
     let most = worker.options.max_file_bytes;
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
@@ -320,5 +393,5 @@ fn ring(
 }
 
 fn too_large(most: u64) -> io::Error {
-    io::Error::other(format!("it is larger than {most} bytes"))
+    io::Error::other(format!("it is larger than {}", words::bytes(most)))
 }

@@ -11,6 +11,8 @@
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
 //! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
 //! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
+//! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | measured where this was written |
+//! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
@@ -32,6 +34,7 @@ use crate::backend::nccl::NcclOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
+use crate::tuning::Tuning;
 use rcomm_recorder::publish::EndpointToken;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -56,6 +59,8 @@ pub struct Config {
     /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
     /// several hosts on one machine.
     pub host_id: Option<String>,
+    /// Which algorithm the CPU backend uses for what. Rank 0's counts for all ranks of the job.
+    pub tuning: Tuning,
     /// Options of the NCCL backend, with variables of their own.
     pub nccl: NcclOptions,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
@@ -171,6 +176,7 @@ impl Default for Config {
             transport: TransportChoice::Auto,
             socket_ifname: None,
             host_id: None,
+            tuning: Tuning::default(),
             nccl: NcclOptions::default(),
             rendezvous: None,
             secret: None,
@@ -293,6 +299,22 @@ impl Config {
         let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
         config.host_id = text("RCOMM_HOST_ID");
+        if let Some(path) = text("RCOMM_TUNING_FILE") {
+            let lines = std::fs::read_to_string(&path).map_err(|error| {
+                let message = format!("RCOMM_TUNING_FILE: cannot read {path}");
+                Error::new(ErrorKind::InvalidArgument, message).with_source(error)
+            })?;
+            let read = config.tuning.put_before(&lines);
+            read.map_err(|error| in_variable(error, "RCOMM_TUNING_FILE"))?;
+        }
+        if let Some(lines) = text("RCOMM_TUNING") {
+            let read = config.tuning.put_before(&lines);
+            read.map_err(|error| in_variable(error, "RCOMM_TUNING"))?;
+        }
+        if let Some(count) = text("RCOMM_SOCKET_STREAMS") {
+            let read = config.tuning.set_streams(&count);
+            read.map_err(|error| in_variable(error, "RCOMM_SOCKET_STREAMS"))?;
+        }
         config.nccl = NcclOptions::from_lookup(&lookup)?;
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
         if let Some(value) = text("RCOMM_RING_DIR") {
@@ -384,6 +406,11 @@ fn endpoint(value: &str) -> Result<EndpointChoice> {
         return Err(refused(NAME, value, expected));
     }
     Ok(EndpointChoice::Tcp(address))
+}
+
+/// The same, with the variable that it is about.
+fn in_variable(error: Error, name: &str) -> Error {
+    Error::new(error.kind(), format!("{name}: {}", error))
 }
 
 fn refused(name: &str, value: &str, expected: &str) -> Error {
@@ -484,6 +511,10 @@ mod tests {
             refusal("RCOMM_TRANSPORT", "carrier pigeon"),
             "RCOMM_TRANSPORT is \"carrier pigeon\": it must be auto, shm or tcp"
         );
+        let lines = refusal("RCOMM_TUNING", "all_reduce sockets any 1X notice");
+        assert!(lines.starts_with("RCOMM_TUNING: the line"), "{lines}");
+        assert!(refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file"));
+        assert!(refusal("RCOMM_SOCKET_STREAMS", "17").contains("give 1 to 16"));
         assert!(refusal("RCOMM_ENDPOINT", "tcp:node1:1").contains("tcp:ADDRESS:PORT"));
         assert!(refusal("RCOMM_ENDPOINT", "tcp:0.0.0.0:0").contains("one interface"));
         let short = refusal("RCOMM_ENDPOINT_TOKEN", "hunter2");

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use crate::store::{Store, which_came};
+use crate::tuning::Tuning;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage};
 use std::time::{Duration, Instant, SystemTime};
@@ -148,13 +149,21 @@ fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
     )
 }
 
-/// The secret and the name of this run: rank 0 says.
+/// What rank 0 says for all ranks.
+pub(crate) struct Agreed {
+    pub(crate) secret: Secret,
+    /// The name of this run.
+    pub(crate) run: String,
+    pub(crate) tuning: Tuning,
+}
+
+/// The secret, the name of this run and the table of algorithms: rank 0 says.
 pub(crate) fn agree(
     notes: &dyn Store,
     place: &Rendezvous,
     config: &Config,
     deadline: Deadline,
-) -> Result<(Secret, String)> {
+) -> Result<Agreed> {
     if place.rank == 0 {
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
@@ -166,13 +175,33 @@ pub(crate) fn agree(
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let run = now.map_or(0, |now| now.as_millis()).to_string();
-        notes.set("run", run.as_bytes())?;
-        return Ok((secret, run));
+        let tuning = config.tuning.clone();
+        // Nothing to read where it is the one that every rank knows.
+        let mut told = format!("{run}\n");
+        if tuning != Tuning::default() {
+            told.push_str(&tuning.to_string());
+        }
+        notes.set("run", told.as_bytes())?;
+        return Ok(Agreed {
+            secret,
+            run,
+            tuning,
+        });
     }
     let run = notes.get("run", deadline.remaining())?;
-    let run = String::from_utf8_lossy(&run).into_owned();
+    let told = String::from_utf8_lossy(&run);
+    let (run, table) = told.split_once('\n').unwrap_or((&told, ""));
+    let run = run.to_owned();
+    let tuning = match table {
+        "" => Tuning::default(),
+        table => Tuning::from_table(table)?,
+    };
     if let Some(secret) = &config.secret {
-        return Ok((secret.clone(), run));
+        return Ok(Agreed {
+            secret: secret.clone(),
+            run,
+            tuning,
+        });
     }
     let bytes = notes.get("secret", deadline.remaining())?;
     let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| {
@@ -184,7 +213,11 @@ pub(crate) fn agree(
             ),
         )
     })?;
-    Ok((Secret::from_bytes(bytes), run))
+    Ok(Agreed {
+        secret: Secret::from_bytes(bytes),
+        run,
+        tuning,
+    })
 }
 
 pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<FlightRecorder> {

@@ -34,6 +34,7 @@ mod roll_call;
 mod secret;
 mod sparse;
 pub mod store;
+pub mod tuning;
 mod watchdog;
 mod window;
 mod work;

@@ -141,7 +141,12 @@ impl WorldBuilder {
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         forget_earlier_attempt(&*root, &notes, &place)?;
         meet(&notes, &place, &config, deadline)?;
-        let (secret, run) = agree(&notes, &place, &config, deadline)?;
+        let agreed = agree(&notes, &place, &config, deadline)?;
+        let (secret, run) = (agreed.secret, agreed.run);
+        let config = Arc::new(Config {
+            tuning: agreed.tuning,
+            ..Config::clone(&config)
+        });
         let recorder = Arc::new(open_recorder(&place, &config)?);
         let mut unmade = UnmadeWorld(Some(recorder.clone()));
         let watch = Arc::new(Watch::default());

@@ -236,7 +236,7 @@ impl Network {
 
     /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, where `first` is the first host's
     /// name; on the first host itself that name stands for its loopback interface.
-    fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str) {
+    fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, known) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {
             std::fs::write(folder.path().join(host.to_string()), known).unwrap();
@@ -261,6 +261,7 @@ impl Network {
                 .env("MASTER_PORT", "29500")
                 .env("RCOMM_TIMEOUT_MS", PATIENCE.as_millis().to_string())
                 .env("RCOMM_RING_DIR", "memory")
+                .env("RCOMM_SOCKET_STREAMS", streams.to_string())
                 .env_remove("GLOO_SOCKET_IFNAME")
                 .env_remove("RCOMM_SOCKET_IFNAME")
                 .stdin(Stdio::null())
@@ -310,27 +311,27 @@ impl Drop for Ranks {
 #[test]
 fn ranks_of_two_hosts_meet_on_the_addresses_that_lead_to_the_store() {
     if let Some(network) = Network::lay("v4") {
-        network.run("10.77.1.1", None, "10.77.1.");
+        network.run("10.77.1.1", None, "10.77.1.", 1);
     }
 }
 
 #[test]
 fn ranks_of_two_hosts_meet_on_the_interface_that_is_named() {
     if let Some(network) = Network::lay("named") {
-        network.run("10.77.1.1", Some("more"), "10.77.2.");
+        network.run("10.77.1.1", Some("more"), "10.77.2.", 2);
     }
 }
 
 #[test]
 fn ranks_of_two_hosts_meet_over_ipv6() {
     if let Some(network) = Network::lay("v6") {
-        network.run("fd77:1::1", None, "fd77:1::");
+        network.run("fd77:1::1", None, "fd77:1::", 1);
     }
 }
 
 #[test]
 fn host_that_takes_the_name_of_the_store_for_its_loopback_is_reached_all_the_same() {
     if let Some(network) = Network::lay("hidden") {
-        network.run("first", None, "10.77.1.");
+        network.run("first", None, "10.77.1.", 1);
     }
 }

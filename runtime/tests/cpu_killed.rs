@@ -51,6 +51,8 @@ fn rank_process() {
         config: Arc::new(
             Config::from_lookup(|name| match (name, &*variable("CPU_KILLED_WIRING")) {
                 ("RCOMM_TRANSPORT", "hosts") => Some("shm".into()),
+                ("RCOMM_TRANSPORT", "streams") => Some("tcp".into()),
+                ("RCOMM_SOCKET_STREAMS", "streams") => Some("3".into()),
                 ("RCOMM_TRANSPORT", transport) => Some(transport.into()),
                 ("RCOMM_HOST_ID", "hosts") => Some((rank / 2).to_string()),
                 _ => None,
@@ -133,7 +135,7 @@ fn kill_one(operation: &str, wiring: &str, count: usize) {
     kill(2, operation, wiring, count);
 }
 
-/// The ranks reach each other over `tcp`, over `shm`, or as `hosts` of two ranks.
+/// The ranks reach each other over `tcp`, over several `streams`, over `shm`, or as `hosts` of two ranks.
 fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
@@ -177,12 +179,14 @@ fn a_rank_killed_among_small_operations_in_shared_memory_is_named() {
 #[test]
 fn a_rank_killed_while_it_sends_is_named() {
     kill_one("all_reduce", "tcp", 1 << 20);
+    kill_one("all_reduce", "streams", 1 << 20);
 }
 
 #[test]
-fn a_rank_killed_among_messages_in_shared_memory_is_named() {
+fn a_rank_killed_among_messages_is_named() {
     kill_one("messages", "shm", 2);
     kill_one("messages", "shm", 1 << 20);
+    kill_one("messages", "streams", 1 << 20);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Jobs that are set up wrongly get one clear error, soon.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::config::RingDir;
+use rcomm::config::{RingDir, TransportChoice};
 use rcomm::{
-    Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous, Store, TcpStore, World,
+    Config, Error, ErrorKind, GroupOptions, HashStore, ReduceOp, Rendezvous, Store, TcpStore, World,
 };
 use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::wait_until;
@@ -359,4 +359,27 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     let error = work.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("arrived: rank 1"), "{error}");
     assert!(!error.contains("could not be asked"), "{error}");
+}
+
+#[test]
+fn table_of_algorithms_of_rank_0_counts_for_all_ranks() {
+    let only_rank_0 = |config: &mut Config| {
+        config.transport = TransportChoice::Tcp;
+        if config
+            .rendezvous
+            .as_ref()
+            .is_some_and(|place| place.rank == 0)
+        {
+            let lines = "all_reduce sockets any any exchange; streams 2";
+            config.tuning.put_before(lines).unwrap();
+        }
+    };
+    on_threads(3, &Carrier::Cpu, only_rank_0, |world| {
+        assert_eq!(world.config().tuning.streams(), 2);
+        // Ranks that chose by tables of their own would not find together.
+        let mut data = [world.rank()];
+        world.group().all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [3]);
+        world.shutdown().unwrap();
+    });
 }

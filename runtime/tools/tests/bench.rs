@@ -84,3 +84,64 @@ fn a_root_that_does_not_exist_is_refused_with_the_facts() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("root 7 is not one of 2 ranks"), "{text}");
 }
+
+#[test]
+fn table_in_force_is_printed_with_what_the_environment_says_first() {
+    let output = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
+        .args(["tune", "--print"])
+        .env("RCOMM_TUNING", "all_reduce sockets 2 3M notice; streams 4")
+        .output()
+        .expect("the program of this package starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let first: Vec<&str> = lines[0].split_whitespace().collect();
+    assert_eq!(first, ["all_reduce", "sockets", "2", "3M", "notice"]);
+    assert_eq!(lines.last().map(|line| line.ends_with('4')), Some(true));
+}
+
+#[test]
+fn machine_that_was_measured_has_a_table_that_can_be_used() {
+    let folder = std::env::temp_dir().join(format!("rcomm-tune-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary directory");
+    let file = folder.join("table");
+    let output = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
+        .args([
+            "tune",
+            "-n",
+            "3",
+            "-b",
+            "1K",
+            "-e",
+            "4K",
+            "--topologies",
+            "hosts",
+        ])
+        .args(["--time", "1ms", "--rounds", "1", "--output"])
+        .arg(&file)
+        .output()
+        .expect("the program of this package starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let printed = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
+        .args(["tune", "--print"])
+        .env("RCOMM_TUNING_FILE", &file)
+        .output()
+        .expect("the program of this package starts");
+    std::fs::remove_dir_all(&folder).expect("the directory made above");
+    assert!(printed.status.success());
+    let text = String::from_utf8_lossy(&printed.stdout);
+    for pattern in [
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "reduce",
+        "reduce_scatter",
+    ] {
+        let of_three = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.first() == Some(&pattern) && words[1..3] == ["hosts", "3"]
+        };
+        assert!(text.lines().any(of_three), "{pattern}: {text}");
+    }
+}

@@ -65,6 +65,14 @@ impl Outputs<'_> {
         }
     }
 
+    /// Bytes of `rank`'s part.
+    pub(super) fn len(&self, rank: usize) -> usize {
+        match self {
+            Self::Even(bytes, size) => bytes.len() / size,
+            Self::List(parts) => parts[rank].len(),
+        }
+    }
+
     /// All parts at once, in order of ranks.
     pub(super) fn parts(&mut self, size: usize) -> Vec<&mut [u8]> {
         match self {

@@ -2,7 +2,7 @@
 //!
 //! | from | bytes | what |
 //! |---|---|---|
-//! | dialer | 88 | [`Hello`]: magic, version, kind, world size, ranks, group, job, nonce |
+//! | dialer | 88 | [`Hello`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
 //! | acceptor | 68 | [`Verdict`], a nonce of its own, HMAC over the hello and that nonce |
 //! | dialer | 32 | HMAC over the same under another label |
 //! | acceptor | 4 | [`Verdict`] |
@@ -12,11 +12,12 @@
 //! follow are not encrypted: the secret keeps strangers out, not listeners.
 
 use crate::secret::Secret;
+use crate::tuning::MOST_STREAMS;
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
 
 const MAGIC: [u8; 8] = *b"rcommcpu";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes of a [`Hello`] on the wire.
 pub(super) const HELLO_LEN: usize = 88;
@@ -160,6 +161,8 @@ pub(super) struct Hello {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) group: u64,
+    /// Which of the streams between the two it is.
+    pub(super) stream: u32,
 }
 
 impl Hello {
@@ -171,6 +174,7 @@ impl Hello {
         bytes[16..20].copy_from_slice(&identity.world_size.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.from.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.to.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.stream.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.group.to_le_bytes());
         bytes[40..56].copy_from_slice(&identity.job);
         bytes[56..].copy_from_slice(nonce);
@@ -193,12 +197,17 @@ impl Hello {
         if word(16) != identity.world_size || to != identity.rank || from >= identity.world_size {
             return Err(Verdict::OtherRank);
         }
+        let stream = word(28);
+        if stream as usize >= MOST_STREAMS {
+            return Err(Verdict::OtherProtocol);
+        }
         let group = u64::from(word(32)) | u64::from(word(36)) << 32;
         Ok(Self {
             kind,
             from,
             to,
             group,
+            stream,
         })
     }
 }
@@ -218,6 +227,7 @@ mod tests {
             from: 3,
             to: 1,
             group: 0x0123_4567_89ab_cdef,
+            stream: 2,
         }
     }
 

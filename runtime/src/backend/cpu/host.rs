@@ -252,6 +252,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
         from: identity.rank,
         to: keeper,
         group: 0,
+        stream: 0,
     };
     let mut nonce = [0; 32];
     fill_random(&mut nonce)?;

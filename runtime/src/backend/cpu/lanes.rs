@@ -4,7 +4,7 @@
 //! order of the list; all others proceed as the lanes allow, so no order of the list can deadlock.
 
 use super::hello::LaneKind;
-use super::mesh::{Failure, Mesh};
+use super::mesh::{Failure, Mesh, Wanted};
 use super::neighbours::Neighbours;
 use super::transport::shm::Waits;
 use super::transport::{Interest, Lane, tcp};
@@ -182,10 +182,16 @@ impl Lanes {
         let slot = &mut self.lanes[peer];
         if slot.is_none() {
             let rank = self.ranks[peer];
-            let stream = self.mesh.connect(self.group, self.kind, rank, patience)?;
-            let lane = self.neighbours.lane(peer, stream).map_err(Failure::Io)?;
+            let wanted = Wanted {
+                group: self.group,
+                kind: self.kind,
+                peer: rank,
+                streams: self.neighbours.streams(peer, &self.mesh),
+            };
+            let streams = self.mesh.connect(wanted, patience)?;
+            let lane = self.neighbours.lane(peer, streams).map_err(Failure::Io)?;
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            sockets.push(lane.socket().clone());
+            sockets.extend_from_slice(lane.sockets());
             *slot = Some(lane);
         }
         slot.as_mut().ok_or(Failure::Closed)
@@ -252,7 +258,9 @@ impl Lanes {
                         }
                         sockets.push((stream.socket().clone(), Interest::Read));
                     }
-                    Some(Lane::Tcp(lane)) => sockets.push((lane.stream().clone(), interest)),
+                    Some(Lane::Tcp(lane)) => {
+                        sockets.push((lane.stream(interest).clone(), interest))
+                    }
                     None => {}
                 }
             }

@@ -49,6 +49,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::store::{PrefixStore, Store};
+use crate::tuning::Topology;
 use algorithm::{BoardRoad, Boards, HostsRoad, LaneRoad};
 use collective::{Place, Step, for_each_step};
 use executor::{Executor, ExecutorKind, Turns};
@@ -195,6 +196,7 @@ impl CpuBackend {
         let mut patience = Patience::new(stop, deadline, crowding);
         let sockets = Sockets::default();
         let id = group.wire_id;
+        let plan = mesh.tuning().plan(Topology::Sockets, ranks.len());
         let lanes = |sockets: &Sockets| {
             let kind = LaneKind::Collective;
             Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
@@ -206,7 +208,7 @@ impl CpuBackend {
             crowding,
             stop: Stop::default(),
             turns: Turns::new(),
-            road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets))))),
+            road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets), plan)))),
             farewell: None,
             p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
             mesh: mesh.clone(),
@@ -376,10 +378,16 @@ impl CpuGroup {
                 None => lanes,
             };
             let boards = Boards { phases, streams };
-            let road = HostsRoad::new(layout, boards, LaneRoad::new(lanes), self.store.clone())?;
+            let tuning = self.mesh.tuning();
+            let size = self.ranks.len();
+            let road = LaneRoad::new(lanes, tuning.plan(Topology::Sockets, size));
+            let plan = tuning.plan(Topology::Hosts, size);
+            let road = HostsRoad::new(layout, boards, road, plan, self.store.clone())?;
             return Ok(Some((Road::Hosts(Box::new(road)), neighbours)));
         }
-        Ok(phases.map(|board| (Road::Board(BoardRoad::new(board, ranks)), neighbours)))
+        let plan = self.mesh.tuning().plan(Topology::Memory, ranks.len());
+        let road = |board| Road::Board(BoardRoad::new(board, ranks, &plan));
+        Ok(phases.map(|board| (road(board), neighbours)))
     }
 
     fn patience(&self, call: &Call) -> Patience<'_> {

@@ -1,5 +1,6 @@
 //! Lanes of a group some of whose ranks share memory: streams in that memory to them, sockets to others.
 
+use super::mesh::Mesh;
 use super::transport::Lane;
 use super::transport::shm::Streams;
 use super::transport::tcp::TcpLane;
@@ -25,12 +26,27 @@ impl Neighbours {
         }
     }
 
-    /// The lane to `peer`, which has the other end of `socket`.
-    pub(super) fn lane(&self, peer: usize, socket: TcpStream) -> io::Result<Lane> {
-        let shared = self.shared.as_ref();
-        match shared.and_then(|(streams, places)| Some((streams, places[peer]?))) {
-            Some((streams, place)) => streams.open(place, socket).map(Lane::Shm),
-            None => TcpLane::new(socket).map(Lane::Tcp),
+    fn place_of(&self, peer: usize) -> Option<(&Streams, usize)> {
+        let (streams, places) = self.shared.as_ref()?;
+        Some((streams, places[peer]?))
+    }
+
+    /// How many sockets the lane to `peer` has: one that goes through memory needs it to ring only.
+    pub(super) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
+        match self.place_of(peer) {
+            Some(_) => 1,
+            None => mesh.tuning().streams(),
+        }
+    }
+
+    /// The lane to `peer`, which has the other ends of the sockets.
+    pub(super) fn lane(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Lane> {
+        match (self.place_of(peer), sockets.pop()) {
+            (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Lane::Shm),
+            (_, last) => {
+                sockets.extend(last);
+                TcpLane::new(sockets).map(Lane::Tcp)
+            }
         }
     }
 }

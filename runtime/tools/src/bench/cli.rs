@@ -1,8 +1,10 @@
 //! The command line.
 
 use super::operation::Operation;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
+use rcomm::tuning::Topology;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
@@ -16,7 +18,10 @@ Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or sr
 /// Measures collectives: latency and bandwidth by size, in the manner of nccl-tests.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rcomm-bench", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
     /// What to measure; several with commas.
     #[arg(value_enum, value_delimiter = ',', required = true)]
     pub(crate) operations: Vec<Operation>,
@@ -59,6 +64,56 @@ pub struct Args {
     /// How the table is written.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
+}
+
+/// What else there is to do.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measures which algorithm is best for what on this machine, and writes the table for RCOMM_TUNING_FILE.
+    Tune(TuneArgs),
+}
+
+/// How a machine is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TuneArgs {
+    /// Only prints the table in force: the built-in one, RCOMM_TUNING_FILE and RCOMM_TUNING.
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Numbers of ranks to measure, with commas.
+    #[arg(
+        short = 'n',
+        long = "ranks",
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "2,4"
+    )]
+    pub(crate) ranks: Vec<NonZeroU32>,
+    /// Which topologies to measure; sockets and hosts are tried out on this machine's loopback interface.
+    #[arg(long, value_name = "TOPOLOGY", value_delimiter = ',', default_value = "memory,sockets,hosts", value_parser = parse_topology)]
+    pub(crate) topologies: Vec<Topology>,
+    /// Smallest size, in bytes; K, M and G are powers of 1024.
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "1K", value_parser = parse_size)]
+    pub(crate) min_bytes: usize,
+    /// Largest size.
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
+    pub(crate) max_bytes: usize,
+    /// Time for each size of each algorithm in each round.
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = humantime::parse_duration)]
+    pub(crate) time: Duration,
+    /// How often everything is measured, by turns; the best time counts.
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) rounds: NonZeroU32,
+    /// Where the table goes; standard output if not given.
+    #[arg(short = 'o', long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+fn parse_topology(text: &str) -> Result<Topology, String> {
+    let known = Topology::ALL.iter().find(|it| it.name() == text);
+    known.copied().ok_or_else(|| {
+        let names: Vec<&str> = Topology::ALL.iter().map(|it| it.name()).collect();
+        format!("give {}", names.join(", "))
+    })
 }
 
 /// Type of an element.

@@ -10,6 +10,7 @@ mod measure;
 mod operation;
 mod print;
 mod ranks;
+mod tune;
 
 pub use cli::Args;
 
@@ -20,6 +21,9 @@ use std::process::ExitCode;
 /// # Errors
 /// Whatever kept it from measuring, in words.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(cli::Command::Tune(args)) = &args.command {
+        return tune::run(args).map(|()| ExitCode::SUCCESS);
+    }
     match args.ranks {
         Some(count) if !ranks::is_child() => ranks::start(count.get(), args.bind),
         _ => measure::run(args).map(|errors| {

@@ -7,6 +7,8 @@ use std::process::{Child, Command, ExitCode};
 
 /// Set in the environment of every rank that was started here.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
+/// Set to a number of hosts, among which the ranks are divided: they share memory inside one only.
+pub(crate) const HOSTS: &str = "RCOMM_BENCH_HOSTS";
 
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
@@ -30,9 +32,17 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
         .collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let pin = bind == Bind::Core && cores >= count as usize;
+    let hosts = std::env::var(HOSTS)
+        .ok()
+        .and_then(|hosts| hosts.parse::<u32>().ok());
     let mut ranks: Vec<Child> = Vec::new();
     for rank in 0..count {
-        let child = Command::new(&program)
+        let mut command = Command::new(&program);
+        if let Some(hosts) = hosts {
+            let host = u64::from(rank) * u64::from(hosts) / u64::from(count);
+            command.env("RCOMM_HOST_ID", host.to_string());
+        }
+        let child = command
             .args(std::env::args_os().skip(1))
             .env(CHILD, if pin { rank.to_string() } else { "any".into() })
             .env("RANK", rank.to_string())

@@ -18,16 +18,13 @@ use super::super::reduce::{self, HandOver, copy, copy_past_caches};
 use super::super::transport::shm::{Board, BoardError, INLINE, SLOT, Slots};
 use super::super::wait::Patience;
 use super::part_of;
+use crate::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a chunk of an all_reduce; the rest of a slot is for a share of the result.
 const CHUNK: usize = 128 << 10;
-/// Up to this size every rank combines all inputs by itself, in one phase.
-const FLAT: usize = 16 << 10;
-/// The same where there are two: each reads as much of the other's either way.
-const FLAT_PAIR: usize = 64 << 10;
 /// From this size on results are written past the caches.
 const STREAMED: usize = 4 << 20;
 
@@ -36,6 +33,8 @@ pub(crate) struct BoardRoad {
     board: Board,
     hand_over: HandOver,
     ranks: Arc<[Rank]>,
+    /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
+    whole: usize,
 }
 
 /// How an operation that combines is cut: in each chunk every rank combines one part of all inputs, its
@@ -98,12 +97,15 @@ struct Walk<'a, 'p> {
     place: Place,
     notice: Notice,
     signature: u64,
+    whole: usize,
     patience: &'a mut Patience<'p>,
 }
 
 impl BoardRoad {
-    pub(crate) fn new(board: Board, ranks: Arc<[Rank]>) -> Self {
+    pub(crate) fn new(board: Board, ranks: Arc<[Rank]>, plan: &Plan) -> Self {
+        let whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
         Self {
+            whole,
             board,
             hand_over: HandOver::default(),
             ranks,
@@ -129,6 +131,7 @@ impl BoardRoad {
             place,
             notice,
             signature: notice.signature(),
+            whole: self.whole,
             patience,
         };
         let longest = if has_lists(notice.op) {
@@ -272,7 +275,7 @@ impl Walk<'_, '_> {
     fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let len = data.len();
-        if len <= if size == 2 { FLAT_PAIR } else { FLAT } {
+        if len <= self.whole {
             let is_inline = len <= INLINE;
             if is_inline {
                 self.turn_with(data)?;

@@ -25,13 +25,11 @@ use super::mesh::Failure;
 use super::notice;
 use super::reduce;
 use super::wait::Patience;
+use crate::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
 use agree::{Agreement, Circle};
 pub(super) use board::BoardRoad;
 pub(super) use hosts::{Boards, HostsRoad};
 use std::ops::Range;
-
-/// Bytes that a message of notices may carry in all, beyond which data go their own way.
-const INLINE: usize = 32 << 10;
 
 /// One group's collectives over lanes.
 pub(super) struct LaneRoad {
@@ -39,11 +37,13 @@ pub(super) struct LaneRoad {
     agreement: Agreement,
     members: Vec<usize>,
     scratch: Vec<u8>,
+    plan: Plan,
 }
 
 impl LaneRoad {
-    pub(super) fn new(lanes: Lanes) -> Self {
+    pub(super) fn new(lanes: Lanes, plan: Plan) -> Self {
         Self {
+            plan,
             members: (0..lanes.size()).collect(),
             lanes,
             agreement: Agreement::default(),
@@ -67,9 +67,12 @@ impl LaneRoad {
             mut collective,
         } = step;
         let listed: Vec<u8>;
-        let room = INLINE / place.size;
+        let choice = choose(&self.plan, &collective, place, |it| it != Algorithm::Nested);
+        let goes_along = choice == Algorithm::Notice;
         let inline: &[u8] = if lists.is_empty() {
-            small_input(&collective, place, room).unwrap_or(&[])
+            small_input(&collective, place)
+                .filter(|_| goes_along)
+                .unwrap_or(&[])
         } else {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
             &listed
@@ -88,7 +91,7 @@ impl LaneRoad {
         }
         compared
             .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
-        if small_input(&collective, place, room).is_some() {
+        if goes_along {
             let inline = |rank| heard.inline(rank);
             return finish_small(&mut collective, place, inline, &self.lanes);
         }
@@ -137,29 +140,70 @@ impl LaneRoad {
     }
 }
 
-/// What of this rank's input goes with its notice, if the whole collective is done that way.
+/// What the plan has for this; `allows` says what can be done at all.
 ///
-/// The choice depends only on what notices agree on.
-fn small_input<'a>(collective: &'a Collective<'_>, place: Place, room: usize) -> Option<&'a [u8]> {
-    let bytes: &[u8] = match collective {
-        Collective::AllReduce { data, .. } => data,
-        Collective::Broadcast { data, root } => {
-            if data.bytes().len() > room {
-                return None;
-            }
-            return Some(if *root == place.rank {
-                data.bytes()
-            } else {
-                &[]
-            });
+/// The choice depends only on what notices agree on, and on the plan, which all ranks have in common.
+fn choose(
+    plan: &Plan,
+    collective: &Collective<'_>,
+    place: Place,
+    allows: impl Fn(Algorithm) -> bool,
+) -> Algorithm {
+    let small = small_input(collective, place).is_some();
+    let goes_along = small && brought(collective, place) <= MOST_NOTICED;
+    let (pattern, bytes) = extent(collective, place);
+    plan.choose(pattern, bytes, |algorithm| match algorithm {
+        Algorithm::Notice => goes_along,
+        other => allows(other),
+    })
+}
+
+/// What it is, and its bytes as the table of choices counts them.
+fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
+    let size = place.size;
+    match collective {
+        Collective::Barrier => (Pattern::Barrier, 0),
+        Collective::AllReduce { data, .. } => (Pattern::AllReduce, data.len()),
+        Collective::Reduce { data, .. } => (Pattern::Reduce, data.bytes().len()),
+        Collective::Broadcast { data, .. } => (Pattern::Broadcast, data.bytes().len()),
+        Collective::AllGather { outputs, .. } => {
+            let bytes = (0..size).map(|rank| outputs.len(rank)).sum();
+            (Pattern::AllGather, bytes)
         }
+        Collective::ReduceScatter { inputs, .. } => {
+            let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
+            (Pattern::ReduceScatter, bytes)
+        }
+        // One algorithm each, whatever the size.
+        Collective::AllToAll { .. } => (Pattern::AllToAll, 0),
+        Collective::Gather { .. } => (Pattern::Gather, 0),
+        Collective::Scatter { .. } => (Pattern::Scatter, 0),
+    }
+}
+
+/// What of this rank's input can go with its notice, if any of this collective's can.
+fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [u8]> {
+    match collective {
+        Collective::Barrier => Some(&[]),
+        Collective::AllReduce { data, .. } => Some(data),
+        Collective::Broadcast { data, root } if *root == place.rank => Some(data.bytes()),
+        Collective::Broadcast { .. } => Some(&[]),
         Collective::AllGather {
             input,
             outputs: super::collective::Outputs::Even(..),
-        } => input,
-        _ => return None,
-    };
-    (bytes.len() <= room).then_some(bytes)
+        } => Some(input),
+        _ => None,
+    }
+}
+
+/// Bytes that all ranks bring of those.
+fn brought(collective: &Collective<'_>, place: Place) -> usize {
+    match collective {
+        Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
+        Collective::Broadcast { data, .. } => data.bytes().len(),
+        Collective::AllGather { input, .. } => input.len().saturating_mul(place.size),
+        _ => 0,
+    }
 }
 
 /// Does the rest of a collective whose data came with the notices: `inline` gives each rank's.

@@ -9,6 +9,7 @@ use super::{fill_random, lock};
 use crate::backend::WorldContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
+use crate::tuning::Tuning;
 use rcomm_recorder::model::Rank;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use std::collections::HashMap;
@@ -34,10 +35,21 @@ pub(in super::super) struct Mesh {
     store: Arc<dyn Store>,
     desk: Arc<Desk>,
     host: Host,
+    tuning: Tuning,
     watched: Mutex<HashMap<Rank, Watched>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A lane that is asked for.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Wanted {
+    pub(in super::super) group: u64,
+    pub(in super::super) kind: LaneKind,
+    pub(in super::super) peer: Rank,
+    /// How many sockets it has; equal at both ends.
+    pub(in super::super) streams: usize,
 }
 
 /// A connection that tells when its peer is gone.
@@ -85,6 +97,7 @@ impl Mesh {
             store: world.store.clone(),
             desk,
             host,
+            tuning: world.config.tuning.clone(),
             watched: Mutex::new(HashMap::new()),
             closed: AtomicBool::new(false),
             wake,
@@ -120,48 +133,61 @@ impl Mesh {
         lock(&self.watched).clear();
     }
 
+    /// Which algorithm is used for what.
+    pub(in super::super) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
     /// What this rank shares with the others of its host.
     pub(in super::super) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The lane to `peer`, connected if it has to be.
+    /// The sockets of a lane, connected if they have to be.
     pub(in super::super) fn connect(
         &self,
-        group: u64,
-        kind: LaneKind,
-        peer: Rank,
+        wanted: Wanted,
         patience: &mut Patience<'_>,
-    ) -> Result<TcpStream, Failure> {
+    ) -> Result<Vec<TcpStream>, Failure> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
-        let hello = Hello {
-            kind,
+        let hellos = (0..wanted.streams as u32).map(|stream| Hello {
+            kind: wanted.kind,
             from: self.rank(),
-            to: peer,
-            group,
-        };
-        if self.rank() > peer {
-            self.dial(hello, patience)
-        } else {
-            self.await_call(hello, patience)
-        }
+            to: wanted.peer,
+            group: wanted.group,
+            stream,
+        });
+        let is_dialer = self.rank() > wanted.peer;
+        hellos
+            .map(|hello| match is_dialer {
+                true => self.dial(hello, patience),
+                false => self.await_call(hello, patience),
+            })
+            .collect()
     }
 
     /// As [`connect`](Self::connect), but does not wait to be called: `None` if it has not been yet.
     pub(in super::super) fn try_connect(
         &self,
-        group: u64,
-        kind: LaneKind,
-        peer: Rank,
+        wanted: Wanted,
         patience: &mut Patience<'_>,
-    ) -> Result<Option<TcpStream>, Failure> {
-        if self.rank() > peer {
-            return self.connect(group, kind, peer, patience).map(Some);
+    ) -> Result<Option<Vec<TcpStream>>, Failure> {
+        if self.rank() > wanted.peer {
+            return self.connect(wanted, patience).map(Some);
         }
-        let id = LaneId { group, kind, peer };
-        Ok(lock(&self.desk.arrived).remove(&id))
+        let ids = (0..wanted.streams as u32).map(|stream| LaneId {
+            group: wanted.group,
+            kind: wanted.kind,
+            peer: wanted.peer,
+            stream,
+        });
+        let mut arrived = lock(&self.desk.arrived);
+        if !ids.clone().all(|id| arrived.contains_key(&id)) {
+            return Ok(None);
+        }
+        Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
     }
 
     /// Whether `peer` is known to be gone. Opens a connection to it for that purpose if need be.
@@ -189,6 +215,7 @@ impl Mesh {
             from: self.rank(),
             to: peer,
             group: 0,
+            stream: 0,
         };
         match self.dial(hello, patience) {
             Ok(stream) => {
@@ -206,6 +233,7 @@ impl Mesh {
             group: hello.group,
             kind: hello.kind,
             peer: hello.to,
+            stream: hello.stream,
         };
         let began = Instant::now();
         let mut arrived = lock(&self.desk.arrived);

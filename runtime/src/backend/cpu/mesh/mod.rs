@@ -12,7 +12,7 @@ mod connections;
 mod failure;
 mod reception;
 
-pub(super) use connections::Mesh;
+pub(super) use connections::{Mesh, Wanted};
 pub(super) use failure::Failure;
 
 use std::io;

@@ -26,6 +26,8 @@ pub(super) struct LaneId {
     pub(super) group: u64,
     pub(super) kind: LaneKind,
     pub(super) peer: Rank,
+    /// Which of the streams between the two it is.
+    pub(super) stream: u32,
 }
 
 /// What the listening thread and the others share.
@@ -281,6 +283,7 @@ impl Greeting {
                             group: hello.group,
                             kind: hello.kind,
                             peer: hello.from,
+                            stream: hello.stream,
                         });
                     }
                     let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());

@@ -32,7 +32,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     there.shutdown(Shutdown::Write)?;
 
     let mut lane = PeerLane::new();
-    lane.lane = Some(Lane::Tcp(TcpLane::new(here)?));
+    lane.lane = Some(Lane::Tcp(TcpLane::new(vec![here])?));
     // One message of this rank was offered and not answered.
     lane.offered.push(1);
     let mut requests = Vec::new();

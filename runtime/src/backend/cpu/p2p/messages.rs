@@ -2,7 +2,7 @@
 
 use super::super::hello::LaneKind;
 use super::super::lanes::Sockets;
-use super::super::mesh::{Failure, Mesh};
+use super::super::mesh::{Failure, Mesh, Wanted};
 use super::super::neighbours::Neighbours;
 use super::super::wait::{Interrupted, Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
@@ -178,15 +178,18 @@ impl P2p {
             return Ok(true);
         }
         let rank = self.ranks[at];
-        let stream = self
-            .mesh
-            .try_connect(self.group, LaneKind::P2p, rank, patience)?;
-        let Some(stream) = stream else {
+        let wanted = Wanted {
+            group: self.group,
+            kind: LaneKind::P2p,
+            peer: rank,
+            streams: self.neighbours.streams(at, &self.mesh),
+        };
+        let Some(streams) = self.mesh.try_connect(wanted, patience)? else {
             return Ok(false);
         };
-        let lane = self.neighbours.lane(at, stream).map_err(Failure::Io)?;
+        let lane = self.neighbours.lane(at, streams).map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.push(lane.socket().clone());
+        sockets.extend_from_slice(lane.sockets());
         peer.lane = Some(lane);
         Ok(true)
     }

@@ -103,11 +103,14 @@ impl P2p {
                     sockets.push((stream.socket().clone(), Interest::Read));
                     continue;
                 }
-                if waits.to_read {
-                    sockets.push((lane.socket().clone(), Interest::Read));
-                }
-                if waits.to_write {
-                    sockets.push((lane.socket().clone(), Interest::Write));
+                let Lane::Tcp(lane) = lane else { continue };
+                for (wanted, interest) in [
+                    (waits.to_read, Interest::Read),
+                    (waits.to_write, Interest::Write),
+                ] {
+                    if wanted {
+                        sockets.push((lane.stream(interest).clone(), interest));
+                    }
                 }
             }
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::backend::AbortReason;
 use crate::backend::cpu::hello::LaneKind;
+use crate::backend::cpu::mesh::Wanted;
 use crate::backend::cpu::wait::{Crowding, Patience, Stop};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
@@ -257,8 +258,15 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
         if rig.rank == 1 {
             let stop = Stop::default();
             let mut patience = Patience::new(&stop, LONG.into(), Crowding::Crowded);
-            let lane = rig.factory.mesh.connect(1, kind, 0, &mut patience);
+            let wanted = Wanted {
+                group: 1,
+                kind,
+                peer: 0,
+                streams: 1,
+            };
+            let lane = rig.factory.mesh.connect(wanted, &mut patience);
             let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
+            let mut lane = lane.remove(0);
             lane.set_nonblocking(false).unwrap();
             // It may be hung up on in the middle.
             let _ = lane.write_all(noise);

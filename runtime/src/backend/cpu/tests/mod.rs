@@ -15,6 +15,7 @@ use crate::hints::Hints;
 use crate::op::Op;
 use crate::secret::Secret;
 use crate::store::{HashStore, PrefixStore, Store};
+use crate::tuning::Tuning;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,8 @@ const LONG: Duration = Duration::from_secs(60);
 enum Wiring {
     /// By sockets, all of them.
     Tcp,
+    /// By several sockets between each two.
+    Streams(usize),
     /// By memory, all of them.
     Shm,
     /// By memory inside hosts of so many ranks, one after the other; the last may have fewer.
@@ -39,6 +42,7 @@ enum Wiring {
 /// Every way of moving bytes that the collectives are tested over.
 const WIRINGS: &[Wiring] = &[
     Wiring::Tcp,
+    Wiring::Streams(3),
     Wiring::Shm,
     Wiring::Hosts(2),
     Wiring::Hosts(3),
@@ -47,13 +51,18 @@ const WIRINGS: &[Wiring] = &[
 
 fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> WorldContext {
     let (transport, host) = match wiring {
-        Wiring::Tcp => (TransportChoice::Tcp, None),
+        Wiring::Tcp | Wiring::Streams(_) => (TransportChoice::Tcp, None),
         Wiring::Shm => (TransportChoice::Shm, None),
         Wiring::Hosts(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
         Wiring::Dealt(hosts) => (TransportChoice::Shm, Some(rank % hosts)),
     };
+    let mut tuning = Tuning::default();
+    if let Wiring::Streams(count) = wiring {
+        tuning.put_before(&format!("streams {count}")).unwrap();
+    }
     let config = Config {
         transport,
+        tuning,
         host_id: host.map(|host| host.to_string()),
         ..Config::default()
     };

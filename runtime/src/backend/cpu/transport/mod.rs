@@ -57,11 +57,11 @@ impl Lane {
         }
     }
 
-    /// The socket that a sleeper sleeps on.
-    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+    /// All its sockets, so that another thread can shut them down.
+    pub(crate) fn sockets(&self) -> &[Arc<TcpStream>] {
         match self {
-            Self::Tcp(lane) => lane.stream(),
-            Self::Shm(lane) => lane.socket(),
+            Self::Tcp(lane) => lane.streams(),
+            Self::Shm(lane) => std::slice::from_ref(lane.socket()),
         }
     }
 }

@@ -1,4 +1,9 @@
-//! A lane over a TCP socket.
+//! A lane over TCP sockets.
+//!
+//! A lane may have several *streams*, a socket each, so that one connection's window or one queue of a
+//! network card does not bound it. The bytes of the lane go over them in turn, [`STRIPE`] at a time: which
+//! stream carries a byte follows from its place among the bytes of the lane, so nothing is marked or put in
+//! order, and who reads finds them one after the other while more arrives on the rest.
 
 use super::Interest;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,30 +15,78 @@ use std::time::Duration;
 
 /// Small reads are served from a buffer of this many bytes, filled by one system call.
 const BUFFER: usize = 16 << 10;
+/// Bytes that go over one stream before the next one's turn. Less than a socket holds, so that all are busy.
+const STRIPE: usize = 64 << 10;
 
-/// A connected socket that never blocks.
+/// Connected sockets that never block.
 pub(crate) struct TcpLane {
-    stream: Arc<TcpStream>,
+    streams: Vec<Arc<TcpStream>>,
+    read: Turn,
+    written: Turn,
     buffer: Box<[u8]>,
     /// The unread part of `buffer`.
     unread: std::ops::Range<usize>,
 }
 
+/// Whose turn it is in one direction.
+#[derive(Clone, Copy, Default)]
+struct Turn {
+    stream: usize,
+    /// Bytes of this turn that have gone.
+    done: usize,
+}
+
+impl Turn {
+    /// Bytes that may go in this turn, of so many.
+    fn most(self, len: usize, streams: usize) -> usize {
+        if streams == 1 {
+            len
+        } else {
+            len.min(STRIPE - self.done)
+        }
+    }
+
+    fn pass(&mut self, some: usize, streams: usize) {
+        self.done += some;
+        if self.done >= STRIPE {
+            self.done = 0;
+            self.stream = (self.stream + 1) % streams;
+        }
+    }
+}
+
 impl TcpLane {
-    /// Takes over a connected socket.
-    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+    /// Takes over connected sockets, in the same order at both ends.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub(crate) fn new(streams: Vec<TcpStream>) -> io::Result<Self> {
+        assert!(!streams.is_empty(), "a lane has a socket");
+        for stream in &streams {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+        }
         Ok(Self {
-            stream: Arc::new(stream),
+            streams: streams.into_iter().map(Arc::new).collect(),
+            read: Turn::default(),
+            written: Turn::default(),
             buffer: vec![0; BUFFER].into_boxed_slice(),
             unread: 0..0,
         })
     }
 
-    /// The socket, so that another thread can shut it down.
-    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
-        &self.stream
+    /// The sockets, so that another thread can shut them down.
+    pub(crate) fn streams(&self) -> &[Arc<TcpStream>] {
+        &self.streams
+    }
+
+    /// The socket that the next bytes in this direction go over.
+    pub(crate) fn stream(&self, interest: Interest) -> &Arc<TcpStream> {
+        let turn = match interest {
+            Interest::Read => self.read,
+            Interest::Write => self.written,
+        };
+        &self.streams[turn.stream]
     }
 
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -41,10 +94,17 @@ impl TcpLane {
             return Ok(0);
         }
         if self.unread.is_empty() {
+            let count = self.streams.len();
+            let mut stream = &*self.streams[self.read.stream];
             if into.len() >= BUFFER {
-                return none_if_not_ready((&*self.stream).read(into), true);
+                let most = self.read.most(into.len(), count);
+                let got = none_if_not_ready(stream.read(&mut into[..most]), true)?;
+                self.read.pass(got, count);
+                return Ok(got);
             }
-            let got = none_if_not_ready((&*self.stream).read(&mut self.buffer), true)?;
+            let most = self.read.most(BUFFER, count);
+            let got = none_if_not_ready(stream.read(&mut self.buffer[..most]), true)?;
+            self.read.pass(got, count);
             self.unread = 0..got;
         }
         let some = into.len().min(self.unread.len());
@@ -58,12 +118,24 @@ impl TcpLane {
         if from.is_empty() {
             return Ok(0);
         }
-        none_if_not_ready((&*self.stream).write(from), false)
+        let count = self.streams.len();
+        let most = self.written.most(from.len(), count);
+        let mut stream = &*self.streams[self.written.stream];
+        let some = none_if_not_ready(stream.write(&from[..most]), false)?;
+        self.written.pass(some, count);
+        Ok(some)
     }
 
     pub(super) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
+        let count = self.streams.len();
+        let most = self.written.most(head.len() + rest.len(), count);
+        let head = &head[..head.len().min(most)];
+        let rest = &rest[..rest.len().min(most - head.len())];
         let both = [IoSlice::new(head), IoSlice::new(rest)];
-        none_if_not_ready((&*self.stream).write_vectored(&both), false)
+        let mut stream = &*self.streams[self.written.stream];
+        let some = none_if_not_ready(stream.write_vectored(&both), false)?;
+        self.written.pass(some, count);
+        Ok(some)
     }
 }
 
@@ -107,5 +179,81 @@ pub(crate) fn poll<'a>(
     match rustix::event::poll(&mut all, Some(&time)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn pair(streams: usize) -> [TcpLane; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        for _ in 0..streams {
+            here.push(TcpStream::connect(address).unwrap());
+            there.push(listener.accept().unwrap().0);
+        }
+        [here, there].map(|end| TcpLane::new(end).unwrap())
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_over_any_number_of_streams() {
+        for streams in [1, 2, 5] {
+            let [mut here, mut there] = pair(streams);
+            let sent: Vec<u8> = (0..3 * 5 * STRIPE + 77)
+                .map(|at| (at * 7 / 3) as u8)
+                .collect();
+            let mut received = vec![0; sent.len()];
+            let (mut out, mut into) = (0, 0);
+            // Short and long pieces by turns, across the edges of buffers and stripes.
+            let pieces = [1, 100, BUFFER, 3, STRIPE + 1, 7 * BUFFER];
+            let mut turn = 0;
+            while into < sent.len() {
+                turn += 1;
+                let piece = pieces[turn % pieces.len()];
+                let end = sent.len().min(out + piece);
+                let middle = (out + piece / 3).min(end);
+                out += here
+                    .write_both(&sent[out..middle], &sent[middle..end])
+                    .unwrap();
+                let piece = pieces[(turn / 2) % pieces.len()];
+                let end = sent.len().min(into + piece);
+                into += there.read(&mut received[into..end]).unwrap();
+            }
+            assert!(received == sent, "{streams} streams");
+        }
+    }
+
+    #[test]
+    fn each_stream_carries_its_stripes() {
+        let [mut here, there] = pair(2);
+        let sent = vec![1; STRIPE];
+        let mut out = 0;
+        while out < STRIPE {
+            out += here.write(&sent[out..]).unwrap();
+        }
+        assert!(!Arc::ptr_eq(here.stream(Interest::Write), &here.streams[0]));
+        assert_eq!(here.write(&[2]).unwrap(), 1);
+        there.streams[1].set_nonblocking(false).unwrap();
+        let mut first = [0];
+        (&*there.streams[1]).read_exact(&mut first).unwrap();
+        assert_eq!(first, [2]);
+    }
+
+    #[test]
+    fn end_of_any_stream_is_the_end_of_the_lane_when_it_is_its_turn() {
+        let [mut here, mut there] = pair(2);
+        there.read = Turn { stream: 1, done: 0 };
+        here.written = there.read;
+        here.streams[1].shutdown(std::net::Shutdown::Both).unwrap();
+        let end = loop {
+            match there.read(&mut [0; 8]) {
+                Ok(0) => {}
+                other => break other,
+            }
+        };
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -28,9 +28,10 @@ use super::super::layout::Layout;
 use super::super::mesh::Failure;
 use super::super::transport::shm::Board;
 use super::super::wait::{Interrupted, Patience};
-use super::{INLINE, LaneRoad, finish_small, small_input};
+use super::{LaneRoad, choose, finish_small, small_input};
 use crate::error::ErrorKind;
 use crate::store::Store;
+use crate::tuning::{Algorithm, Plan};
 use agree::{Bring, Heard};
 use chain::Chain;
 use floor::Floor;
@@ -46,13 +47,14 @@ pub(crate) struct HostsRoad {
     road: LaneRoad,
     store: Arc<dyn Store>,
     plan: Plan,
+    terms: Terms,
     /// The streams of `road` inside this host are in this one's memory, which goes with it.
     _streams: Option<Board>,
 }
 
 /// Whether the ranks of every host have a board.
 #[derive(Clone, Copy)]
-enum Plan {
+enum Terms {
     /// Nobody has asked yet.
     Unknown,
     /// They have.
@@ -88,6 +90,7 @@ impl HostsRoad {
         layout: Layout,
         boards: Boards,
         road: LaneRoad,
+        plan: Plan,
         store: Arc<dyn Store>,
     ) -> Result<Self, Failure> {
         let neighbours = layout.neighbours();
@@ -104,14 +107,15 @@ impl HostsRoad {
             chain: Chain::default(),
             road,
             store,
-            plan: Plan::Unknown,
+            plan,
+            terms: Terms::Unknown,
             _streams: boards.streams,
         })
     }
 
     /// Asks whether every host has a board: once, by the first operation, so that nobody waits for
     /// another host when a group is made.
-    fn plan(&mut self, patience: &mut Patience<'_>) -> Result<Plan, Failure> {
+    fn terms(&mut self, patience: &mut Patience<'_>) -> Result<Terms, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
         let keys: Vec<String> = several.iter().map(|&host| board_key(host)).collect();
@@ -130,8 +134,8 @@ impl HostsRoad {
                 return Err(Failure::Late(absent.collect()));
             }
             match self.store.multi_get(&keys, GLANCE) {
-                Ok(values) if values.iter().all(|value| value == b"1") => return Ok(Plan::Nested),
-                Ok(_) => return Ok(Plan::Flat),
+                Ok(values) if values.iter().all(|value| value == b"1") => return Ok(Terms::Nested),
+                Ok(_) => return Ok(Terms::Flat),
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(Failure::Store(error)),
             }
@@ -145,10 +149,10 @@ impl HostsRoad {
         place: Place,
         patience: &mut Patience<'_>,
     ) -> Result<(), Failure> {
-        if matches!(self.plan, Plan::Unknown) {
-            self.plan = self.plan(patience)?;
+        if matches!(self.terms, Terms::Unknown) {
+            self.terms = self.terms(patience)?;
         }
-        if matches!(self.plan, Plan::Flat) {
+        if matches!(self.terms, Terms::Flat) {
             return self.road.perform(step, place, patience);
         }
         let Step {
@@ -156,12 +160,21 @@ impl HostsRoad {
             lists,
             mut collective,
         } = step;
-        let room = INLINE / place.size;
+        let in_order = self.layout.is_in_order();
+        let reduces = matches!(
+            collective,
+            Collective::AllReduce { .. }
+                | Collective::Reduce { .. }
+                | Collective::ReduceScatter { .. }
+        );
+        let choice = choose(&self.plan, &collective, place, |algorithm| {
+            algorithm != Algorithm::Nested || in_order || !reduces
+        });
+        let goes_along = choice == Algorithm::Notice;
         let listed: Vec<u8>;
-        let is_small = small_input(&collective, place, room).is_some();
         let brought = if !has_lists(notice.op) {
-            let own = small_input(&collective, place, room).unwrap_or(&[]);
-            (bring(&collective, is_small), own)
+            let own = small_input(&collective, place).filter(|_| goes_along);
+            (bring(&collective, goes_along), own.unwrap_or(&[]))
         } else {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
             (Bring::List, &listed[..])
@@ -173,20 +186,22 @@ impl HostsRoad {
         };
         let heard = &mut self.heard;
         heard.exchange(&mut ways, place, notice, brought, patience)?;
-        if is_small {
+        if goes_along {
             let inline = |rank| heard.of(rank);
             return finish_small(&mut collective, place, inline, ways.lanes);
         }
-        let in_order = self.layout.is_in_order();
+        if choice != Algorithm::Nested {
+            return self.road.carry_out(collective, place, patience);
+        }
         match collective {
-            Collective::AllReduce { data, by } if in_order => {
+            Collective::AllReduce { data, by } => {
                 self.chain.all_reduce(&mut ways, place, data, by, patience)
             }
-            Collective::Reduce { data, by, root } if in_order => {
+            Collective::Reduce { data, by, root } => {
                 let chain = &mut self.chain;
                 chain.reduce(&mut ways, place, data, by, root, patience)
             }
-            Collective::ReduceScatter { inputs, output, by } if in_order => {
+            Collective::ReduceScatter { inputs, output, by } => {
                 let chain = &mut self.chain;
                 chain.reduce_scatter(&mut ways, place, &inputs, output, by, patience)
             }
@@ -206,10 +221,10 @@ fn board_key(host: usize) -> String {
     format!("board/{host}")
 }
 
-/// What each rank brings to the agreement on this, if it is done with that.
-fn bring(collective: &Collective<'_>, is_small: bool) -> Bring {
+/// What each rank brings to the agreement on this, if its data go along.
+fn bring(collective: &Collective<'_>, goes_along: bool) -> Bring {
     match collective {
-        _ if !is_small => Bring::Nothing,
+        _ if !goes_along => Bring::Nothing,
         Collective::AllReduce { data, .. } => Bring::Each(data.len()),
         Collective::Broadcast { data, root } => Bring::One(*root, data.bytes().len()),
         Collective::AllGather { input, .. } => Bring::Each(input.len()),

@@ -1,0 +1,99 @@
+//! The table that is in force unless somebody says otherwise.
+
+use super::{Algorithm, Choice, Pattern, Topology};
+use Algorithm::{Chain, Exchange, Nested, Notice, Shares, Slots, Whole};
+use Pattern::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+};
+use Topology::{Hosts, Memory, Sockets};
+
+/// More streams share the one link that was measured, and its two cores.
+pub(super) const STREAMS: usize = 1;
+
+/// For any number of ranks and bytes.
+const fn always(pattern: Pattern, topology: Topology, algorithm: Algorithm) -> Choice {
+    Choice {
+        pattern,
+        topology,
+        ranks: None,
+        bytes: None,
+        algorithm,
+    }
+}
+
+/// For at most so many bytes, whatever the ranks.
+const fn up_to(bytes: usize, pattern: Pattern, topology: Topology, algorithm: Algorithm) -> Choice {
+    Choice {
+        bytes: Some(bytes),
+        ..always(pattern, topology, algorithm)
+    }
+}
+
+/// For at most so many ranks and bytes.
+const fn among(
+    ranks: usize,
+    bytes: usize,
+    pattern: Pattern,
+    topology: Topology,
+    algorithm: Algorithm,
+) -> Choice {
+    Choice {
+        ranks: Some(ranks),
+        ..up_to(bytes, pattern, topology, algorithm)
+    }
+}
+
+const K: usize = 1 << 10;
+
+#[rustfmt::skip]
+pub(super) const CHOICES: &[Choice] = &[
+    // Two ranks read as much of each other either way.
+    among(2, 64 * K, AllReduce,     Memory,  Whole),
+    up_to(   16 * K, AllReduce,     Memory,  Whole),
+    always(          AllReduce,     Memory,  Shares),
+    always(          Reduce,        Memory,  Shares),
+    always(          ReduceScatter, Memory,  Slots),
+    always(          Broadcast,     Memory,  Slots),
+    always(          AllGather,     Memory,  Slots),
+    always(          AllToAll,      Memory,  Slots),
+    always(          Gather,        Memory,  Slots),
+    always(          Scatter,       Memory,  Slots),
+    always(          Barrier,       Memory,  Notice),
+
+    // With the notices every rank sends what all of them brought.
+    among(2, 16 * K, AllReduce,     Sockets, Notice),
+    among(4,  8 * K, AllReduce,     Sockets, Notice),
+    among(8,  4 * K, AllReduce,     Sockets, Notice),
+    up_to(        K, AllReduce,     Sockets, Notice),
+    always(          AllReduce,     Sockets, Exchange),
+    always(          Reduce,        Sockets, Exchange),
+    always(          ReduceScatter, Sockets, Exchange),
+    up_to(   16 * K, Broadcast,     Sockets, Notice),
+    always(          Broadcast,     Sockets, Chain),
+    up_to(   32 * K, AllGather,     Sockets, Notice),
+    always(          AllGather,     Sockets, Exchange),
+    always(          AllToAll,      Sockets, Exchange),
+    always(          Gather,        Sockets, Exchange),
+    always(          Scatter,       Sockets, Exchange),
+    always(          Barrier,       Sockets, Notice),
+
+    among(4,  8 * K, AllReduce,     Hosts,   Notice),
+    among(8,  4 * K, AllReduce,     Hosts,   Notice),
+    up_to(        K, AllReduce,     Hosts,   Notice),
+    always(          AllReduce,     Hosts,   Nested),
+    always(          AllReduce,     Hosts,   Exchange),
+    always(          Reduce,        Hosts,   Nested),
+    always(          Reduce,        Hosts,   Exchange),
+    always(          ReduceScatter, Hosts,   Nested),
+    always(          ReduceScatter, Hosts,   Exchange),
+    up_to(   16 * K, Broadcast,     Hosts,   Notice),
+    always(          Broadcast,     Hosts,   Nested),
+    always(          Broadcast,     Hosts,   Chain),
+    up_to(   32 * K, AllGather,     Hosts,   Notice),
+    always(          AllGather,     Hosts,   Nested),
+    always(          AllGather,     Hosts,   Exchange),
+    always(          AllToAll,      Hosts,   Exchange),
+    always(          Gather,        Hosts,   Exchange),
+    always(          Scatter,       Hosts,   Exchange),
+    always(          Barrier,       Hosts,   Notice),
+];

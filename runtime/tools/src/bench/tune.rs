@@ -1,0 +1,215 @@
+//! Which algorithm is best for what on this machine: every one is measured at every size, by turns.
+//!
+//! Each measurement is this program again, with `RCOMM_TUNING` naming the one algorithm. Sockets are tried
+//! out with `RCOMM_TRANSPORT=tcp`; several hosts by giving the ranks of one machine two host ids.
+
+use super::cli::TuneArgs;
+use anyhow::{Context, bail, ensure};
+use rcomm::tuning::{Algorithm, Choice, Pattern, Topology};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::process::{Command, Stdio};
+
+/// The program's answer, as far as it is needed here.
+#[derive(Deserialize)]
+struct Answer {
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    op: String,
+    bytes: usize,
+    p50_us: f64,
+}
+
+/// Best time of each size.
+type Times = BTreeMap<usize, f64>;
+
+/// Measures, or prints what is in force.
+pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
+    let config = rcomm::Config::from_environment()?;
+    if args.print {
+        write!(std::io::stdout().lock(), "{}", config.tuning)?;
+        return Ok(());
+    }
+    ensure!(
+        args.min_bytes <= args.max_bytes,
+        "the smallest size, {}, is above the largest, {}",
+        args.min_bytes,
+        args.max_bytes
+    );
+    let mut table = String::from(
+        "# Written by rcomm-bench tune. A line counts for at most so many ranks and bytes.\n\
+         # operation     topology  ranks  bytes  algorithm\n",
+    );
+    let mut ranks = args.ranks.clone();
+    ranks.sort_unstable();
+    for &topology in &args.topologies {
+        for &ranks in &ranks {
+            if topology == Topology::Hosts && ranks.get() < 3 {
+                // Two hosts of which none has two ranks are sockets.
+                continue;
+            }
+            for choice in measure(args, topology, ranks)? {
+                table.push_str(&format!("{choice}\n"));
+            }
+        }
+    }
+    match &args.output {
+        Some(path) => std::fs::write(path, table)
+            .with_context(|| format!("failed to write {}", path.display()))?,
+        None => std::io::stdout().lock().write_all(table.as_bytes())?,
+    }
+    Ok(())
+}
+
+/// The best choices for so many ranks, operation by operation.
+fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Result<Vec<Choice>> {
+    let patterns = Pattern::ALL.iter().copied();
+    let patterns = patterns.filter(|&pattern| Algorithm::of(pattern, topology).len() > 1);
+    let mut choices = Vec::new();
+    for pattern in patterns {
+        let algorithms = Algorithm::of(pattern, topology);
+        let mut times = vec![Times::new(); algorithms.len()];
+        for _ in 0..args.rounds.get() {
+            for (&algorithm, times) in algorithms.iter().zip(&mut times) {
+                for row in time(args, pattern, topology, ranks, algorithm)? {
+                    let best = times.entry(row.bytes).or_insert(f64::INFINITY);
+                    *best = best.min(row.p50_us);
+                }
+            }
+        }
+        let measured = cut(&times);
+        for (at, bytes) in measured {
+            choices.push(Choice {
+                pattern,
+                topology,
+                ranks: Some(ranks.get() as usize),
+                bytes,
+                algorithm: algorithms[at],
+            });
+        }
+    }
+    Ok(choices)
+}
+
+/// One algorithm at all sizes.
+fn time(
+    args: &TuneArgs,
+    pattern: Pattern,
+    topology: Topology,
+    ranks: NonZeroU32,
+    algorithm: Algorithm,
+) -> anyhow::Result<Vec<Row>> {
+    let program = std::env::current_exe().context("failed to find this program's own file")?;
+    let mut command = Command::new(program);
+    command
+        .arg(pattern.name())
+        .args(["--format", "json", "--ranks", &ranks.to_string()])
+        .args(["--min-bytes", &args.min_bytes.to_string()])
+        .args(["--max-bytes", &args.max_bytes.to_string()])
+        .args(["--time", &format!("{}us", args.time.as_micros())])
+        .env(
+            "RCOMM_TUNING",
+            format!("{pattern} {topology} any any {algorithm}"),
+        )
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
+    match topology {
+        Topology::Sockets => command.env("RCOMM_TRANSPORT", "tcp"),
+        Topology::Hosts => command.env(super::ranks::HOSTS, "2"),
+        _ => command.env("RCOMM_TRANSPORT", "shm"),
+    };
+    let what = || format!("{pattern} over {topology} by {algorithm} among {ranks} ranks");
+    let output = command
+        .output()
+        .with_context(|| format!("failed to measure {}", what()))?;
+    if !output.status.success() {
+        bail!("failed to measure {}: {}", what(), output.status);
+    }
+    let answer: Answer = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("failed to read the times of {}", what()))?;
+    let rows = answer.rows.into_iter();
+    Ok(rows.filter(|row| row.op == pattern.name()).collect())
+}
+
+/// Cuts the sizes into ranges, one for each algorithm in their order or none, so that the times of all sizes
+/// together, each beside the best of its size, are least. Gives algorithms with the last size of each.
+fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
+    let sizes: Vec<usize> = times[0].keys().copied().collect();
+    let cost = |algorithm: usize, size: usize| {
+        let best = times
+            .iter()
+            .map(|times| times[&size])
+            .fold(f64::INFINITY, f64::min);
+        (times[algorithm][&size] / best).ln()
+    };
+    // For each algorithm: the least cost of the sizes so far if it has the last of them, and whose each is.
+    let mut least: Vec<(f64, Vec<usize>)> = vec![(0.0, Vec::new()); times.len()];
+    for &size in &sizes {
+        let before = least.clone();
+        for (algorithm, (sum, whose)) in least.iter_mut().enumerate() {
+            let reachable = before[..=algorithm].iter();
+            let (cheapest, path) = reachable
+                .min_by(|one, other| one.0.total_cmp(&other.0))
+                .cloned()
+                .unwrap_or_default();
+            *sum = cheapest + cost(algorithm, size);
+            *whose = path;
+            whose.push(algorithm);
+        }
+    }
+    let best = least
+        .into_iter()
+        .min_by(|one, other| one.0.total_cmp(&other.0));
+    let whose = best.map(|(_, whose)| whose).unwrap_or_default();
+    let mut cuts: Vec<(usize, Option<usize>)> = Vec::new();
+    for (&algorithm, &size) in whose.iter().zip(&sizes) {
+        match cuts.last_mut() {
+            Some((last, most)) if *last == algorithm => *most = Some(size),
+            _ => cuts.push((algorithm, Some(size))),
+        }
+    }
+    if let Some((_, most)) = cuts.last_mut() {
+        *most = None;
+    }
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(of: &[f64]) -> Times {
+        (0..).map(|at| 1 << at).zip(of.iter().copied()).collect()
+    }
+
+    #[test]
+    fn sizes_are_cut_where_another_algorithm_becomes_better() {
+        let small = times(&[1.0, 1.0, 4.0, 8.0]);
+        let large = times(&[2.0, 2.0, 2.0, 2.0]);
+        assert_eq!(cut(&[small, large]), [(0, Some(2)), (1, None)]);
+    }
+
+    #[test]
+    fn one_size_that_was_disturbed_makes_no_cut() {
+        let small = times(&[1.0, 1.1, 1.0, 4.0]);
+        let large = times(&[2.0, 1.0, 2.0, 2.0]);
+        assert_eq!(cut(&[small, large]), [(0, Some(4)), (1, None)]);
+    }
+
+    #[test]
+    fn algorithm_that_is_never_better_gets_nothing() {
+        let one = times(&[1.0, 2.0]);
+        let never = times(&[3.0, 3.0]);
+        let other = times(&[2.0, 1.0]);
+        assert_eq!(
+            cut(&[one.clone(), never.clone(), other]),
+            [(0, Some(1)), (2, None)]
+        );
+        assert_eq!(cut(&[one, never]), [(0, None)]);
+    }
+}

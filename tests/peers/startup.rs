@@ -1,0 +1,226 @@
+//! How long ranks take to find each other, and to make a group, beside PyTorch with gloo.
+//!
+//! `cargo run --release -p rcomm-tests --bin peers-startup [-- --ranks 2,8,32]`, with `RCOMM_TEST_PYTHON`
+//! naming a Python that has torch; without, ours is measured alone and the program says so. Every rank is
+//! a process. Told are: the time from the word to all of them, which are up and have loaded what they need,
+//! until the last has its world; and the time of a group of all ranks, on the slowest, several times in
+//! each job. Jobs of both kinds take turns.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+use rcomm::{Config, GroupOptions, World};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Role>,
+    /// Numbers of ranks.
+    #[arg(long, value_delimiter = ',', default_value = "2,8,32")]
+    ranks: Vec<u32>,
+    /// How often each job is started.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// One rank: says that it is up, waits for a line, and then says how long everything took.
+    Rank,
+}
+
+/// Groups that each job makes.
+const GROUPS: usize = 20;
+
+const PYTORCH: &str = r#"
+import sys, time, datetime
+import torch, torch.distributed as dist
+print("up", flush=True)
+sys.stdin.readline()
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+print(time.time(), flush=True)
+times = []
+for _ in range(20):
+    dist.barrier()
+    then = time.perf_counter()
+    dist.new_group(list(range(dist.get_world_size())))
+    times.append(time.perf_counter() - then)
+print(*times, flush=True)
+sys.stdin.readline()
+"#;
+
+fn now() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0.0, |now| now.as_secs_f64())
+}
+
+/// What a rank of ours does.
+fn rank() -> Result<()> {
+    let mut word = String::new();
+    println!("up");
+    std::io::stdin().read_line(&mut word)?;
+    let world = World::init(Config::from_environment()?)?;
+    println!("{}", now());
+    let all: Vec<u32> = (0..world.size()).collect();
+    let (mut times, mut kept) = (Vec::new(), Vec::new());
+    for at in 0..GROUPS {
+        world.group().barrier()?;
+        let options = GroupOptions::named(format!("group {at}"));
+        let then = Instant::now();
+        let group = world.new_group(&all, &options)?;
+        times.push(then.elapsed().as_secs_f64().to_string());
+        kept.push(group);
+    }
+    println!("{}", times.join(" "));
+    std::io::stdin().read_line(&mut word)?;
+    world.shutdown()?;
+    Ok(())
+}
+
+/// A process of a job, and the lines that it writes.
+struct Member {
+    process: Child,
+    stdin: ChildStdin,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Member {
+    fn start(mut command: Command) -> Result<Self> {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let stdin = process.stdin.take().context("standard input is piped")?;
+        let stdout = process.stdout.take().context("standard output is piped")?;
+        Ok(Self {
+            process,
+            stdin,
+            lines: BufReader::new(stdout),
+        })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.lines.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "a rank ended before it was done");
+        Ok(line)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // One that has ended already cannot be killed, and need not.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Seconds until the last rank had its world, and until the slowest had each group.
+fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut members = Vec::new();
+    for rank in 0..ranks {
+        let mut command = command();
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_RUN_ID", format!("startup-{port}"))
+            .env("GLOO_SOCKET_IFNAME", "lo");
+        members.push(Member::start(command)?);
+    }
+    for member in &mut members {
+        member.line()?;
+    }
+    let word = now();
+    for member in &mut members {
+        member.stdin.write_all(b"go\n")?;
+    }
+    let mut last: f64 = 0.0;
+    for member in &mut members {
+        last = last.max(member.line()?.trim().parse()?);
+    }
+    let mut groups = vec![0.0f64; GROUPS];
+    for member in &mut members {
+        for (slowest, time) in groups.iter_mut().zip(member.line()?.split_whitespace()) {
+            *slowest = slowest.max(time.parse()?);
+        }
+    }
+    for member in &mut members {
+        member.stdin.write_all(b"end\n")?;
+    }
+    for member in &mut members {
+        member.process.wait()?;
+    }
+    Ok((last - word, groups))
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if matches!(arguments.command, Some(Role::Rank)) {
+        return rank();
+    }
+    let program = std::env::current_exe()?;
+    let ours = || {
+        let mut command = Command::new(&program);
+        command.arg("rank");
+        command
+    };
+    let python = std::env::var("RCOMM_TEST_PYTHON").ok();
+    if python.is_none() {
+        eprintln!("PyTorch was not measured: RCOMM_TEST_PYTHON names no Python");
+    }
+    println!("ms: median (least, greatest) of {} jobs", arguments.rounds);
+    println!("{:<8}{:>6}{:>30}{:>30}", "", "ranks", "init", "new_group");
+    for &ranks in &arguments.ranks {
+        let mut of_peers = [
+            ("rcomm", Vec::new(), Vec::new()),
+            ("torch", Vec::new(), Vec::new()),
+        ];
+        for _ in 0..arguments.rounds {
+            let (init, mut groups) = job(ranks, ours)?;
+            of_peers[0].1.push(init);
+            of_peers[0].2.push(median(&mut groups));
+            if let Some(python) = &python {
+                let theirs = || {
+                    let mut command = Command::new(python);
+                    command.args(["-c", PYTORCH]).stderr(Stdio::null());
+                    command
+                };
+                let (init, mut groups) = job(ranks, theirs)?;
+                of_peers[1].1.push(init);
+                of_peers[1].2.push(median(&mut groups));
+            }
+        }
+        for (name, mut init, mut groups) in of_peers {
+            if init.is_empty() {
+                continue;
+            }
+            let spread = |values: &mut Vec<f64>| {
+                let middle = median(values) * 1e3;
+                let (least, most) = (values[0] * 1e3, values[values.len() - 1] * 1e3);
+                format!("{middle:.2} ({least:.2}, {most:.2})")
+            };
+            println!(
+                "{name:<8}{ranks:>6}{:>30}{:>30}",
+                spread(&mut init),
+                spread(&mut groups)
+            );
+        }
+    }
+    Ok(())
+}

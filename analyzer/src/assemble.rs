@@ -118,6 +118,7 @@ fn finding(
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
         sentence: draft.sentence,
+        age_ms: draft.age_ms.filter(|_| case.policy.snapshot),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
         frames: draft.frames,
@@ -180,6 +181,7 @@ fn note_absences(
     let accused: BTreeSet<Rank> = drafts
         .iter()
         .flat_map(|(draft, _)| draft.culprits.iter().copied())
+        .chain(case.policy.silent.iter().copied())
         .collect();
     let absent = shortfall.absent.iter().copied();
     let absent: Vec<Rank> = absent.filter(|rank| !accused.contains(rank)).collect();

@@ -41,6 +41,8 @@ pub(crate) struct Draft {
     pub(crate) at: Option<Spot>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,
+    /// How long it has been so, ms, where the sentence says it.
+    pub(crate) age_ms: Option<f64>,
     pub(crate) evidence: Vec<Evidence>,
     pub(crate) ruled_out: Vec<String>,
     pub(crate) frames: Vec<FrameRef>,
@@ -63,6 +65,7 @@ impl Draft {
             at: None,
             cycle: Vec::new(),
             sentence,
+            age_ms: None,
             evidence: Vec::new(),
             ruled_out: Vec::new(),
             frames: Vec::new(),

@@ -1,7 +1,9 @@
 //! One finding: what is wrong, who is to blame, and the proof.
 
+use crate::case::name_time;
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 macro_rules! codes {
@@ -186,6 +188,10 @@ pub struct Finding {
     pub cycle: Vec<Rank>,
     /// The finding in one sentence, with the facts.
     pub sentence: String,
+    /// How long it has been so, ms, where the sentence of a look at a running job says it: while nothing
+    /// else changes, that grows ([`Finding::sentence_after`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<f64>,
     /// The few records that prove it.
     pub evidence: Vec<Evidence>,
     /// What was considered and is not so, with the reason.
@@ -198,4 +204,27 @@ pub struct Finding {
     pub diff: Vec<String>,
     /// What to do now.
     pub next: String,
+}
+
+impl Finding {
+    /// The sentence so much later, ms, while nothing changed but the time.
+    pub fn sentence_after(&self, later_ms: f64) -> Cow<'_, str> {
+        let Some(age_ms) = self.age_ms else {
+            return Cow::Borrowed(&self.sentence);
+        };
+        let (then, now) = (name_time(age_ms), name_time(age_ms + later_ms));
+        let whole_word = |&(at, _): &(usize, &str)| {
+            let before = self.sentence[..at].chars().next_back();
+            let after = self.sentence[at + then.len()..].chars().next();
+            !before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '.')
+                && !after.is_some_and(char::is_alphanumeric)
+        };
+        match self.sentence.match_indices(&then).find(whole_word) {
+            Some((at, _)) => {
+                let after = &self.sentence[at + then.len()..];
+                Cow::Owned(format!("{}{now}{after}", &self.sentence[..at]))
+            }
+            None => Cow::Borrowed(&self.sentence),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What an analysis takes for granted.
 
+use rcomm_recorder::model::Rank;
 use std::time::Duration;
 
 /// Parameters of an analysis. Now is one of them: the analysis itself reads no clock.
@@ -17,6 +18,10 @@ pub struct Policy {
     pub overdue: Duration,
     /// Ranks that should be there, where something else than the dumps tells (a scheduler, a flag).
     pub world_size: Option<u32>,
+    /// Ranks whose record is not given since they no longer answer: a live view says so itself.
+    pub silent: Vec<Rank>,
+    /// Of each record the newest so many operations were given, whatever the ring holds; `None` = all.
+    pub newest: Option<usize>,
     /// How many of a finding's victims are listed before the list is cut.
     pub max_victims: usize,
     /// From which share of the job's time on a straggler is worth a warning, 0..1.
@@ -30,6 +35,8 @@ impl Default for Policy {
             snapshot: false,
             overdue: Duration::from_secs(5),
             world_size: None,
+            silent: Vec::new(),
+            newest: None,
             max_victims: 64,
             straggler_share: 0.02,
         }

@@ -9,7 +9,7 @@ use crate::source::{Liveness, Observation, Poll, Seen};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
@@ -114,7 +114,7 @@ impl RecordingWriter {
                 {
                     continue;
                 }
-                let blob = cut(dump).to_json();
+                let blob = dump.newest(WINDOW).to_json();
                 self.last.insert(key, dump.clone());
                 records.push(RecordHead {
                     rank: view.rank,
@@ -148,16 +148,6 @@ impl RecordingWriter {
         serde_json::to_writer(&mut self.out, value)?;
         self.out.write_all(b"\n")
     }
-}
-
-/// The newest operations, and older ones that are pending.
-fn cut(dump: &Dump) -> Dump {
-    let mut dump = dump.clone();
-    let open = |e: &Entry| e.state < EntryState::Completed && !e.retired;
-    let first_open = dump.entries.iter().position(open).unwrap_or(usize::MAX);
-    let beyond = dump.entries.len().saturating_sub(WINDOW).min(first_open);
-    dump.entries.drain(..beyond);
-    dump
 }
 
 /// Reads a recording, frame by frame.

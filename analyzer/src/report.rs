@@ -141,7 +141,7 @@ pub struct RankReport {
     pub lost: u64,
     /// Its newest recorded call, in words (`all_gather #48211 on tp`).
     pub last_call: Option<String>,
-    /// Median arrival lag over all its groups, ms.
+    /// Median arrival lag in the group where that is largest, ms.
     pub lag_p50_ms: Option<f64>,
     /// Share of the job's time that others spent waiting for it, 0..1.
     pub lag_share: Option<f64>,

@@ -41,7 +41,7 @@ impl Anchor {
 /// How a [`Watch`] paces itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks at a source, unless looking keeps a core busy for more than a fortieth of that;
+    /// Between two looks at a source, unless looking keeps a core busy for more than a fiftieth of that;
     /// then longer, until something that was pending may have become overdue.
     pub refresh: Duration,
     /// How long one look may take.
@@ -182,9 +182,9 @@ fn look_on(
         if read && source.is_still() {
             return;
         }
-        // Looking may cost at most a fortieth of a core, however many ranks there are. Waiting for an
+        // Looking may cost at most its share of a core, however many ranks there are. Waiting for an
         // answer costs nothing: ranks that answer late are not to be asked more rarely.
-        let rested = began + pace.refresh.max(cost * 40);
+        let rested = began + pace.refresh.max(cost * SHARE);
         if orders.rest(anchor, began + pace.refresh, rested) {
             return;
         }
@@ -234,8 +234,8 @@ fn judge_on(
         let at = anchor.moment();
         let rest = match live.urgency(at) {
             Urgency::No => None,
-            // Judging, too, takes at most a fortieth of a core, unless it matters.
-            Urgency::Usual => Some(40),
+            // Judging, too, takes at most its share of a core, unless it matters.
+            Urgency::Usual => Some(SHARE),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
         };
@@ -256,6 +256,9 @@ fn judge_on(
         orders.tell(|told| told.look = look);
     }
 }
+
+/// Looking at a source takes one part of a core in so many, and so does judging.
+const SHARE: u32 = 50;
 
 /// The shortest pause between two rounds of the judge.
 const MOMENT: Duration = Duration::from_millis(10);
@@ -347,7 +350,7 @@ mod tests {
         };
         let source = Box::new(Waiting(sender));
         let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {}).expect("threads");
-        // Forty times what it waits would be longer than this.
+        // Fifty times what it waits would be longer than this.
         let deadline = Duration::from_secs(20);
         for _ in 0..3 {
             receiver.recv_timeout(deadline).expect("it is asked again");

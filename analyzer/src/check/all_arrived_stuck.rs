@@ -69,6 +69,7 @@ fn draft(case: &Case<'_>, place: usize) -> Draft {
         case.group_name(spot.group)
     );
     let mut draft = Draft::new(Code::E135, sentence);
+    draft.age_ms = case.waited_ms(place);
     draft.confidence = 0.7;
     draft.evidence = case.evidence_of_place(place, 2);
     draft.ruled_out = vec![

@@ -148,6 +148,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
         if culprits.len() == 1 { "it" } else { "them" },
     );
     let mut draft = Draft::new(Code::E102, sentence);
+    draft.age_ms = case.waited_ms(place);
     // Had it been inside, and the operation stuck, the others would have left the same records.
     draft.confidence = 0.5;
     if nodes.len() > 1 {

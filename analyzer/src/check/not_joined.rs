@@ -79,6 +79,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         sentence.push_str(&format!("; {}", case.last_seen(record)));
     }
     let mut draft = Draft::new(Code::E101, sentence);
+    draft.age_ms = case.waited_ms(place);
     draft.confidence = confidence(case, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued one that nobody else would.

@@ -288,6 +288,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         sentence.push_str(&format!("; {}", case.last_seen(there)));
     }
     let mut draft = Draft::new(Code::E120, sentence);
+    draft.age_ms = case.waited_ms(place);
     draft.confidence = if possible { 0.5 } else { 0.9 };
     draft.evidence.push(case.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {

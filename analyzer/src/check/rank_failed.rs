@@ -121,6 +121,7 @@ fn gone_draft(case: &Case<'_>, node: Node) -> Option<Draft> {
             case.last_seen(record)
         ),
     );
+    draft.age_ms = case.waited_ms(place);
     draft.confidence = 0.97;
     draft.culprits = vec![rank];
     draft.evidence = case.evidence_of_place(place, 2);

@@ -41,7 +41,10 @@ fn short_rings(case: &Case<'_>) -> Option<Draft> {
         .collect();
     let mut short: Vec<&Record> = Vec::new();
     let mut needed: Option<u64> = None;
-    for record in case.aligned.records.iter().filter(|one| one.wrapped()) {
+    // Where not all was given, nothing can be said of what the ring has.
+    let newest = case.policy.newest.unwrap_or(usize::MAX);
+    let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
+    for record in case.aligned.records.iter().filter(wrapped) {
         let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
         needed = needed.max(step);
         if step.is_some() || front_is_lost(record) || asked.contains(&record.rank) {

@@ -1,7 +1,7 @@
 //! [`Live`]: when the records are judged again, and what goes into a snapshot.
 
 use super::kept::{Horizon, Kept};
-use super::seen::{self, Watched};
+use super::seen::{self, Gone, Watched};
 use super::views::collected_views;
 use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::finding::{Code, Finding, Severity};
@@ -60,8 +60,7 @@ impl Live {
 
     /// Takes in what the source of this number saw.
     pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
-        let budget = self.options.entry_budget;
-        self.changed |= self.kept.observe(source, poll, at, budget);
+        self.changed |= self.kept.observe(source, poll, at, &self.options);
     }
 
     /// How soon [`Live::refresh`] has something new to say.
@@ -142,6 +141,8 @@ impl Live {
         policy.now_ns = self.horizon(at, &self.silent).map(|seen| seen.ns);
         let told = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
         policy.world_size = told.chain(policy.world_size).max();
+        policy.newest = self.kept.newest;
+        policy.silent = self.silent.iter().copied().collect();
         let overdue_ns = self.overdue_ns();
         for slot in self.kept.slots.values_mut() {
             slot.take_signs(overdue_ns);
@@ -175,9 +176,12 @@ impl Live {
         let watched: Vec<Watched> = self.kept.communicators().cloned().collect();
         seen::remark(&watched, &mut ranks);
         let ranks: Arc<[RankView]> = ranks.into();
-        self.add_seen(&mut report, &watched, &ranks, at);
+        let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
+        let more_in = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
         self.number += 1;
         self.remember(at, policy.now_ns, &watched);
+        let more = more_in.map(|more_in| at.elapsed + more_in);
+        self.due = self.due.into_iter().chain(more).min();
         let sources = self.kept.feeds.iter().map(|feed| SourceStatus {
             silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
             ..feed.status.clone()
@@ -214,8 +218,15 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings that no record tells.
-    fn add_seen(&self, report: &mut Report, watched: &[Watched], ranks: &[RankView], at: Moment) {
+    /// Adds the findings that no record tells; returns in what time there may be one more.
+    fn add_seen(
+        &self,
+        report: &mut Report,
+        watched: &[Watched],
+        ranks: &[RankView],
+        at: Moment,
+        now_ns: i64,
+    ) -> Option<Duration> {
         let is_error = |finding: &Finding| finding.severity == Severity::Error;
         let explained = report.findings.iter().any(is_error);
         let overdue = self.options.policy.overdue;
@@ -233,7 +244,13 @@ impl Live {
                     _ => false,
                 }
         };
-        let library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
+        let mut library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
+        let gone = match self.options.policy.snapshot {
+            true => seen::gone(ranks, &failed, now_ns, overdue),
+            false => Gone::default(),
+        };
+        let finding = gone.finding.map(|finding| consequence(report, finding));
+        library.extend(finding);
         let unsettled = matches!(
             report.verdict,
             Verdict::Healthy | Verdict::Running | Verdict::Inconclusive
@@ -249,5 +266,21 @@ impl Live {
             .zip(more)
             .map(|(id, finding)| Finding { id, ..finding });
         report.findings.extend(numbered);
+        report.findings.sort_by_key(|finding| finding.severity);
+        gone.more_in
+    }
+}
+
+/// A rank that died while it waited for what another one is the cause of is told under that cause.
+fn consequence(report: &Report, gone: Finding) -> Finding {
+    let root = report
+        .findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
+    let waits = |rank: &Rank| report.waits.iter().any(|wait| wait.rank == *rank);
+    let waited = gone.culprit_ranks.iter().all(waits);
+    Finding {
+        caused_by: root.filter(|_| waited).map(|root| root.id),
+        ..gone
     }
 }

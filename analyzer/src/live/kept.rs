@@ -1,7 +1,7 @@
 //! What each source saw last: its records, and when it was looked at.
 
 use super::seen::Watched;
-use super::{Moment, SourceStatus};
+use super::{LiveOptions, Moment, SourceStatus};
 use crate::report::Problem;
 use crate::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
@@ -92,6 +92,8 @@ pub(super) struct Kept {
     pub(super) feeds: Vec<Feed>,
     /// Members of groups, once however many ranks tell them.
     members: HashSet<Arc<[Rank]>>,
+    /// How many operations of a record were kept at the last look.
+    pub(super) newest: Option<usize>,
 }
 
 impl Kept {
@@ -110,13 +112,13 @@ impl Kept {
     }
 
     /// Takes in what a source saw; true if there is anything new. Of each record at most its share of
-    /// `budget` operations is kept.
+    /// the operations that may be kept is kept.
     pub(super) fn observe(
         &mut self,
         source: usize,
         poll: Result<Poll, SourceError>,
         at: Moment,
-        budget: usize,
+        options: &LiveOptions,
     ) -> bool {
         let Some(feed) = self.feeds.get_mut(source) else {
             return false;
@@ -152,7 +154,10 @@ impl Kept {
             self.slots.retain(|&(_, of, _), _| of != source);
         }
         let records = self.slots.len().max(poll.observations.len()).max(1);
-        let keep = (budget / records).clamp(64, 1 << 20);
+        let keep = (options.entry_budget / records)
+            .max(64)
+            .min(options.record_budget);
+        self.newest = (keep < usize::MAX).then_some(keep);
         for observation in poll.observations {
             changed |= self.take(source, observation, at, keep);
         }
@@ -181,7 +186,7 @@ impl Kept {
                 as_of_ns
             }
             Seen::Changed(mut dump) => {
-                trim(&mut dump, keep);
+                dump.keep_newest(keep);
                 share(&mut self.members, &mut dump, slot.dump.as_deref());
                 let open = dump.entries.iter().filter(|entry| is_open(entry));
                 slot.open = open.map(|entry| entry.time_created_ns).collect();
@@ -288,19 +293,8 @@ impl Feed {
     }
 }
 
-fn is_open(entry: &Entry) -> bool {
+pub(super) fn is_open(entry: &Entry) -> bool {
     entry.state < EntryState::Completed && !entry.retired
-}
-
-/// Lets go of the oldest finished operations beyond the newest `keep`.
-pub(super) fn trim(dump: &mut Dump, keep: usize) {
-    let beyond = dump.entries.len().saturating_sub(keep);
-    let first_open = dump.entries.iter().position(is_open).unwrap_or(usize::MAX);
-    let cut = beyond.min(first_open);
-    if cut > 0 {
-        dump.entries.drain(..cut);
-        dump.entries.shrink_to_fit();
-    }
 }
 
 /// Gives the groups of a record the members that other records hold already.

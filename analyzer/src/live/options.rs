@@ -2,6 +2,7 @@
 
 use crate::policy::Policy;
 use crate::report::Report;
+use crate::source::NEWEST;
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub struct LiveOptions {
     /// How many operations are kept in memory over all ranks. Where rings hold more, the oldest
     /// finished ones are let go, and show as lost.
     pub entry_budget: usize,
+    /// How many operations of one record are kept at most.
+    pub record_budget: usize,
 }
 
 impl Default for LiveOptions {
@@ -37,6 +40,7 @@ impl Default for LiveOptions {
             },
             silent_after: Duration::from_secs(5),
             entry_budget: 1_000_000,
+            record_budget: NEWEST,
         }
     }
 }
@@ -48,6 +52,7 @@ impl LiveOptions {
         let mut options = Self {
             silent_after: Duration::MAX,
             entry_budget: usize::MAX,
+            record_budget: usize::MAX,
             ..Self::default()
         };
         options.policy.snapshot = false;

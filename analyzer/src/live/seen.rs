@@ -1,11 +1,16 @@
 //! Findings that no record tells: they are about who answers, and about what others say.
 
 use super::RankView;
+use super::kept::is_open;
+use crate::case::{name_ranks, name_time};
 use crate::finding::{Code, Finding};
 use crate::ras::{Behind, Communicator, Member, MemberState};
+use crate::source::Liveness;
 use crate::words::rank_set;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
+use rcomm_recorder::publish::{Dump, RingReader};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How sure launch counts alone make: they tell who is behind, not whether anybody waits.
@@ -36,6 +41,7 @@ fn found(
         caused_by: None,
         cycle: vec![],
         sentence,
+        age_ms: None,
         evidence: vec![],
         ruled_out: vec![],
         frames: vec![],
@@ -53,7 +59,7 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     let views = || ranks.iter().filter(|view| view.silent);
     let longest = views().filter_map(|view| view.silence).max();
     let why = views().find_map(|view| view.failure.clone());
-    let seconds = longest.unwrap_or_default().as_secs();
+    let age_ms = longest.unwrap_or_default().as_secs_f64() * 1e3;
     let subject = match culprits.as_slice() {
         [one] => format!("rank {one} has"),
         many => format!("{} ranks ({}) have", many.len(), rank_set(many, 6)),
@@ -65,8 +71,96 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
         _ => String::new(),
     };
     let next = format!("look whether the process lives{place}; its last record is shown as it was");
-    let sentence = format!("{subject} not answered for {seconds} s{reason}");
-    Some(found(Code::W150, 1.0, culprits, sentence, next))
+    let sentence = format!("{subject} not answered for {}{reason}", name_time(age_ms));
+    let finding = found(Code::W150, 1.0, culprits, sentence, next);
+    Some(Finding {
+        age_ms: Some(age_ms),
+        ..finding
+    })
+}
+
+/// What is found of processes that are gone.
+#[derive(Default)]
+pub(super) struct Gone {
+    pub(super) finding: Option<Finding>,
+    /// When the others will have gone on without one more of them for too long.
+    pub(super) more_in: Option<Duration>,
+}
+
+/// E150, where processes are gone that did not close their rings: those that were inside an operation,
+/// and those that the others have gone on without for so long. Ranks that `told` has are left out.
+///
+/// The records alone accuse a process that is gone only of what others wait for. A rank that waited
+/// itself, when it was killed, is not missed by anybody.
+pub(super) fn gone(
+    ranks: &[RankView],
+    told: &BTreeSet<Rank>,
+    now_ns: i64,
+    overdue: Duration,
+) -> Gone {
+    let others_live = ranks.iter().any(|view| view.liveness == Liveness::Alive);
+    let overdue_ns = i64::try_from(overdue.as_nanos()).unwrap_or(i64::MAX);
+    let mut culprits = Vec::new();
+    let mut inside = None;
+    let mut more_in = None;
+    for view in ranks {
+        let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
+        let died = view.liveness == Liveness::Dead;
+        let Some(dump) = view.dumps.iter().find(dead).filter(|_| died) else {
+            continue;
+        };
+        let entry = dump.entries.iter().rev().find(|entry| is_open(entry));
+        let since = now_ns.saturating_sub(dump.identity.dump_time_ns);
+        if told.contains(&view.rank) || (entry.is_none() && !others_live) {
+            continue;
+        }
+        if entry.is_none() && since < overdue_ns {
+            let left = Duration::from_nanos((overdue_ns - since).unsigned_abs());
+            more_in = Some(more_in.map_or(left, |more: Duration| more.min(left)));
+            continue;
+        }
+        culprits.push(view.rank);
+        inside = inside.or(entry.map(|entry| (view.rank, call(dump, entry))));
+    }
+    let finding = (!culprits.is_empty()).then(|| gone_finding(culprits, inside));
+    Gone { finding, more_in }
+}
+
+fn gone_finding(culprits: Vec<Rank>, inside: Option<(Rank, String)>) -> Finding {
+    let next = format!(
+        "look for the end of {}: its log, its exit code, the kernel's log of its host",
+        name_ranks(&culprits[..1])
+    );
+    let subject = match culprits.as_slice() {
+        [one] => format!("the process of rank {one} is gone"),
+        many => format!("the processes of {} are gone", name_ranks(many)),
+    };
+    let inside = match (inside, culprits.len()) {
+        (Some((_, call)), 1) => format!(": it was inside {call}"),
+        (Some((rank, call)), _) => format!("; rank {rank} was inside {call}"),
+        (None, _) => ", and the others go on".to_owned(),
+    };
+    let sentence = format!("{subject}{inside}");
+    found(Code::E150, 1.0, culprits, sentence, next)
+}
+
+fn call(dump: &Dump, entry: &Entry) -> String {
+    let name = match dump.signatures[entry.signature as usize].op_name.as_str() {
+        "" => entry.op.name(),
+        name => name,
+    };
+    let seq = match entry.is_p2p {
+        true => entry.p2p_seq_id,
+        false => entry.collective_seq_id,
+    };
+    let ProcessGroupInfo {
+        name: own, desc, ..
+    } = &dump.groups[entry.group as usize].info;
+    let group = match desc.as_str() {
+        "" | "undefined" => own,
+        desc => desc,
+    };
+    format!("{name} #{seq} on group {group}")
 }
 
 /// A communicator, and since when none of its counts moved.
@@ -293,8 +387,6 @@ pub(super) fn library(
 mod tests {
     use super::*;
     use crate::ras::Process;
-    use rcomm_recorder::publish::Dump;
-    use std::sync::Arc;
 
     /// Four ranks on two hosts; those with an even number tell their process id.
     fn ranks() -> Vec<RankView> {

@@ -1,4 +1,3 @@
-use super::kept::trim;
 use super::*;
 use crate::finding::Code;
 use crate::policy::Policy;
@@ -8,7 +7,7 @@ use crate::simulate::{Simulation, Situation};
 use crate::source::{Liveness, Observation, Poll, Seen, SourceError};
 use crate::{GroupRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Rank};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, RingReader};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -273,12 +272,12 @@ fn a_large_record_keeps_its_newest_and_every_pending_operation() {
         .dumps_at(simulation.fault_ns() + 1_000_000_000)
         .remove(0);
     let (before, open) = (dump.entries.len(), dump.entries.last().cloned());
-    trim(&mut dump, 64);
+    dump.keep_newest(64);
     assert!(dump.entries.len() == 64 && before > 64);
     assert_eq!(dump.entries.last().cloned(), open);
     dump.entries[0].retired = false;
     dump.entries[0].state = EntryState::Started;
-    trim(&mut dump, 8);
+    dump.keep_newest(8);
     assert_eq!(dump.entries.len(), 64);
 }
 
@@ -290,4 +289,139 @@ fn ranks_of_one_host_are_numbered_on_it() {
     let snapshot = live.refresh(at(0.1)).expect("first look");
     let view = snapshot.rank(11).expect("known");
     assert_eq!((view.host.as_ref(), view.local_rank), ("n001", 3));
+}
+
+/// What a source sees of these dumps when the processes of some ranks are gone.
+fn poll_with_dead(dumps: Vec<Dump>, dead: &[Rank]) -> Result<Poll, SourceError> {
+    let mut poll = poll(dumps)?;
+    for observation in &mut poll.observations {
+        if let Seen::Changed(dump) = &mut observation.seen
+            && dead.contains(&observation.rank)
+        {
+            observation.liveness = Liveness::Dead;
+            dump.identity.reason = RingReader::OWNER_IS_DEAD.into();
+        }
+    }
+    Ok(poll)
+}
+
+#[test]
+fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_or_waits() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let culprit = simulation.culprit();
+    let fault = simulation.fault_ns() as f64 / 1e9;
+    let dumps = |now: f64| simulation.dumps_at((now * 1e9) as i64);
+    for killed in [culprit, (culprit + 1) % 16] {
+        let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+        let hung = fault + 20.0;
+        live.observe(0, poll(dumps(hung)), at(hung));
+        let report = live.refresh(at(hung)).expect("the first look").report;
+        assert_eq!(
+            (report.verdict, report.findings[0].code),
+            (Verdict::Stuck, Code::E101)
+        );
+        let later = hung + 1.0;
+        live.observe(0, poll_with_dead(dumps(hung), &[killed]), at(later));
+        let report = live.refresh(at(later)).expect("somebody died").report;
+        assert_eq!(report.verdict, Verdict::Stuck);
+        let gone = report.findings.iter().find(|f| f.code == Code::E150);
+        let gone = gone.expect("it is told");
+        assert_eq!(gone.culprit_ranks, [killed], "{}", gone.sentence);
+        assert!(gone.sentence.contains("is gone"), "{}", gone.sentence);
+        let first = &report.findings[0];
+        if killed == culprit {
+            assert_eq!(first.id, gone.id);
+        } else {
+            // It died waiting: that is no cause.
+            assert_eq!((first.code, gone.caused_by), (Code::E101, Some(first.id)));
+            assert!(gone.sentence.contains("it was inside"), "{}", gone.sentence);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_without_it() {
+    let simulation = Simulation::new(Situation::Healthy, 4, 0);
+    // Between two operations.
+    let dumps = || simulation.dumps_at(45_000_000);
+    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    live.observe(0, poll_with_dead(dumps(), &[2]), at(0.1));
+    let report = live.refresh(at(0.1)).expect("the first look").report;
+    assert!(
+        report.findings.is_empty(),
+        "a job that ends looks like this, too"
+    );
+    let due = live.due().expect("it is judged again without any change");
+    assert!((4.0..6.0).contains(&due.as_secs_f64()), "{due:?}");
+    let mut later = unchanged(0..4).expect("made above");
+    later.observations[2].liveness = Liveness::Dead;
+    live.observe(0, Ok(later), at(6.0));
+    let report = live.refresh(at(6.0)).expect("it is due").report;
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E150, &[2][..])
+    );
+    assert!(
+        finding.sentence.contains("the others go on"),
+        "{}",
+        finding.sentence
+    );
+    // Where all have ended, nobody is missed.
+    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), at(60.0));
+    let report = live.refresh(at(60.0)).expect("the first look").report;
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+#[test]
+fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let now = simulation.fault_ns() as f64 / 1e9 + 20.0;
+    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+    let report = live.refresh(at(now)).expect("the first look").report;
+    let finding = &report.findings[0];
+    let (said, age) = (
+        finding.age_ms.expect("it says so"),
+        report.in_flight[0].age_ms,
+    );
+    assert!((said - age.expect("times are known")).abs() < 1.0);
+    let then = format!(" {:.0} s;", said / 1e3);
+    let later = format!(" {:.0} s;", (said + 100e3) / 1e3);
+    assert!(finding.sentence.contains(&then), "{}", finding.sentence);
+    assert_eq!(finding.sentence_after(0.0), finding.sentence);
+    assert_eq!(
+        finding.sentence_after(100e3),
+        finding.sentence.replace(&then, &later)
+    );
+}
+
+#[test]
+fn hours_of_looks_hold_no_more_than_the_newest_operations() {
+    let simulation = Simulation::new(Situation::Healthy, 4, 0).with_window(200);
+    let options = LiveOptions {
+        record_budget: 100,
+        ..LiveOptions::default()
+    };
+    let mut live = Live::new(options, count, vec!["test".into()]);
+    for look in 1..1_000 {
+        let now = f64::from(look) * 20.0 + 0.045;
+        live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+        let snapshot = live.refresh(at(now)).expect("everything changed");
+        // One operation may be pending, and what came after it stays with it.
+        assert!(
+            snapshot.entries() <= 4 * 104,
+            "{look}: {}",
+            snapshot.entries()
+        );
+    }
+    let kept: usize = live
+        .kept
+        .slots
+        .values()
+        .map(|slot| slot.dump.as_ref().map_or(0, |dump| dump.entries.capacity()))
+        .sum();
+    assert!(kept <= 4 * 2 * 104, "{kept}");
+    assert_eq!(live.kept.slots.len(), 4);
 }

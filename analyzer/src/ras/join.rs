@@ -153,6 +153,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
             caused_by: None,
             cycle: Vec::new(),
             sentence: format!("rank {rank} failed; NCCL RAS: {}", say(fact)),
+            age_ms: None,
             evidence: Vec::new(),
             ruled_out: Vec::new(),
             frames: Vec::new(),

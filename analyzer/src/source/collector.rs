@@ -65,19 +65,35 @@ impl CollectorSource {
         if !self.tells_records {
             return Ok(Vec::new());
         }
-        let path = format!("{RECORDS}?since={}", self.records.since());
-        let body = match self.ask(&path, deadline) {
-            Err(SourceError::Nothing { .. }) => {
-                self.tells_records = false;
-                return Ok(Vec::new());
+        let mut observations = Vec::new();
+        for question in self.records.questions() {
+            let (ranks, since) = (question.ranks_text(), &question.since);
+            let path = format!("{RECORDS}?ranks={ranks}&since={since}");
+            let told = match self.ask(&path, deadline) {
+                Err(SourceError::Nothing { .. }) => {
+                    self.tells_records = false;
+                    return Ok(Vec::new());
+                }
+                Err(error) => Err(error),
+                Ok(body) => {
+                    let taken = self.records.take(&question, &body, &mut observations);
+                    taken.map_err(|reason| SourceError::Unusable {
+                        place: self.name(),
+                        reason,
+                    })
+                }
+            };
+            match told {
+                Ok(_) => {}
+                Err(error) if observations.is_empty() => return Err(error),
+                // What was told before it broke off is told.
+                Err(error) => {
+                    let why = error.to_string();
+                    self.records.break_off(&mut observations, &why);
+                    break;
+                }
             }
-            body => body?,
-        };
-        let taken = self.records.take(&body);
-        let (observations, _) = taken.map_err(|reason| SourceError::Unusable {
-            place: self.name(),
-            reason,
-        })?;
+        }
         Ok(observations)
     }
 

@@ -29,6 +29,8 @@ pub struct EndpointSource {
     asked_for_peers: Option<Instant>,
     /// The attempt of the job that the ranks found in the store are of.
     attempt: u32,
+    /// Ranks in the store whose endpoints cannot be reached from this host.
+    far: Vec<Rank>,
 }
 
 /// One rank's endpoint, and what it said last.
@@ -47,6 +49,7 @@ impl EndpointSource {
             ranks: BTreeMap::new(),
             asked_for_peers: None,
             attempt: 0,
+            far: Vec::new(),
         }
     }
 
@@ -119,9 +122,12 @@ impl EndpointSource {
             matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *own
         };
         let all = told.notices.len();
+        self.far.clear();
         for (rank, notice) in told.notices {
             if reachable(&notice) {
                 self.follow(rank, &notice.address);
+            } else {
+                self.far.push(rank);
             }
         }
         match (all, self.ranks.is_empty()) {
@@ -151,7 +157,8 @@ impl EndpointSource {
     }
 }
 
-/// Asks the ranks behind endpoints to write their dumps.
+/// Asks the ranks behind endpoints to write their dumps; where the job's store is known, those that do
+/// not answer are asked through it.
 pub struct EndpointDumps(Mutex<EndpointSource>);
 
 impl EndpointDumps {
@@ -164,15 +171,47 @@ impl EndpointDumps {
 impl DumpRequests for EndpointDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        source.find(deadline)?;
+        let found = source.find(deadline);
+        if source.far.is_empty() {
+            found?;
+        }
+        // Who does not answer leaves time to ask the store.
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let soon = Instant::now() + patience / 2;
         let ranks: Vec<(&Rank, &Mutex<Followed>)> = source.ranks.iter().collect();
         let answers = ask_all(&ranks, |(rank, followed)| {
             let followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-            let written = followed.follower.client().write_dump(deadline);
+            let written = followed.follower.client().write_dump(soon);
             let place = written.map(|written| written.place);
             (**rank, place.map_err(|error| error.to_string()))
         });
-        Ok(DumpAnswers::of_writers(answers))
+        let mut said = DumpAnswers::of_writers(answers);
+        if let Some(store) = &source.store {
+            let far = source.far.iter();
+            let reason = "its endpoint is a unix socket of another host";
+            said.refused
+                .extend(far.map(|&rank| (rank, reason.to_owned())));
+            said.refused.sort();
+            if !said.refused.is_empty() {
+                ask_through(store, source.attempt, deadline, &mut said);
+            }
+        }
+        Ok(said)
+    }
+}
+
+/// Those who did not answer are asked through the store.
+fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, said: &mut DumpAnswers) {
+    match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
+        Ok(()) => {
+            let refused = std::mem::take(&mut said.refused);
+            said.told = refused.into_iter().map(|(rank, _)| rank).collect();
+        }
+        Err(error) => {
+            for (_, reason) in &mut said.refused {
+                reason.push_str(&format!("; nor can store {store} be asked: {error}"));
+            }
+        }
     }
 }
 
@@ -280,6 +319,34 @@ mod tests {
         let poll = source.poll(soon()).expect("the first still answers");
         assert!(matches!(poll.observations[0].seen, Seen::Unchanged { .. }));
         assert!(matches!(poll.observations[1].seen, Seen::Failed(_)));
+    }
+
+    #[test]
+    fn an_endpoint_that_answers_garbage_fails_alone() {
+        use std::io::{Read as _, Write as _};
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = serve(directory.path(), 0);
+        let socket = directory.path().join("garbage.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                // Whoever asked may be gone, and nothing of this has to arrive.
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = stream
+                    .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n\x80\xffgarbage...");
+            }
+        });
+        let garbage = PeerEndpoint {
+            rank: 1,
+            address: EndpointAddress::Unix(socket),
+        };
+        first.set_peers(vec![garbage]);
+        let mut source = EndpointSource::new(vec![first.address().clone()], None);
+        for _ in 0..2 {
+            let poll = source.poll(soon()).expect("the first answers");
+            assert!(!matches!(poll.observations[0].seen, Seen::Failed(_)));
+            assert!(matches!(&poll.observations[1].seen, Seen::Failed(why) if !why.is_empty()));
+        }
     }
 
     /// A key of a store, and what it holds: the endpoint of a rank on a host.

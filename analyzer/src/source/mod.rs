@@ -14,6 +14,7 @@ mod rings;
 mod simulated;
 mod stacks;
 mod store;
+mod threads;
 mod worker_servers;
 
 pub use collector::CollectorSource;
@@ -22,11 +23,12 @@ pub use endpoints::{EndpointDumps, EndpointSource};
 pub use files::FileSource;
 pub use net::{AddressError, HostPort, HttpAddress};
 pub use ras::{RAS_ADDRESS, RasSource};
-pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead};
+pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead, RecordsQuestion};
 pub use rings::{RingDumps, RingSource};
 pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
 pub use store::hosts_in_store;
+pub use threads::RingThreads;
 pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::ras::Communicator;
@@ -35,6 +37,10 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// How many operations of one record a live view keeps, the newest ones: enough for every view and for
+/// the analysis of what goes on, and a look at a job costs the same however large its rings are.
+pub const NEWEST: usize = 1_024;
 
 /// Many records, asked for again and again. Not shared: each source has a thread of its own.
 pub trait Source: Send {

@@ -8,9 +8,10 @@ use super::{Liveness, Observation, Seen};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
-/// The longest list of cursors that goes into an address; beyond it all is asked for.
+/// The longest list of cursors that goes into an address, bytes.
 const LONGEST_SINCE: usize = 7 * 1024;
 
 /// Name and version of the form.
@@ -48,6 +49,10 @@ pub struct RecordHead {
     pub oldest: u64,
     /// The first record id to ask for the next time.
     pub next: u64,
+    /// A number that is another one when the record's groups are. Where the one that was asked with is
+    /// the same, the dump's groups come without their ranks.
+    #[serde(default)]
+    pub groups: u64,
     /// Length of the dump, bytes; 0 if nothing changed.
     pub bytes: usize,
 }
@@ -63,15 +68,51 @@ struct Record {
     followed: FollowedDump,
 }
 
+/// One request for what is new.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordsQuestion {
+    /// Of these ranks.
+    pub ranks: RangeInclusive<Rank>,
+    /// What is known of them: the value of `since`.
+    pub since: String,
+}
+
+impl RecordsQuestion {
+    /// The value of `ranks`.
+    pub fn ranks_text(&self) -> String {
+        format!("{}-{}", self.ranks.start(), self.ranks.end())
+    }
+}
+
 impl RecordsFollower {
-    /// What to ask for, as the value of `since`: nothing is everything.
-    pub fn since(&self) -> String {
-        let cursors: Vec<String> = self.records.values().map(|it| cursor(&it.head)).collect();
-        let mut since = cursors.join(",");
-        if since.len() > LONGEST_SINCE {
-            since.clear();
+    /// What to ask for, so that each list of cursors fits into an address: ranges of ranks that together
+    /// leave out none.
+    pub fn questions(&self) -> Vec<RecordsQuestion> {
+        let mut questions = Vec::new();
+        let (mut first, mut since) = (0, String::new());
+        for (&(rank, _), record) in &self.records {
+            // Without a cursor it is told whole.
+            if record.head.next == 0 {
+                continue;
+            }
+            let cursor = cursor(&record.head);
+            if since.len() + cursor.len() >= LONGEST_SINCE && rank > first {
+                questions.push(RecordsQuestion {
+                    ranks: first..=rank - 1,
+                    since: std::mem::take(&mut since),
+                });
+                first = rank;
+            }
+            if !since.is_empty() {
+                since.push(',');
+            }
+            since.push_str(&cursor);
         }
-        since
+        questions.push(RecordsQuestion {
+            ranks: first..=Rank::MAX,
+            since,
+        });
+        questions
     }
 
     /// Each record known: its rank, and which of several recorders of one process.
@@ -79,12 +120,29 @@ impl RecordsFollower {
         self.records.keys().copied()
     }
 
-    /// Takes an answer in: what was seen of each record, and how many ranks the job has.
+    /// The server broke off: adds to what it told of some records that it told nothing of the others.
+    pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
+        let told: BTreeSet<(Rank, u8)> = observations.iter().map(|it| (it.rank, it.part)).collect();
+        let untold = self.known().filter(|key| !told.contains(key));
+        observations.extend(untold.map(|(rank, part)| Observation {
+            rank,
+            part,
+            liveness: Liveness::Unknown,
+            seen: Seen::Failed(why.to_owned()),
+        }));
+    }
+
+    /// Takes an answer in: adds what was seen of each record, and returns how many ranks the job has.
     ///
     /// # Errors
     ///
     /// What is wrong with the answer. What was known stays known.
-    pub fn take(&mut self, body: &[u8]) -> Result<(Vec<Observation>, u32), String> {
+    pub fn take(
+        &mut self,
+        asked: &RecordsQuestion,
+        body: &[u8],
+        observations: &mut Vec<Observation>,
+    ) -> Result<u32, String> {
         let end = body.iter().position(|&byte| byte == b'\n');
         let (line, mut rest) = body.split_at(end.ok_or("its answer has no head")?);
         rest = &rest[1..];
@@ -96,23 +154,22 @@ impl RecordsFollower {
                 head.schema
             ));
         }
-        let mut observations = Vec::new();
-        let mut present = Vec::new();
+        let mut present = BTreeSet::new();
         for record in head.records {
             let (bytes, after) = rest
                 .split_at_checked(record.bytes)
                 .ok_or("its answer is shorter than it says")?;
             rest = after;
-            present.push((record.rank, record.part));
-            observations.push(self.observe(record, bytes)?);
+            present.insert((record.rank, record.part));
+            observations.push(self.observe(record, bytes));
         }
-        self.records.retain(|key, _| present.contains(key));
-        let world_size = u32::try_from(head.world_size).unwrap_or(u32::MAX);
-        Ok((observations, world_size))
+        self.records
+            .retain(|key, _| !asked.ranks.contains(&key.0) || present.contains(key));
+        Ok(u32::try_from(head.world_size).unwrap_or(u32::MAX))
     }
 
-    fn observe(&mut self, head: RecordHead, bytes: &[u8]) -> Result<Observation, String> {
-        let key = (head.rank, head.part);
+    fn observe(&mut self, head: RecordHead, bytes: &[u8]) -> Observation {
+        let (rank, part) = (head.rank, head.part);
         let liveness = match head.alive {
             None => Liveness::Unknown,
             Some(true) => Liveness::Alive,
@@ -120,21 +177,20 @@ impl RecordsFollower {
         };
         let seen = match &head.failure {
             Some(why) => Seen::Failed(why.clone()),
-            None => {
-                let (newer, _) = Dump::read(bytes)
-                    .map_err(|error| format!("the record of rank {} is none: {error}", key.0))?;
-                self.follow(key, head, newer)
-            }
+            None => match Dump::read(bytes) {
+                Ok((newer, _)) => self.follow((rank, part), head, newer),
+                Err(error) => Seen::Failed(format!("what is told of it is no record: {error}")),
+            },
         };
-        Ok(Observation {
-            rank: key.0,
-            part: key.1,
+        Observation {
+            rank,
+            part,
             liveness,
             seen,
-        })
+        }
     }
 
-    fn follow(&mut self, key: (Rank, u8), head: RecordHead, newer: Dump) -> Seen {
+    fn follow(&mut self, key: (Rank, u8), head: RecordHead, mut newer: Dump) -> Seen {
         let same_process = |record: &&mut Record| {
             (record.head.attempt, record.head.pid) == (head.attempt, head.pid)
         };
@@ -151,6 +207,14 @@ impl RecordsFollower {
             .map_or(0, |status| status.heartbeat_ns);
         let as_of_ns = newer.identity.dump_time_ns;
         let before = record.followed.dump();
+        // Members that did not change are not told again.
+        for group in &mut newer.groups {
+            let info = &mut group.info;
+            let known = before.groups.iter().find(|it| it.info.id == info.id);
+            if let Some(known) = known.filter(|_| info.ranks.is_empty()) {
+                info.ranks.clone_from(&known.info.ranks);
+            }
+        }
         let told = |dump: &Dump| {
             let status = dump.status.as_ref();
             let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
@@ -186,7 +250,7 @@ impl RecordsFollower {
     }
 }
 
-/// What a node is told of a record that is known.
+/// What a server is told of a record that is known.
 fn cursor(head: &RecordHead) -> String {
     let RecordHead {
         rank,
@@ -194,7 +258,107 @@ fn cursor(head: &RecordHead) -> String {
         attempt,
         pid,
         next,
+        groups,
         ..
     } = head;
-    format!("{rank}.{part}.{attempt}.{pid}:{next}")
+    format!("{rank}.{part}.{attempt}.{pid}:{next}:{groups}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(rank: Rank, next: u64, bytes: usize) -> RecordHead {
+        RecordHead {
+            rank,
+            part: 0,
+            attempt: 0,
+            pid: 7,
+            alive: Some(true),
+            failure: None,
+            whole: next <= 1,
+            oldest: 1,
+            next,
+            groups: 5,
+            bytes,
+        }
+    }
+
+    fn answer(records: Vec<RecordHead>, body: &[u8]) -> Vec<u8> {
+        let head = RecordsHead {
+            schema: RECORDS_SCHEMA.into(),
+            world_size: 2,
+            records,
+        };
+        let mut answer = serde_json::to_vec(&head).expect("plain data");
+        answer.push(b'\n');
+        answer.extend(body);
+        answer
+    }
+
+    fn dump(rank: Rank) -> Vec<u8> {
+        let mut dump = Dump::default();
+        dump.identity.rank = Some(rank);
+        dump.to_json()
+    }
+
+    #[test]
+    fn a_record_that_is_garbage_fails_alone_and_an_answer_that_is_none_changes_nothing() {
+        let mut follower = RecordsFollower::default();
+        let question = follower.questions().remove(0);
+        assert_eq!(
+            (question.ranks_text(), &*question.since),
+            ("0-4294967295".into(), "")
+        );
+        let good = dump(0);
+        let records = vec![head(0, 1, good.len()), head(1, 1, 7)];
+        let body = [&good[..], b"garbage"].concat();
+        let mut seen = Vec::new();
+        let size = follower.take(&question, &answer(records, &body), &mut seen);
+        assert_eq!(size, Ok(2));
+        assert!(matches!(seen[0].seen, Seen::Changed(_)));
+        assert!(matches!(&seen[1].seen, Seen::Failed(why) if why.contains("no record")));
+        assert_eq!(follower.known().collect::<Vec<_>>(), [(0, 0)]);
+        let short = answer(vec![head(0, 1, 900)], b"short");
+        let other = br#"{"schema": "rcomm.records/9", "world_size": 2, "records": []}"#;
+        let other = [&other[..], b"\n"].concat();
+        for (body, part) in [
+            (&b"<html>"[..], "no head"),
+            (b"<html>\n", "makes no sense"),
+            (&other, "rcomm.records/9"),
+            (&short, "shorter than it says"),
+        ] {
+            let error = follower.take(&question, body, &mut seen).expect_err(part);
+            assert!(error.contains(part), "{error}");
+            assert_eq!(follower.known().count(), 1);
+        }
+        let mut told = Vec::new();
+        follower.break_off(&mut told, "it is gone");
+        assert!(matches!(&told[0].seen, Seen::Failed(why) if why == "it is gone"));
+    }
+
+    #[test]
+    fn a_list_of_cursors_that_is_too_long_is_asked_for_in_ranges_that_leave_out_no_rank() {
+        let mut follower = RecordsFollower::default();
+        let all = follower.questions().remove(0);
+        let body: Vec<u8> = (0..2_000).flat_map(dump).collect();
+        let heads = (0..2_000).map(|rank| {
+            let mut head = head(rank, 1, dump(rank).len());
+            head.next = 123_456_789;
+            head
+        });
+        let answer = answer(heads.collect(), &body);
+        follower
+            .take(&all, &answer, &mut Vec::new())
+            .expect("an answer");
+        let questions = follower.questions();
+        assert!(questions.len() > 2);
+        let mut next = 0;
+        for question in &questions {
+            assert!(question.since.len() <= LONGEST_SINCE);
+            assert_eq!(*question.ranks.start(), next);
+            next = question.ranks.end().wrapping_add(1);
+        }
+        assert_eq!(next, 0, "up to the last rank there can be");
+    }
 }

@@ -3,18 +3,18 @@
 
 use super::net::ask_all;
 use super::{
-    DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
+    DumpAnswers, DumpRequests, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError,
 };
 use crate::finding::Code;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    Dump, EndpointAddress, EndpointClient, RingListing, RingReader, list_rings,
+    EndpointAddress, EndpointClient, RingFollower, RingListing, RingReader, list_rings,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How often new rings are looked for: ranks that join, attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
@@ -29,18 +29,12 @@ pub struct RingSource {
     problems: Vec<Problem>,
 }
 
-/// One rank's ring, and what it held at the last look.
+/// One rank's ring.
 struct Ring {
-    reader: RingReader,
+    follower: RingFollower,
     attempt: u32,
     created_ns: i64,
-    last: Option<Dump>,
-    /// What the ring looked like from afar when `last` was read.
-    mark: Option<Mark>,
 }
-
-/// Fingerprint, whether its owner lives, whether it is closed: while all stay, nothing was written.
-type Mark = (u64, bool, bool);
 
 impl RingSource {
     /// The rings below `directory`: those of `job`, or of the newest job where none is named.
@@ -115,15 +109,22 @@ impl RingSource {
         Ok(other)
     }
 
+    /// Each rank, and its process where that is there and can be seen from here.
+    pub(super) fn processes(&mut self) -> Result<Vec<(Rank, Option<u32>)>, SourceError> {
+        self.list()?;
+        let ranks = self.rings.iter();
+        Ok(ranks
+            .map(|(&rank, ring)| (rank, ring.follower.reader().process()))
+            .collect())
+    }
+
     fn attach(&mut self, path: PathBuf, rank: Rank, attempt: u32, created_ns: i64) {
         match RingReader::attach(&path) {
             Ok(reader) => {
                 let ring = Ring {
-                    reader,
+                    follower: RingFollower::new(reader, NEWEST),
                     attempt,
                     created_ns,
-                    last: None,
-                    mark: None,
                 };
                 self.rings.insert(rank, ring);
             }
@@ -172,7 +173,10 @@ impl DumpRequests for RingDumps {
         source.list()?;
         let ranks = source.rings.iter();
         let sockets: Vec<(Rank, PathBuf)> = ranks
-            .map(|(&rank, ring)| (rank, ring.reader.path().with_extension("sock")))
+            .map(|(&rank, ring)| {
+                let path = ring.follower.reader().path();
+                (rank, path.with_extension("sock"))
+            })
             .collect();
         let answers = ask_all(&sockets, |(rank, socket)| {
             let client = EndpointClient::new(EndpointAddress::Unix(socket.clone()), None);
@@ -201,16 +205,17 @@ impl Source for RingSource {
         };
         let mut world_size = None;
         let observations = self.rings.iter_mut().map(|(&rank, ring)| {
-            let seen = if Instant::now() > deadline {
-                Seen::Failed("was not reached in time".into())
+            let (liveness, seen) = if Instant::now() > deadline {
+                let late = Seen::Failed("was not reached in time".into());
+                (Liveness::Unknown, late)
             } else {
                 ring.look()
             };
-            world_size = world_size.max(ring.last.as_ref().and_then(|d| d.identity.world_size));
+            world_size = world_size.max(ring.follower.dump().identity.world_size);
             Observation {
                 rank,
                 part: 0,
-                liveness: ring.liveness(),
+                liveness,
                 seen,
             }
         });
@@ -226,65 +231,33 @@ impl Source for RingSource {
 }
 
 impl Ring {
-    fn liveness(&self) -> Liveness {
-        if self.reader.is_alive() {
-            Liveness::Alive
-        } else {
-            Liveness::Dead
-        }
+    fn look(&mut self) -> (Liveness, Seen) {
+        let look = self.follower.look();
+        let liveness = match look.alive {
+            true => Liveness::Alive,
+            false => Liveness::Dead,
+        };
+        let seen = match look.changed {
+            true => Seen::Changed(Box::new(self.follower.dump().clone())),
+            false => Seen::Unchanged {
+                heartbeat_ns: look.heartbeat_ns,
+                as_of_ns: look.as_of_ns,
+            },
+        };
+        (liveness, seen)
     }
-
-    fn look(&mut self) -> Seen {
-        // Taken before the record is: what is written meanwhile is seen the next time.
-        let alive = self.reader.is_alive();
-        let mark = (self.reader.fingerprint(), alive, self.reader.is_closed());
-        let known = self.last.as_ref().filter(|_| self.mark == Some(mark));
-        if let Some(last) = known {
-            return Seen::Unchanged {
-                heartbeat_ns: self.reader.heartbeat_ns(),
-                // A dead process has not been seen since.
-                as_of_ns: if alive {
-                    wall_now()
-                } else {
-                    last.identity.dump_time_ns
-                },
-            };
-        }
-        self.mark = Some(mark);
-        let mut dump = self.reader.snapshot();
-        if self.reader.is_closed() {
-            dump.identity.reason = "ring closed in order".into();
-        }
-        let same = self.last.as_ref().is_some_and(|last| is_same(last, &dump));
-        let (heartbeat_ns, as_of_ns) = (
-            dump.status.as_ref().map_or(0, |status| status.heartbeat_ns),
-            dump.identity.dump_time_ns,
-        );
-        if same {
-            return Seen::Unchanged {
-                heartbeat_ns,
-                as_of_ns,
-            };
-        }
-        self.last = Some(dump.clone());
-        Seen::Changed(Box::new(dump))
-    }
-}
-
-fn wall_now() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| {
-        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::Urgency;
+    use crate::{Anchor, Live, LiveOptions, Report, Verdict, analyze};
     use rcomm_recorder::model::{OpType, ProcessGroupInfo};
     use rcomm_recorder::record::{
         FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
     };
+    use std::sync::Arc;
 
     fn recorder(directory: &std::path::Path, job: &str, rank: Rank) -> FlightRecorder {
         let mut config = RecorderConfig::new(job, rank, 2);
@@ -353,6 +326,52 @@ mod tests {
             .poll(soon())
             .expect_err("no ring of that job");
         assert!(error.to_string().contains("there are: other"), "{error}");
+    }
+
+    /// Moves a ring's clock: what a wall clock that jumped after the ring was made looks like from outside.
+    fn shift_clock(recorder: &FlightRecorder, by_ns: i64) {
+        use std::os::unix::fs::FileExt as _;
+        /// Where the wall time is that the ring's times are counted from, in docs/FORMAT.md.
+        const ANCHOR_WALL: u64 = 88;
+        let path = recorder.storage().path().expect("a file");
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        let file = file.expect("our own");
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, ANCHOR_WALL).expect("a ring");
+        let moved = i64::from_le_bytes(word) + by_ns;
+        let written = file.write_all_at(&moved.to_le_bytes(), ANCHOR_WALL);
+        written.expect("our own");
+    }
+
+    #[test]
+    fn a_clock_that_jumps_on_a_rank_or_while_it_is_watched_makes_nothing_overdue() {
+        const HOUR: i64 = 3_600_000_000_000;
+        for jump in [-HOUR, HOUR] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let recorder = recorder(directory.path(), "job", 0);
+            shift_clock(&recorder, jump);
+            issue(&recorder, 1);
+            let anchor = Anchor::now();
+            let mut source = RingSource::new(directory.path().to_owned(), None);
+            let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
+            let mut look = |source: &mut RingSource| {
+                live.observe(0, source.poll(soon()), anchor.moment());
+                let urgency = live.urgency(anchor.moment());
+                let report = live.refresh(anchor.moment()).map(|it| it.report.clone());
+                (report, urgency)
+            };
+            let running = |report: Option<Arc<Report>>| {
+                let report = report.expect("something changed");
+                assert_eq!(report.verdict, Verdict::Running, "{:?}", report.findings);
+            };
+            running(look(&mut source).0);
+            // Nothing is written, so only the time tells whether it became overdue.
+            assert_eq!(look(&mut source).1, Urgency::No);
+            shift_clock(&recorder, jump);
+            let (report, urgency) = look(&mut source);
+            assert_eq!(urgency, Urgency::Usual, "every time is another one");
+            running(report);
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub trait StackRequests: Send + Sync {
 /// What ranks do at the moment, by their call stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenStacks {
+    /// What the frames are, in words: `Python frames`.
+    pub what: &'static str,
     /// The stacks of all threads, merged from the outermost frame inwards.
     pub stacks: Vec<StackNode>,
     /// Ranks that told theirs, ascending.
@@ -37,7 +39,10 @@ pub struct TakenStacks {
 
 impl TakenStacks {
     pub(super) fn merge(answers: Vec<(Rank, Result<String, String>)>) -> Self {
-        let mut said = Self::default();
+        let mut said = Self {
+            what: "Python frames",
+            ..Self::default()
+        };
         let mut stacks = Vec::new();
         for (rank, answer) in answers {
             match answer {

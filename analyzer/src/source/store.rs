@@ -2,16 +2,18 @@
 //!
 //! A request is one opcode byte and its fields, integers are little-endian, a string is its `u64`
 //! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
-//! would wait, or close the connection. Nothing is ever written.
+//! would wait, or close the connection. Nothing is written, unless ranks are asked for their dumps.
 
 use super::SourceError;
-use super::net::HostPort;
+use super::net::{HostPort, Timed};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::EndpointNotice;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
 const VALIDATE: u8 = 0x00;
+const SET: u8 = 0x01;
+const ADD: u8 = 0x04;
 const CHECK: u8 = 0x05;
 const MULTI_GET: u8 = 0x0A;
 const MAGIC: u32 = 0x3C85_F7CE;
@@ -82,6 +84,49 @@ pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>
     Ok(hosts)
 }
 
+/// Raises the alarm that ranks of rcomm watch in their store: all of the job write their dumps, whether
+/// their endpoints answer or not. Blocks until the deadline at most.
+pub(super) fn ask_for_dumps(
+    store: &HostPort,
+    attempt: u32,
+    cause: &str,
+    deadline: Instant,
+) -> io::Result<()> {
+    let key = format!("rcomm/alarm/{attempt}");
+    let mut stream = connect(store, deadline)?;
+    let raised = add(&mut stream, &key, 0)?;
+    // Whoever hears the alarm reads its cause.
+    let mut request = vec![SET];
+    put(
+        &mut request,
+        &format!("rcomm/cause/{attempt}/{}", raised + 1),
+    );
+    request.extend((cause.len() as u64).to_le_bytes());
+    request.extend(cause.as_bytes());
+    stream.write_all(&request)?;
+    add(&mut stream, &key, 1).map(drop)
+}
+
+/// A connection on which the server knows that it is spoken to.
+fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
+    let mut stream = store.connect(deadline)?;
+    // PyTorch's server wants these five bytes in one piece.
+    let mut hello = vec![VALIDATE];
+    hello.extend(MAGIC.to_le_bytes());
+    stream.write_all(&hello)?;
+    Ok(stream)
+}
+
+fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
+    let mut request = vec![ADD];
+    put(&mut request, key);
+    request.extend(amount.to_le_bytes());
+    stream.write_all(&request)?;
+    let mut sum = [0; 8];
+    stream.read_exact(&mut sum).map_err(closed)?;
+    Ok(i64::from_le_bytes(sum))
+}
+
 /// A store that tells of no rank.
 pub(super) fn nothing(store: &HostPort) -> SourceError {
     SourceError::Nothing {
@@ -99,11 +144,7 @@ pub(super) fn read(
     keys: &[String],
     deadline: Instant,
 ) -> io::Result<Vec<Option<String>>> {
-    let mut stream = store.connect(deadline)?;
-    // PyTorch's server wants these five bytes in one piece.
-    let mut hello = vec![VALIDATE];
-    hello.extend(MAGIC.to_le_bytes());
-    stream.write_all(&hello)?;
+    let mut stream = connect(store, deadline)?;
     let mut request = Vec::new();
     for key in keys {
         request.push(CHECK);

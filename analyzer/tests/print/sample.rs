@@ -32,6 +32,7 @@ fn finding(id: u32, code: Code, sentence: &str) -> Finding {
         caused_by: None,
         cycle: vec![],
         sentence: sentence.into(),
+        age_ms: None,
         evidence: vec![],
         ruled_out: vec![],
         frames: vec![],

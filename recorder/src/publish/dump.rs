@@ -1,7 +1,8 @@
 //! One rank's record as a value: what a dump file, a ring file or an endpoint's answer holds.
 
 use crate::model::{
-    Entry, Frame, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus, Signature, Stack,
+    Entry, EntryState, Frame, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus, Signature,
+    Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -171,4 +172,43 @@ pub struct Dump {
     pub entries: Vec<Entry>,
     /// NCCL's own account of its communicators, where it was built to give one.
     pub nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
+}
+
+impl Dump {
+    /// Lets go of the oldest operations beyond the newest `most`, up to the first that is pending.
+    pub fn keep_newest(&mut self, most: usize) {
+        let first = self.first_of_newest(most);
+        if first > 0 {
+            self.entries.drain(..first);
+            // A record that is kept for long is not to keep the room of what it lost.
+            if self.entries.capacity() > 2 * self.entries.len() {
+                self.entries.shrink_to_fit();
+            }
+        }
+    }
+
+    /// The record with the newest `most` operations, and all from the first that is pending on.
+    pub fn newest(&self, most: usize) -> Self {
+        Self {
+            version: self.version,
+            recorder: self.recorder,
+            identity: self.identity.clone(),
+            status: self.status.clone(),
+            comm_lib_version: self.comm_lib_version.clone(),
+            groups: self.groups.clone(),
+            signatures: self.signatures.clone(),
+            frames: self.frames.clone(),
+            stacks: self.stacks.clone(),
+            threads: self.threads.clone(),
+            entries: self.entries[self.first_of_newest(most)..].to_vec(),
+            nccl_comm_state: self.nccl_comm_state.clone(),
+        }
+    }
+
+    fn first_of_newest(&self, most: usize) -> usize {
+        let beyond = self.entries.len().saturating_sub(most);
+        let is_open = |e: &Entry| e.state < EntryState::Completed && !e.retired;
+        let open = self.entries[..beyond].iter().position(is_open);
+        open.unwrap_or(beyond)
+    }
 }

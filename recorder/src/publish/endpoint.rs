@@ -336,7 +336,7 @@ async fn status(State(served): State<Arc<Served>>) -> Json<RankAnswer> {
 
 fn rank_answer(recorder: &FlightRecorder, now_ns: i64) -> RankAnswer {
     let (memory, layout) = recorder.memory();
-    let dump = decode::dump_of(memory, layout, now_ns, |_, _| false);
+    let dump = decode::dump_of(memory, layout, now_ns, []);
     let groups = dump.groups.into_iter().map(|group| GroupAnswer {
         id: group.info.id,
         name: group.info.name,

@@ -88,6 +88,10 @@ impl FollowedDump {
         &self.dump
     }
 
+    pub(super) fn dump_mut(&mut self) -> &mut Dump {
+        &mut self.dump
+    }
+
     /// Takes in what changed; of the entries, keeps as many record ids as the ring does.
     pub fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
         let Dump {

@@ -10,6 +10,7 @@ mod endpoint;
 mod follow;
 mod http;
 mod pickle;
+mod ring_follower;
 mod ring_reader;
 
 pub use answer::{
@@ -24,4 +25,5 @@ pub use dump_file::{DumpFileError, write_dump_file};
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
 pub use http::{HttpAnswer, HttpError, HttpRequest};
+pub use ring_follower::{RingFollower, RingLook};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

@@ -38,6 +38,8 @@ impl RingReader {
     /// The reason in a snapshot of a ring whose owner is gone without having closed it. The analysis
     /// takes it, word for word, as the death of the rank.
     pub const OWNER_IS_DEAD: &'static str = "ring of a dead process";
+    /// The reason in a snapshot of a ring that its owner closed in order.
+    pub const CLOSED: &'static str = "ring closed in order";
 
     /// Whether a file that begins with these bytes is a ring, or claims to be one.
     pub fn begins(bytes: &[u8]) -> bool {
@@ -125,9 +127,16 @@ impl RingReader {
         !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
     }
 
+    /// The number of the process that writes the ring, if it is there and that number means it here too:
+    /// not from another host or container.
+    pub fn process(&self) -> Option<u32> {
+        let exists = self.owner.exists() == Some(true);
+        exists.then_some(self.owner.pid)
+    }
+
     /// Now, by the clock of the ring's times where it can be read from here: a wall clock that jumped
     /// since the ring was made ages nothing.
-    fn now_ns(&self) -> i64 {
+    pub(super) fn now_ns(&self) -> i64 {
         match self.shares_clock {
             true => layout::load_anchor(&self.view).now_ns(),
             false => wall_now(),
@@ -150,28 +159,41 @@ impl RingReader {
         self.view.load(header::LAST_ID)
     }
 
-    /// A number that stays the same while no operation, group, phase or step does (the heartbeat apart):
-    /// a tenth of the cost of a snapshot that would show nothing new.
-    pub fn fingerprint(&self) -> u64 {
-        let slots = decode::slots(&self.layout);
+    /// A number that stays the same while no group, phase or step does.
+    pub(super) fn stands(&self) -> u64 {
         let phases = decode::phases(&self.layout);
         let groups = self.layout.groups;
-        let stamps = (0..slots.slots()).map(|index| slots.stamp(&self.view, index));
         let named = (0..phases.slots()).map(|index| phases.stamp(&self.view, index));
         let used = self.view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
-        let words = layout::group::LAST_ENQUEUED..=layout::group::LAST_COMPLETED;
+        let words = layout::group::TIMEOUT_MS..=layout::group::LAST_COMPLETED;
         let stands = (0..used).flat_map(|row| {
             let start = groups.row(row, layout::group::WORDS);
             words.clone().map(move |word| self.view.load(start + word))
         });
-        let step = self.view.load(header::STEP);
-        stamps
-            .chain(named)
+        let rest = [header::STEP, header::RECORDS_LOST].map(|word| self.view.load(word));
+        named
             .chain(stands)
-            .chain([step, used as u64])
+            .chain(rest)
+            .chain([used as u64])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })
+    }
+
+    /// The words, and where everything lies in them.
+    pub(super) fn memory(&self) -> (&View, &Layout) {
+        (&self.view, &self.layout)
+    }
+
+    /// What became of the process that writes the ring.
+    pub(super) fn owner(&self) -> Owner {
+        if self.is_closed() {
+            Owner::Closed
+        } else if self.is_alive() {
+            Owner::Lives
+        } else {
+            Owner::IsDead
+        }
     }
 
     /// The ring as it is now. Entries that change while they are read are read again; what stays
@@ -181,29 +203,47 @@ impl RingReader {
     /// The dump's time is now if the owner lives; else it is the last sign of life in the ring, so that
     /// what was under way when the process died does not seem to age.
     pub fn snapshot(&self) -> Dump {
-        let alive = self.is_alive();
+        let owner = self.owner();
         let mut dump = decode::dump(&self.view, &self.layout, self.now_ns());
-        dump.identity.reason = if alive {
-            Self::OWNER_LIVES.to_owned()
-        } else {
-            Self::OWNER_IS_DEAD.to_owned()
-        };
-        if !alive {
-            let anchor = layout::load_anchor(&self.view);
-            let status = dump.status.iter();
-            let said = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
-            let recorded = dump.entries.iter().flat_map(|entry| {
-                [
-                    entry.time_created_ns,
-                    entry.time_discovered_started_ns,
-                    entry.time_discovered_completed_ns,
-                ]
-            });
-            let last = said.chain(recorded).max().unwrap_or(0);
-            dump.identity.dump_time_ns = last.max(anchor.wall_ns);
-        }
+        self.finish(&mut dump, owner);
         dump
     }
+
+    /// Says in a dump what became of the owner, and as of when it is.
+    pub(super) fn finish(&self, dump: &mut Dump, owner: Owner) {
+        let reason = match owner {
+            Owner::Lives => Self::OWNER_LIVES,
+            Owner::IsDead => Self::OWNER_IS_DEAD,
+            Owner::Closed => Self::CLOSED,
+        };
+        reason.clone_into(&mut dump.identity.reason);
+        if owner == Owner::Lives {
+            return;
+        }
+        let anchor = layout::load_anchor(&self.view);
+        let status = dump.status.iter();
+        let said = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
+        let recorded = dump.entries.iter().flat_map(|entry| {
+            [
+                entry.time_created_ns,
+                entry.time_discovered_started_ns,
+                entry.time_discovered_completed_ns,
+            ]
+        });
+        let last = said.chain(recorded).max().unwrap_or(0);
+        dump.identity.dump_time_ns = last.max(anchor.wall_ns);
+    }
+}
+
+/// What became of the process that writes a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// It runs, waits or is stopped.
+    Lives,
+    /// It is gone, and did not close its ring.
+    IsDead,
+    /// It closed its ring in order.
+    Closed,
 }
 
 fn wall_now() -> i64 {

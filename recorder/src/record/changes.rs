@@ -49,16 +49,18 @@ impl Changes {
     ) -> (Dump, u64) {
         self.look += 1;
         let look = self.look;
-        let slots = &mut self.slots;
+        let ring = decode::slots(layout);
+        let slots = self.slots.iter_mut().enumerate();
         // The stamp is remembered before its slot is read: what is written in between is found by the
         // next look, at worst for the second time.
-        let dump = decode::dump_of(memory, layout, dump_time_ns, |index, stamp| {
-            let seen = &mut slots[index];
+        let changed = slots.filter_map(|(index, seen)| {
+            let stamp = ring.stamp(memory, index);
             if seen.stamp != stamp {
                 *seen = Seen { stamp, look };
             }
-            seen.look > since
+            (seen.look > since).then_some(index)
         });
+        let dump = decode::dump_of(memory, layout, dump_time_ns, changed);
         (dump, look)
     }
 }

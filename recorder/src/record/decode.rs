@@ -26,15 +26,15 @@ const MOST_RANKS: usize = 1 << 24;
 
 /// The record of a ring, as taken at this wall time (ns since the epoch).
 pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Dump {
-    dump_of(memory, layout, dump_time_ns, |_, _| true)
+    dump_of(memory, layout, dump_time_ns, 0..slots(layout).slots())
 }
 
-/// The same, with the entries of those slots alone that `wanted` picks by index and stamp.
+/// The same, with the entries of these slots alone.
 pub(crate) fn dump_of(
     memory: &impl Read,
     layout: &Layout,
     dump_time_ns: i64,
-    wanted: impl FnMut(usize, u64) -> bool,
+    picked: impl IntoIterator<Item = usize>,
 ) -> Dump {
     let mut decoder = Decoder {
         memory,
@@ -57,7 +57,7 @@ pub(crate) fn dump_of(
     };
     decoder.groups();
     decoder.threads();
-    let unreadable = decoder.entries(wanted);
+    let unreadable = decoder.entries(picked);
     decoder.status(unreadable);
     decoder.dump
 }
@@ -216,13 +216,10 @@ impl<R: Read> Decoder<'_, R> {
     }
 
     /// How many slots could not be read.
-    fn entries(&mut self, mut wanted: impl FnMut(usize, u64) -> bool) -> u64 {
+    fn entries(&mut self, picked: impl IntoIterator<Item = usize>) -> u64 {
         let ring = slots(self.layout);
         let mut unreadable = 0;
-        for index in 0..ring.slots() {
-            if !wanted(index, ring.stamp(self.memory, index)) {
-                continue;
-            }
+        for index in picked {
             match ring.read(self.memory, index, TRIES) {
                 Found::Empty => {}
                 Found::Record { id, words } if ring.index_of(id) == index && id > 0 => {

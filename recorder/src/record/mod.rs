@@ -9,7 +9,7 @@
 pub(crate) mod bytes;
 #[cfg(feature = "endpoint")]
 pub(crate) mod changes;
-mod clock;
+pub(crate) mod clock;
 mod config;
 pub(crate) mod decode;
 pub(crate) mod directory;

@@ -27,6 +27,11 @@ const fn stamp_of(id: u64) -> u64 {
     id << ID_SHIFT
 }
 
+/// Whether a slot with this stamp is being written to, or its writer died there.
+pub(crate) const fn is_busy(stamp: u64) -> bool {
+    stamp & BUSY != 0
+}
+
 const fn id_of(stamp: u64) -> u64 {
     stamp >> ID_SHIFT
 }

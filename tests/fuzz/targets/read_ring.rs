@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo};
-use rcomm_recorder::publish::RingReader;
+use rcomm_recorder::publish::{RingFollower, RingReader};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
 };
@@ -71,19 +71,37 @@ fuzz_target!(|changes: &[u8]| {
     let path = format!("/dev/shm/rcomm-fuzz-{}.ring", std::process::id());
     fs::write(&path, ring).expect("memory takes everything");
     if let Ok(ring) = RingReader::attach(&path) {
-        let _ = (ring.is_alive(), ring.is_closed(), ring.heartbeat_ns(), ring.records());
-        let _ = (ring.fingerprint(), ring.identity());
+        let _ = (
+            ring.is_alive(),
+            ring.is_closed(),
+            ring.heartbeat_ns(),
+            ring.records(),
+        );
+        let _ = ring.identity();
         let dump = ring.snapshot();
-        for entry in &dump.entries {
-            assert!((entry.group as usize) < dump.groups.len());
-            assert!((entry.signature as usize) < dump.signatures.len());
-            assert!(entry.stack.is_none_or(|at| (at as usize) < dump.stacks.len()));
-            assert!(entry.thread.is_none_or(|at| (at as usize) < dump.threads.len()));
+        let mut follower = RingFollower::new(ring, 8);
+        follower.look();
+        follower.look();
+        for dump in [&dump, follower.dump()] {
+            for entry in &dump.entries {
+                assert!((entry.group as usize) < dump.groups.len());
+                assert!((entry.signature as usize) < dump.signatures.len());
+                assert!(
+                    entry
+                        .stack
+                        .is_none_or(|at| (at as usize) < dump.stacks.len())
+                );
+                assert!(
+                    entry
+                        .thread
+                        .is_none_or(|at| (at as usize) < dump.threads.len())
+                );
+            }
+            for &frame in dump.stacks.iter().flatten() {
+                assert!((frame as usize) < dump.frames.len());
+            }
+            let _ = dump.to_json();
         }
-        for &frame in dump.stacks.iter().flatten() {
-            assert!((frame as usize) < dump.frames.len());
-        }
-        let _ = dump.to_json();
     }
     fs::remove_file(&path).expect("it was there");
 });

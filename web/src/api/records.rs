@@ -10,53 +10,14 @@ use crate::routes::Shared;
 use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::source::{Liveness, RECORDS_SCHEMA, RecordHead, RecordsHead};
 use rcomm_analyzer::{RankView, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::{Dump, DumpGroup};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
-
-/// Name and version of the form.
-pub(crate) const SCHEMA: &str = "rcomm.records/1";
-
-/// What follows in the body.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Head {
-    pub(crate) schema: String,
-    /// Ranks of the job.
-    pub(crate) world_size: usize,
-    pub(crate) records: Vec<RecordHead>,
-}
-
-/// One rank's record.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct RecordHead {
-    pub(crate) rank: Rank,
-    /// Which of several recorders of one process.
-    pub(crate) part: u8,
-    /// Which process wrote it: what was known of another one is to be forgotten.
-    pub(crate) attempt: u32,
-    pub(crate) pid: u32,
-    /// `null` = unknown.
-    pub(crate) alive: Option<bool>,
-    /// Why the rank does not answer, where it does not.
-    pub(crate) failure: Option<String>,
-    /// The record has all that the rank still has; else it begins at the id that was asked for.
-    pub(crate) whole: bool,
-    /// The oldest operation that the rank still has; older ones are to be forgotten.
-    pub(crate) oldest: u64,
-    /// The first record id to ask for the next time.
-    pub(crate) next: u64,
-    /// A number that is another one when the record's groups are. Where the one that was asked with is
-    /// the same, the dump's groups come without their ranks.
-    #[serde(default)]
-    pub(crate) groups: u64,
-    /// Length of the dump, bytes; 0 if nothing changed.
-    pub(crate) bytes: usize,
-}
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wanted {
@@ -125,8 +86,8 @@ pub(crate) async fn records(
 
 fn told(snapshot: &Snapshot, ranks: &RangeInclusive<Rank>, known: &HashMap<Key, Known>) -> Vec<u8> {
     let mut bodies = Vec::new();
-    let mut head = Head {
-        schema: SCHEMA.to_owned(),
+    let mut head = RecordsHead {
+        schema: RECORDS_SCHEMA.to_owned(),
         world_size: snapshot.ranks.len(),
         records: Vec::new(),
     };
@@ -240,7 +201,7 @@ mod tests {
 
     const ALL: RangeInclusive<Rank> = 0..=Rank::MAX;
 
-    fn head_of(body: &[u8]) -> Head {
+    fn head_of(body: &[u8]) -> RecordsHead {
         let line = body.split(|&byte| byte == b'\n').next().expect("a head");
         serde_json::from_slice(line).expect("JSON")
     }

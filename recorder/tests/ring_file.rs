@@ -529,7 +529,7 @@ fn follower_holds_what_a_snapshot_would_however_often_the_ring_goes_round() {
                 _ => recorder.retired(open.swap_remove(at)),
             }
         }
-        if roll % 7 == 0 {
+        if roll.is_multiple_of(7) {
             recorder.step(seq as i64);
             assert!(follower.look().changed);
             assert_eq!(said(follower.dump()), said(&reader.snapshot()), "{seq}");

@@ -3,7 +3,8 @@
 //! and how long after the first overdue operation it shows a hang.
 //!
 //! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024
-//! and 16,384 ranks, if none are given).
+//! and 16,384 ranks, if none are given). `endure MINUTES` instead looks at eight ranks for so long, and
+//! says every minute what that costs.
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -34,12 +35,15 @@ fn main() -> std::io::Result<()> {
     let given: Vec<u32> = std::env::args()
         .filter_map(|argument| argument.parse().ok())
         .collect();
+    let words: Vec<String> = std::env::args().collect();
+    if words.iter().any(|word| word == "endure") {
+        return endure(given.first().copied().unwrap_or(10));
+    }
     let sizes = if given.is_empty() {
         vec![1024, 16_384]
     } else {
         given
     };
-    let words: Vec<String> = std::env::args().collect();
     let asked = ["judge", "watch", "hang"].map(|part| words.iter().any(|word| word == part));
     let [judge, watch, hang] = asked.map(|one| one || asked == [false; 3]);
     if judge {
@@ -64,15 +68,46 @@ fn main() -> std::io::Result<()> {
 }
 
 fn watch_small() -> std::io::Result<()> {
+    beside_a_job(|rings| watch("8 ranks on this node", &["--ring-dir", rings], "bench-job"))
+}
+
+/// What looking for so many minutes costs, minute by minute.
+fn endure(minutes: u32) -> std::io::Result<()> {
+    beside_a_job(|rings| {
+        let mut running = Running::start(&["--ring-dir", rings])?;
+        running.wait_for("bench-job")?;
+        let pid = running.pid();
+        for minute in 1..=minutes {
+            let used = cpu_seconds(pid);
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_secs(60) {
+                // What is drawn is taken, so that drawing never waits.
+                let _ = running.bytes.recv_timeout(Duration::from_secs(1));
+            }
+            let share = (cpu_seconds(pid) - used) / since.elapsed().as_secs_f64();
+            let mut out = std::io::stdout().lock();
+            writeln!(
+                out,
+                "minute {minute}: {:.2} % of a core, {} MiB",
+                share * 100.0,
+                resident_mib(&pid.to_string(), "VmRSS:"),
+            )?;
+        }
+        running.end()
+    })
+}
+
+/// Does something while eight ranks run whose rings are in the directory that it is told.
+fn beside_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().display().to_string();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
         scope.spawn(|| run_job(members, &stop));
-        let watched = watch("8 ranks on this node", &["--ring-dir", &place], "bench-job");
+        let looked = look(&place);
         stop.store(true, Ordering::SeqCst);
-        watched
+        looked
     })
 }
 
@@ -91,6 +126,9 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
         "{ranks:>6} ranks: hang shown {late:.2} s after its first operation was overdue; peak memory {peak} MiB",
     )
 }
+
+/// Operations of each rank before anybody looks: more than a ring holds, as in a job that runs for long.
+const BEFORE: u64 = 20_000;
 
 /// Eight ranks that each begin and complete a hundred operations a second.
 fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
@@ -114,7 +152,9 @@ fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
             recorder.completed(ticket);
             recorder.retired(ticket);
         }
-        std::thread::sleep(Duration::from_millis(10));
+        if seq > BEFORE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -299,8 +339,12 @@ fn measure(ranks: u32) -> std::io::Result<()> {
 
 /// The largest resident size of a process so far.
 fn peak_mib(process: &str) -> u64 {
+    resident_mib(process, "VmHWM:")
+}
+
+fn resident_mib(process: &str, which: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let line = status.lines().find(|line| line.starts_with(which));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
     kib.unwrap_or(0) / 1024
 }

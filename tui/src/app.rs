@@ -10,6 +10,7 @@ use crate::terminal::{Guard, Mouse, give_back};
 use crate::writer::Asked;
 use crate::{view, writer};
 use anyhow::{Context as _, bail};
+use ratatui::Frame;
 use ratatui::crossterm::clipboard::CopyToClipboard;
 use ratatui::crossterm::event as terminal;
 use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
@@ -55,11 +56,31 @@ impl Inbox {
 ///
 /// If the terminal cannot be taken, a thread cannot be started, or one panics.
 pub fn run(
+    state: State,
+    inbox: &Inbox,
+    anchor: Anchor,
+    mouse: Mouse,
+    asked: &Arc<Asked>,
+) -> anyhow::Result<()> {
+    run_drawing(state, inbox, anchor, mouse, asked, view::draw)
+}
+
+/// The same, with what draws.
+///
+/// # Errors
+///
+/// See [`run`].
+///
+/// # Panics
+///
+/// If `draw` does; the terminal is restored before the panic is reported.
+pub fn run_drawing(
     mut state: State,
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
     asked: &Arc<Asked>,
+    mut draw: impl FnMut(&State, &mut Frame<'_>),
 ) -> anyhow::Result<()> {
     restore_on_panic(inbox.sender());
     let mut guard = Guard::enter(mouse).context("failed to take over the terminal")?;
@@ -104,7 +125,7 @@ pub fn run(
         }
         let due = drawn.is_none_or(|at| at.elapsed() >= FRAME);
         if state.changed && due {
-            guard.terminal().draw(|frame| view::draw(&state, frame))?;
+            guard.terminal().draw(|frame| draw(&state, frame))?;
             state.changed = false;
             drawn = Some(Instant::now());
         }

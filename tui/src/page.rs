@@ -84,6 +84,11 @@ pub struct Grid {
     pub legend: Line,
 }
 
+/// In a timeline: in an operation.
+pub const INSIDE: char = '█';
+/// In a timeline: in an operation that is not over.
+pub const PENDING: char = '▒';
+
 /// Lanes along time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
     CollectorSource, EndpointDumps, EndpointSource, FileSource, RasSource, RingDumps, RingSource,
-    SimulatedSource, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
+    RingThreads, SimulatedSource, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, Source};
 use rcomm_recorder::publish::EndpointToken;
@@ -55,6 +55,9 @@ pub(crate) fn asked(cli: &Cli) -> anyhow::Result<Asked> {
     }
     if let Some(source) = rings(from) {
         asked.dumps.push(Box::new(RingDumps::new(source)));
+    }
+    if let Some(source) = rings(from) {
+        asked.stacks.push(Box::new(RingThreads::new(source)));
     }
     Ok(asked)
 }

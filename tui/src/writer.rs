@@ -129,6 +129,7 @@ fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
         let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
         said.written.extend(answers.written);
         said.agreed.extend(answers.agreed);
+        said.told.extend(answers.told);
         said.refused.extend(answers.refused);
     }
     told(&said)
@@ -136,12 +137,23 @@ fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
 
 fn told(said: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (said.written.len(), said.agreed.len());
-    let all = written + agreed + said.refused.len();
+    let all = written + agreed + said.told.len() + said.refused.len();
     let mut text = match (written, agreed) {
         (0, 1..) => format!("{agreed} of {all} ranks write their dumps now"),
         (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
         _ => format!("{written} of {all} ranks wrote their dumps, {agreed} write them now"),
     };
+    if let Some(first) = said.told.first() {
+        let n = said.told.len();
+        let who = match n {
+            1 => format!("rank {first} does"),
+            _ => format!("{n} ranks do"),
+        };
+        text.push_str(&format!(
+            "; {who} not answer and {} asked through the store",
+            if n == 1 { "was" } else { "were" }
+        ));
+    }
     // Why somebody did not is worth more than where the others' are.
     if let Some((rank, reason)) = said.refused.first() {
         return Err(format!("{text}; rank {rank} did not: {reason}"));
@@ -152,7 +164,7 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
     Ok(text)
 }
 
-/// The call stacks of the first ranks that tell any.
+/// What the processes do at the moment, from the first that tells anything: call stacks before threads.
 fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + PATIENCE;
     let mut failure = "nobody can be asked for call stacks".to_owned();
@@ -168,7 +180,7 @@ fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> 
 fn stacks_told(stacks: &TakenStacks) -> Result<String, String> {
     let told = stacks.taken.len();
     let all = told + stacks.refused.len();
-    let text = format!("{told} of {all} ranks told their call stacks");
+    let text = format!("{told} of {all} ranks: {}", stacks.what);
     match stacks.refused.first() {
         None => Ok(text),
         Some((rank, reason)) => Err(format!("{text}; rank {rank} did not: {reason}")),

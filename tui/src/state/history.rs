@@ -1,17 +1,34 @@
 //! The snapshots of the last while, for pausing and stepping.
 
-use rcomm_analyzer::Snapshot;
+use rcomm_analyzer::{GroupRef, RankView, Report, Snapshot, StackNode};
+use rcomm_recorder::model::{Entry, Rank, Signature};
+use rcomm_recorder::publish::{Dump, DumpGroup};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// How many of the newest frames are kept whole.
+const WHOLE: usize = 30;
+/// How many of the newest operations of each record older frames keep, beside those that are pending.
+const NEWEST: usize = 256;
 
 /// Recorded snapshots, oldest first, within a budget of memory.
 #[derive(Debug)]
 pub struct History {
-    frames: VecDeque<(Arc<Snapshot>, usize)>,
+    frames: VecDeque<Frame>,
+    /// The frame that was cut last, as it was and as it is.
+    cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
     bytes: usize,
     budget: usize,
     /// Which frame is shown; `None` = always the newest.
     at: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Frame {
+    snapshot: Arc<Snapshot>,
+    /// What it holds beyond the frame before it.
+    bytes: usize,
+    is_whole: bool,
 }
 
 impl History {
@@ -19,36 +36,81 @@ impl History {
     pub fn new(budget: usize) -> Self {
         Self {
             frames: VecDeque::new(),
+            cut: None,
             bytes: 0,
             budget,
             at: None,
         }
     }
 
+    /// Bytes that the frames hold.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Adds the newest frame; the oldest give way.
     pub fn push(&mut self, snapshot: Arc<Snapshot>) {
-        let cost = cost(&snapshot, self.frames.back().map(|(last, _)| last.as_ref()));
-        self.bytes += cost;
-        self.frames.push_back((snapshot, cost));
+        self.frames.push_back(Frame {
+            snapshot,
+            bytes: 0,
+            is_whole: true,
+        });
+        self.count(self.frames.len() - 1);
+        self.cut_old();
         // The frame that is looked at stays, and so does the newest.
         while self.bytes > self.budget && self.frames.len() > 1 && self.at != Some(0) {
-            if let Some((_, cost)) = self.frames.pop_front() {
-                self.bytes -= cost;
-                self.at = self.at.map(|at| at - 1);
-            }
+            self.remove(0);
+            self.at = self.at.map(|at| at - 1);
         }
         // A pause that outlasts the memory keeps its own frame and lets go of what came after it.
         while self.bytes > self.budget && self.frames.len() > 2 {
-            if let Some((_, cost)) = self.frames.remove(1) {
-                self.bytes -= cost;
+            self.remove(1);
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        if let Some(frame) = self.frames.remove(at) {
+            self.bytes -= frame.bytes;
+        }
+        // What it shared with the one after it is now held by that one alone.
+        self.count(at);
+    }
+
+    fn count(&mut self, at: usize) {
+        let before = at.checked_sub(1).map(|at| self.frames[at].snapshot.clone());
+        if let Some(frame) = self.frames.get_mut(at) {
+            self.bytes -= frame.bytes;
+            frame.bytes = bytes_of(&frame.snapshot, before.as_deref());
+            self.bytes += frame.bytes;
+        }
+    }
+
+    /// Of frames that are no longer among the newest lets the oldest operations go.
+    fn cut_old(&mut self) {
+        let old = self.frames.len().saturating_sub(WHOLE);
+        let first = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
+        let first = first.last().unwrap_or(old);
+        for at in first..old {
+            if self.at == Some(at) {
+                continue;
             }
+            let whole = self.frames[at].snapshot.clone();
+            self.frames[at].is_whole = false;
+            if whole.dumps().all(|(_, dump)| dump.entries.len() <= NEWEST) {
+                continue;
+            }
+            let cut = Arc::new(cut(&whole, self.cut.as_ref()));
+            self.frames[at].snapshot = cut.clone();
+            self.cut = Some((whole, cut));
+            self.count(at);
+            self.count(at + 1);
         }
     }
 
     /// The frame shown.
     pub fn shown(&self) -> Option<&Arc<Snapshot>> {
         let at = self.at.unwrap_or(self.frames.len().checked_sub(1)?);
-        self.frames.get(at).map(|(snapshot, _)| snapshot)
+        self.frames.get(at).map(|frame| &frame.snapshot)
     }
 
     /// Whether a frame is held while newer ones come.
@@ -84,27 +146,123 @@ impl History {
     }
 }
 
-/// What a frame costs beyond the one before it: records that did not change are shared.
-fn cost(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
-    const ENTRY: usize = size_of::<rcomm_recorder::model::Entry>();
-    const RANK: usize = 256;
-    let shared = |rank, dump: &Arc<_>| {
+/// A frame with the newest operations of each record alone. What it shared with the frame that was cut
+/// before it, it shares with that one again.
+fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Snapshot {
+    let known = |rank: Rank, dump: &Arc<Dump>| {
+        let (whole, cut) = before?;
+        let mut dumps = whole.rank(rank)?.dumps.iter();
+        let at = dumps.position(|other| Arc::ptr_eq(other, dump))?;
+        cut.rank(rank)?.dumps.get(at).cloned()
+    };
+    let newest = |dump: &Arc<Dump>| match dump.entries.len() > NEWEST {
+        true => Arc::new(dump.newest(NEWEST)),
+        false => dump.clone(),
+    };
+    let ranks = whole.ranks.iter().map(|view| {
+        let dumps = view.dumps.iter();
+        let dumps = dumps.map(|dump| known(view.rank, dump).unwrap_or_else(|| newest(dump)));
+        RankView {
+            dumps: dumps.collect(),
+            ..view.clone()
+        }
+    });
+    Snapshot {
+        ranks: ranks.collect(),
+        ..whole.clone()
+    }
+}
+
+/// What a frame holds beyond the one before it, bytes: records and reports that did not change are
+/// shared. What lies behind pointers is counted where it is more than a few words.
+fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
+    let shared = |rank, dump: &Arc<Dump>| {
         before
             .and_then(|before| before.rank(rank))
             .is_some_and(|view| view.dumps.iter().any(|known| Arc::ptr_eq(known, dump)))
     };
-    let records: usize = snapshot
-        .ranks
-        .iter()
-        .flat_map(|view| view.dumps.iter().map(move |dump| (view.rank, dump)))
-        .filter(|(rank, dump)| !shared(*rank, dump))
-        .map(|(_, dump)| dump.entries.len() * ENTRY + 1024)
+    let views = snapshot.ranks.iter().map(|view| {
+        let records = view.dumps.iter().filter(|dump| !shared(view.rank, dump));
+        let remarks: usize = view.remarks.iter().map(String::capacity).sum();
+        let pointers = view.dumps.capacity() * size_of::<Arc<Dump>>();
+        size_of::<RankView>()
+            + pointers
+            + remarks
+            + records.map(|it| bytes_of_record(it)).sum::<usize>()
+    });
+    let views: usize = views.sum();
+    let same_report = before.is_some_and(|before| Arc::ptr_eq(&before.report, &snapshot.report));
+    let report = match same_report {
+        true => 0,
+        false => bytes_of_report(&snapshot.report),
+    };
+    views + report
+}
+
+fn bytes_of_record(dump: &Dump) -> usize {
+    let signature = |signature: &Signature| {
+        let sizes = signature.input_sizes.iter().chain(&signature.output_sizes);
+        let sizes: usize = sizes.map(|sizes| 24 + 8 * sizes.len()).sum();
+        size_of::<Signature>()
+            + sizes
+            + 8 * (signature.input_splits.len() + signature.output_splits.len())
+            + 64
+    };
+    let stacks: usize = dump.stacks.iter().map(|stack| 24 + 4 * stack.len()).sum();
+    let frames = dump.frames.iter();
+    let frames: usize = frames
+        .map(|frame| 64 + frame.name.len() + frame.filename.len())
         .sum();
-    let members: usize = snapshot
-        .report
-        .groups
-        .iter()
-        .map(|g| g.group.ranks.len())
+    dump.entries.capacity() * size_of::<Entry>()
+        + dump.groups.len() * (size_of::<DumpGroup>() + 32)
+        + dump.signatures.iter().map(signature).sum::<usize>()
+        + stacks
+        + frames
+        + size_of::<Dump>()
+}
+
+fn bytes_of_report(report: &Report) -> usize {
+    // Members of a group are shared by all that name it.
+    let group = |group: &GroupRef| group.name.len() + group.desc.len();
+    let ranks = |ranks: &[Rank]| size_of_val(ranks);
+    let groups = report.groups.iter();
+    let groups: usize = groups
+        .map(|it| size_of_val(it) + group(&it.group) + it.backend.len())
         .sum();
-    records + snapshot.ranks.len() * RANK + members * 4
+    let told = report.ranks.iter().map(|it| {
+        let words =
+            it.phase.as_ref().map_or(0, String::len) + it.last_call.as_ref().map_or(0, String::len);
+        size_of_val(it) + it.host.len() + words
+    });
+    let in_flight = report.in_flight.iter().map(|it| {
+        let ranks = ranks(&it.joined) + ranks(&it.missing) + ranks(&it.unknown);
+        size_of_val(it) + group(&it.group) + it.op.len() + ranks
+    });
+    let waits = report.waits.iter();
+    let waits = waits.map(|it| size_of_val(it) + group(&it.group) + it.op.len() + ranks(&it.on));
+    let findings = report.findings.iter().map(|it| {
+        let named = ranks(&it.culprit_ranks) + ranks(&it.victim_ranks) + ranks(&it.cycle);
+        // Sentences, evidence and call sites.
+        size_of_val(it) + named + 4096
+    });
+    let problems = report.problems.iter();
+    let problems = problems.map(|it| size_of_val(it) + it.path.len() + it.sentence.len());
+    groups
+        + told.sum::<usize>()
+        + in_flight.sum::<usize>()
+        + waits.sum::<usize>()
+        + findings.sum::<usize>()
+        + problems.sum::<usize>()
+        + bytes_of_stacks(&report.stacks)
+}
+
+fn bytes_of_stacks(stacks: &[StackNode]) -> usize {
+    let mut todo: Vec<&StackNode> = stacks.iter().collect();
+    let mut bytes = 0;
+    while let Some(node) = todo.pop() {
+        bytes +=
+            size_of_val(node) + node.name.len() + node.filename.len() + size_of_val(&*node.ranks);
+        todo.extend(&node.children);
+    }
+    bytes
 }

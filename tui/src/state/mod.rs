@@ -239,6 +239,12 @@ impl State {
         &self.digest.roots
     }
 
+    /// How many hosts have a name.
+    pub fn hosts(&self) -> usize {
+        let hosts = self.digest.hosts.iter();
+        hosts.filter(|host| !host.name.is_empty()).count()
+    }
+
     /// Selects what was clicked on; a second click opens it.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
         let (pane, row) = crate::view::hit(self, column, row)?;

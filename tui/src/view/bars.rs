@@ -31,17 +31,10 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         if !snapshot.job.is_empty() {
             line.push(plain(format!(" job {} ", snapshot.job)));
         }
-        let mut hosts: Vec<&str> = snapshot
-            .ranks
-            .iter()
-            .map(|view| view.host.as_ref())
-            .collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        hosts.retain(|host| !host.is_empty());
+        let hosts = state.hosts();
         let mut size = format!(" {}", count(snapshot.ranks.len() as u64, "rank"));
-        if !hosts.is_empty() {
-            size.push_str(&format!(" / {}", count(hosts.len() as u64, "host")));
+        if hosts > 0 {
+            size.push_str(&format!(" / {}", count(hosts as u64, "host")));
         }
         line.push(plain(size));
         line.push(plain("  "));

@@ -34,7 +34,7 @@ pub(super) fn of(state: &State, area: Rect) -> Layout {
     let footer = u16::from(area.height >= 3);
     let room = area.height - header - footer;
     let head: Vec<Line> = (state.page.head.iter())
-        .flat_map(|line| wrap(line, usize::from(area.width)))
+        .flat_map(|line| wrap(line, usize::from(area.width), lines_for_one(area.height)))
         .collect();
     let least = if state.page.panes.is_empty() {
         room
@@ -65,8 +65,16 @@ pub(super) fn of(state: &State, area: Rect) -> Layout {
     }
 }
 
-/// At most two lines for one: sentences are rarely longer, and a screen has more to tell.
-fn wrap(line: &Line, width: usize) -> Vec<Line> {
+/// How many lines one may take: a sentence is to be read to its end where there is room for it.
+fn lines_for_one(rows: u16) -> usize {
+    match rows {
+        0..20 => 2,
+        _ => 4,
+    }
+}
+
+/// A line over at most so many.
+fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
         return vec![line.clone()];
@@ -76,7 +84,7 @@ fn wrap(line: &Line, width: usize) -> Vec<Line> {
     for part in line {
         for word in part.text.split_inclusive(' ') {
             let wide = text_width(word.trim_end());
-            if used + wide > width && used > 0 && lines.len() < 2 {
+            if used + wide > width && used > 0 && lines.len() < most {
                 lines.push(vec![words("   ", part.tone)]);
                 used = 3;
             }
@@ -87,6 +95,10 @@ fn wrap(line: &Line, width: usize) -> Vec<Line> {
                 _ => lines[last].push(words(word, part.tone)),
             }
         }
+    }
+    // A blank at the end of a full line is not to cost it its last word.
+    for last in lines.iter_mut().filter_map(|line| line.last_mut()) {
+        last.text.truncate(last.text.trim_end().len());
     }
     lines
 }
@@ -111,7 +123,7 @@ fn natural(pane: &Pane, width: u16) -> u16 {
 pub fn needed(state: &State) -> u16 {
     let width = state.size.0;
     let head: usize = (state.page.head.iter())
-        .map(|line| wrap(line, usize::from(width)).len())
+        .map(|line| wrap(line, usize::from(width), lines_for_one(state.size.1)).len())
         .sum();
     let panes = state.page.panes.iter().map(|pane| natural(pane, width));
     let rows = panes.fold(2, u16::saturating_add);
@@ -199,8 +211,11 @@ mod tests {
             "a sentence of several words that is long",
             crate::theme::Tone::Plain,
         )];
-        let lines = wrap(&line, 24);
+        let lines = wrap(&line, 24, 4);
         assert_eq!(lines.len(), 2);
-        assert_eq!(lines[0][0].text.trim_end(), "a sentence of several");
+        assert_eq!(lines[0][0].text, "a sentence of several");
+        let full = wrap(&line, 21, 4);
+        assert_eq!(full[0][0].text, "a sentence of several");
+        assert_eq!(wrap(&line, 22, 1)[0][0].text, line[0].text);
     }
 }

@@ -1,6 +1,6 @@
 //! Lanes along time.
 
-use crate::page::{Lane, Timeline};
+use crate::page::{INSIDE, Lane, PENDING, Timeline};
 use crate::state::selection::first_shown;
 use crate::theme::{Theme, Tone};
 use crate::units::time_of_day;
@@ -31,8 +31,8 @@ pub(super) fn draw(
         buffer.set_stringn(area.x, y, &lane.label, label, theme.style(lane.tone));
         for (x, glyph) in (area.x + LABEL..).zip(cells(timeline, lane, width)) {
             let tone = match glyph {
-                '█' => Tone::Good,
-                '▒' => Tone::Waiting,
+                INSIDE => Tone::Good,
+                PENDING => Tone::Waiting,
                 _ => Tone::Dim,
             };
             buffer.set_string(x, y, glyph.to_string(), theme.style(tone));
@@ -55,8 +55,8 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
     for operation in &lane.spans {
         let from = column(operation.from_ns);
         let (to, glyph) = match operation.to_ns {
-            Some(to) => (column(to), '█'),
-            None => (width, '▒'),
+            Some(to) => (column(to), INSIDE),
+            None => (width, PENDING),
         };
         // Short ones are seen, too.
         let to = to.max(from + 1).min(width);

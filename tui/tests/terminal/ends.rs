@@ -2,6 +2,7 @@
 
 use crate::rings::stuck_job;
 use crate::session::{Hangup, Session};
+use ratatui::Frame;
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{Poll, SimulatedSource, Source, SourceError};
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Watch, analyze};
@@ -11,6 +12,8 @@ use rcomm_top::keys::Keymap;
 use rcomm_top::state::{Options, State};
 use rcomm_top::terminal::Mouse;
 use rcomm_top::theme::{Depth, Theme, ThemeName};
+use rcomm_top::view;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,15 +78,19 @@ impl Source for Breaks {
     }
 }
 
-/// The program with a source that panics while its screen is shown.
-#[test]
-#[ignore = "what the test below runs on a terminal"]
-fn a_program_that_panics() {
-    let anchor = Anchor::now();
+/// A job that runs.
+fn healthy(anchor: Anchor) -> SimulatedSource {
     let start = anchor.moment().wall_ns - 60_000_000_000;
     let simulation = Simulation::new(Situation::Healthy, 8, start);
-    let inner = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
-    let source = Box::new(Breaks { inner, looks: 0 });
+    SimulatedSource::new(simulation, move || anchor.moment().wall_ns)
+}
+
+/// The program with this source, drawn by `draw`; tells how it ended.
+fn show(
+    anchor: Anchor,
+    source: Box<dyn Source>,
+    draw: impl FnMut(&State, &mut Frame<'_>),
+) -> anyhow::Result<()> {
     let live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
     let options = Options {
         theme: Theme::new(ThemeName::Dark, Depth::None),
@@ -109,27 +116,67 @@ fn a_program_that_panics() {
         // Nobody listens once the program has ended.
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     });
-    let watch = watch.expect("threads start");
-    let ended = app::run(state, &inbox, anchor, Mouse::Off, &Default::default());
-    watch.stop();
+    let _watch = watch.expect("threads start");
+    app::run_drawing(state, &inbox, anchor, Mouse::Off, &Default::default(), draw)
+}
+
+/// The program with a source that panics while its screen is shown.
+#[test]
+#[ignore = "what a test below runs on a terminal"]
+fn a_program_that_panics() {
+    let anchor = Anchor::now();
+    let inner = healthy(anchor);
+    let ended = show(anchor, Box::new(Breaks { inner, looks: 0 }), view::draw);
     println!(
         "it ended with {:?}",
         ended.expect_err("a thread panicked").to_string()
     );
 }
 
+/// The program, which panics when it draws for the third time.
+#[test]
+#[ignore = "what a test below runs on a terminal"]
+fn a_program_that_panics_while_it_draws() {
+    let anchor = Anchor::now();
+    let mut frames = 0;
+    let draw = |state: &State, frame: &mut Frame<'_>| {
+        frames += usize::from(state.snapshot().is_some());
+        assert!(frames < 3, "the third frame cannot be drawn");
+        view::draw(state, frame);
+    };
+    let ended = show(anchor, Box::new(healthy(anchor)), draw);
+    println!("it went on: {ended:?}");
+}
+
+/// This program again, on a terminal, with one of its tests.
+fn run_test(name: &str, directory: &Path) -> Session {
+    let own = std::env::current_exe().expect("this test's program");
+    let arguments = ["--exact", name, "--ignored", "--nocapture"];
+    let own = own.to_str().expect("a path of text");
+    Session::start_program(own, &arguments, directory)
+}
+
+#[test]
+fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut session = run_test(
+        "ends::a_program_that_panics_while_it_draws",
+        directory.path(),
+    );
+    session.wait("the shell's screen, with the reason", |screen| {
+        !screen.alternate_screen()
+            && screen
+                .contents()
+                .contains("the third frame cannot be drawn")
+    });
+    // What every program ends with whose main thread panicked.
+    assert_eq!(session.end(), 101);
+}
+
 #[test]
 fn a_panic_restores_the_terminal_before_it_is_told_and_ends_the_program() {
     let directory = tempfile::tempdir().expect("a directory");
-    let own = std::env::current_exe().expect("this test's program");
-    let arguments = [
-        "--exact",
-        "ends::a_program_that_panics",
-        "--ignored",
-        "--nocapture",
-    ];
-    let own = own.to_str().expect("a path of text");
-    let mut session = Session::start_program(own, &arguments, directory.path());
+    let mut session = run_test("ends::a_program_that_panics", directory.path());
     session.wait("the program's screen", |screen| {
         screen.alternate_screen() && screen.contents().contains("demo-healthy")
     });

@@ -4,7 +4,8 @@ use crate::session::{Session, run};
 use rcomm::{Config, ReduceOp, World};
 use rcomm_analyzer::Severity;
 use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
-use std::path::Path;
+use rustix::process::Signal;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RANKS: u32 = 4;
@@ -76,6 +77,72 @@ fn dumps(folder: &Path) -> usize {
     files.flatten().flatten().count()
 }
 
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.map(|file| file.path()).collect()
+}
+
+fn signal(job: &Job, rank: u32, signal: Signal) {
+    let process = rustix::process::Pid::from_raw(job.pid(rank) as i32).expect("a pid");
+    rustix::process::kill_process(process, signal).expect("a child");
+}
+
+#[test]
+fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store() {
+    let (job, store) = job("stops");
+    let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
+    let mut session = Session::start(&arguments, job.folder());
+    session.wait_text("rank 2 never issued all_reduce #6");
+    // Its process is well, but nobody reaches its endpoint any more.
+    let sockets = list(&job.folder().join("rings")).into_iter();
+    let mut sockets = sockets.flat_map(|job| list(&job));
+    let socket = sockets.find(|path| path.ends_with("1.0.sock"));
+    std::fs::remove_file(socket.expect("the endpoint of rank 1")).expect("ours");
+    session.press("dr");
+    session.wait_text("3 of 4 ranks wrote their dumps");
+    session.wait_text("rank 1 does not answer and was asked through the store");
+    wait_until("the dump of rank 1", || {
+        let dumps = job.dumps();
+        let own = dumps.iter().find(|(_, dump)| dump.identity.rank == Some(1));
+        own.filter(|(_, dump)| dump.identity.reason.contains("asked for from outside"))
+            .map(drop)
+    });
+    session.press("q");
+    session.end();
+}
+
+#[test]
+fn a_rank_that_is_killed_after_the_hang_was_shown_is_told_in_the_same_view() {
+    for killed in [CULPRIT, 3] {
+        let (job, _) = job("stops");
+        let rings = rings(&job);
+        let arguments = ["--ring-dir", &rings, "--overdue", "500ms"];
+        let mut session = Session::start(&arguments, job.folder());
+        session.wait_text("rank 2 never issued all_reduce #6");
+        signal(&job, killed, Signal::KILL);
+        session.wait_text("E150");
+        session.wait_text(&format!("the process of rank {killed} is gone"));
+        session.press("q");
+        session.end();
+    }
+}
+
+#[test]
+fn what_the_threads_of_ranks_on_this_node_wait_in_is_told_without_asking_them() {
+    let (job, _) = job("stops");
+    let rings = rings(&job);
+    let mut session = Session::start(&["--ring-dir", &rings, "--overdue", "500ms"], job.folder());
+    session.wait_text("rank 2 never issued all_reduce #6");
+    session.press("t");
+    session.wait_text("threads as the kernel sees them of 4 of 4 ranks");
+    session.wait_text("rcomm/");
+    session.wait_text("sleeps in");
+    // Where each rank issued its newest operation stands below.
+    session.wait_text("job.rs");
+    session.press("q");
+    session.end();
+}
+
 #[test]
 fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_asked() {
     let (job, store) = job("stops");
@@ -112,8 +179,7 @@ fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
     ];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
-    let dead = rustix::process::Pid::from_raw(job.pid(3) as i32).expect("a pid");
-    rustix::process::kill_process(dead, rustix::process::Signal::KILL).expect("a child");
+    signal(&job, 3, Signal::KILL);
     session.press("dr");
     session.wait_text("3 of 4 ranks wrote their dumps");
     session.wait_text("rank 3 did not");

@@ -35,12 +35,12 @@ pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
         panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
     }
     Page {
-        head: head(finding),
+        head: head(lens, finding),
         panes,
     }
 }
 
-fn head(finding: &Finding) -> Vec<Line> {
+fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
     let tone = match finding.severity {
         Severity::Error => Tone::Bad,
         Severity::Warning => Tone::Late,
@@ -52,7 +52,7 @@ fn head(finding: &Finding) -> Vec<Line> {
             words(format!("{} {}", finding.code, finding.name), tone),
             words(sure, Tone::Dim),
         ],
-        vec![plain(finding.sentence.clone())],
+        vec![plain(lens.sentence(finding))],
         vec![words(
             format!("said when: {}", finding.code.meaning()),
             Tone::Dim,

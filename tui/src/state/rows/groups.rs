@@ -91,7 +91,7 @@ pub(super) fn table(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
         empty: if lens.snapshot.report.groups.is_empty() {
             "no group has been recorded yet".into()
         } else {
-            "no group passes the filter".into()
+            lens.none_left("group")
         },
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
         } else if lens.filter.is_empty() && !lens.problems_only {
             "nothing of this is in flight".into()
         } else {
-            "nothing in flight passes the filter".into()
+            lens.none_left("operation in flight")
         },
     }
 }

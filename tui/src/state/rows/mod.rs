@@ -27,7 +27,7 @@ use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::{group_label, group_labels};
-use rcomm_analyzer::{Code, GroupRef, Moment, Snapshot};
+use rcomm_analyzer::{Code, Finding, GroupRef, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -98,6 +98,16 @@ impl Lens<'_> {
         }
     }
 
+    /// What stands where no row is left of so many that there are.
+    fn none_left(&self, what: &str) -> String {
+        match (self.filter.is_empty(), self.problems_only) {
+            (true, true) => format!("no {what} with a problem; [z] shows all"),
+            (true, false) => format!("no {what}"),
+            (false, true) => format!("no {what} with a problem passes the filter"),
+            (false, false) => format!("no {what} passes the filter"),
+        }
+    }
+
     fn passes(&self, subject: &Subject<'_>) -> bool {
         self.filter.matches(subject)
     }
@@ -141,6 +151,11 @@ impl Lens<'_> {
             }
             _ => format!("rank {rank}"),
         }
+    }
+
+    /// What a finding says, with its age as it is now.
+    fn sentence(&self, finding: &Finding) -> String {
+        finding.sentence_after(self.later_ms).into_owned()
     }
 
     /// An age at the snapshot, as it is now.

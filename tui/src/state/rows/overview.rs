@@ -14,6 +14,9 @@ use serde::Deserialize;
 /// From how many rows on a terminal is high.
 const ROOMY: u16 = 36;
 
+/// The key that tells more, behind the causes.
+const HINT: &str = "  [w]";
+
 /// A pane of the first screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -109,7 +112,7 @@ fn headline(lens: &Lens<'_>) -> Line {
             {
                 line.push(words(format!("{}  ", clock_age(since)), tone));
             }
-            line.push(plain(finding.sentence.clone()));
+            line.push(plain(lens.sentence(finding)));
         }
         None => {
             let input = &report.input;
@@ -150,7 +153,11 @@ fn why_line(lens: &Lens<'_>) -> Option<Line> {
         };
         text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
     }
-    Some(vec![words(text, Tone::Dim), words("  [w]", Tone::Accent)])
+    // The footer has the key too: it is not worth a line of its own.
+    let fits = text.chars().count() + HINT.len() <= usize::from(lens.size.0);
+    let mut line = vec![words(text, Tone::Dim)];
+    line.extend(fits.then(|| words(HINT, Tone::Accent)));
+    Some(line)
 }
 
 fn by_host(lens: &Lens<'_>) -> bool {

@@ -6,7 +6,7 @@ use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, time_of_day};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::words::{count, rank_set};
+use rcomm_analyzer::words::{count, grouped, rank_set};
 use rcomm_analyzer::{GroupRef, RankView};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -124,14 +124,16 @@ fn health(lens: &Lens<'_>, view: &RankView) -> String {
     let Some(dump) = view.dump() else {
         return "no record of it was read".into();
     };
+    // Its ring has gone round, or this view keeps its newest.
     let lost = lens
         .digest
         .report(lens.snapshot, view.rank)
         .map_or(0, |r| r.lost);
-    let mut text = format!(
-        "record: {} held, {lost} lost",
-        count(dump.entries.len() as u64, "operation")
-    );
+    let held = count(dump.entries.len() as u64, "operation");
+    let mut text = match lost {
+        0 => format!("record: {held} held"),
+        lost => format!("record: {held} held, {} older gone", grouped(lost)),
+    };
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
             ", as of {}",

@@ -25,7 +25,7 @@ pub enum Metric {
     Age,
     /// Operations issued and not completed.
     Pending,
-    /// Records lost.
+    /// Operations that its recorder could not keep.
     Lost,
 }
 
@@ -40,7 +40,7 @@ impl Metric {
         ),
         (Self::Age, "age of the oldest pending"),
         (Self::Pending, "operations pending"),
-        (Self::Lost, "records lost"),
+        (Self::Lost, "operations that the recorder could not keep"),
     ];
 
     /// The next one.
@@ -62,7 +62,7 @@ impl Metric {
             Self::Share => [0.001, 0.005, 0.01],
             Self::Age => [100.0, 1_000.0, 5_000.0],
             Self::Pending => [1.0, 4.0, 64.0],
-            Self::Lost => [1.0, 1_000.0, 100_000.0],
+            Self::Lost => [1.0, 100.0, 10_000.0],
         }
     }
 
@@ -173,7 +173,10 @@ fn value(
         Metric::Share => report.lag_share,
         Metric::Age => Some(ages.get(&rank).copied().unwrap_or(0.0)),
         Metric::Pending => Some(report.pending as f64),
-        Metric::Lost => Some(report.lost as f64),
+        Metric::Lost => {
+            let status = lens.snapshot.rank(rank)?.dump()?.status.as_ref()?;
+            Some(status.dropped as f64)
+        }
     }
 }
 
@@ -322,7 +325,7 @@ pub(super) fn some(lens: &Lens<'_>, some: &[Rank]) -> Page {
         ],
         rows,
         heads: Heads::Shown,
-        empty: "no rank passes the filter".into(),
+        empty: lens.none_left("rank"),
     };
     Page::of(vec![], "ranks", table)
 }

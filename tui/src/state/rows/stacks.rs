@@ -17,7 +17,8 @@ const ROWS: usize = 4096;
 
 pub(super) fn page(lens: &Lens<'_>) -> Page {
     let recorded = Pane {
-        title: "last recorded calls: where each rank issued its newest operation".into(),
+        title: "last recorded calls, outermost first: where each rank issued its newest operation"
+            .into(),
         body: Body::Table(table(
             lens,
             &lens.snapshot.report.stacks,
@@ -30,7 +31,8 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         let (told, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
-            "taken live at {time}: Python frames of {told} of {} ranks, outermost first; [t] takes them anew",
+            "taken live at {time}: {} of {told} of {} ranks; [t] takes them anew",
+            taken.what,
             told + refused
         );
         head.push(vec![words(text, Tone::Dim)]);
@@ -40,10 +42,10 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         }
         panes.push(Pane {
             title: "now".into(),
-            body: Body::Table(table(lens, &taken.stacks, "no thread is in Python")),
+            body: Body::Table(table(lens, &taken.stacks, "no thread tells anything")),
         });
     } else {
-        let text = "call sites as recorded, outermost first: no process is asked";
+        let text = "call sites as recorded: no process is asked";
         head.push(vec![words(text, Tone::Dim)]);
     }
     panes.push(recorded);
@@ -82,11 +84,15 @@ fn table(lens: &Lens<'_>, stacks: &[StackNode], empty: &str) -> Table {
 }
 
 fn row(lens: &Lens<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
+    // What everybody does tells nobody apart.
     let root = ranks
         .iter()
-        .any(|&rank| lens.digest.rank(lens.snapshot, rank) == RankState::Root);
+        .all(|&rank| lens.digest.rank(lens.snapshot, rank) == RankState::Root);
     let indent = "  ".repeat(depth.min(30));
-    let frame = format!("{indent}{}:{} {}", node.filename, node.line, node.name);
+    let frame = match node.filename.as_str() {
+        "" => format!("{indent}{}", node.name),
+        file => format!("{indent}{file}:{} {}", node.line, node.name),
+    };
     Row {
         mark: if root {
             Mark::new('!', Tone::Bad)

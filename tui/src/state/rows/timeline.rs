@@ -1,7 +1,7 @@
 //! Ranks along time: the root, the marked, and those who wait first.
 
 use super::Lens;
-use crate::page::{Body, Lane, Page, Pane, Span, Timeline, plain};
+use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, words};
 use crate::state::digest::RankState;
 use crate::theme::Tone;
 use rcomm_analyzer::RankView;
@@ -82,7 +82,12 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         .iter()
         .map(|&(_, at)| lane(lens, at, from_ns, to_ns))
         .collect();
-    let mut head = vec![vec![plain("[h] earlier  [l] later  [+] closer  [_] wider")]];
+    let mut head = vec![vec![
+        words(INSIDE.to_string(), Tone::Good),
+        plain(" in an operation  "),
+        words(PENDING.to_string(), Tone::Waiting),
+        plain(" not over yet  [h] earlier [l] later [+] closer [_] wider"),
+    ]];
     if left > 0 {
         head.push(vec![plain(format!(
             "{left} ranks are left out: filter or mark what you look for"

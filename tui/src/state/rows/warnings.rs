@@ -110,7 +110,7 @@ pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
         empty: if report.findings.is_empty() {
             "nothing to warn of".into()
         } else {
-            "no warning passes the filter".into()
+            lens.none_left("warning")
         },
     }
 }
@@ -164,7 +164,7 @@ fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
                 0 => Cell::word(""),
                 _ => Cell::number(ranks.to_string(), ranks as f64),
             },
-            Cell::word(format!("{under}{}{muted}", finding.sentence)),
+            Cell::word(format!("{under}{}{muted}", lens.sentence(finding))),
         ],
         tone: if finding.caused_by.is_some() || !muted.is_empty() {
             Tone::Dim

@@ -42,12 +42,12 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
     if !roots.is_empty() {
         head.push(vec![
             plain("root: "),
-            words(rank_set(&roots, 8), Tone::Bad),
+            words(named(&roots), Tone::Bad),
             plain(waiters(&chain, roots.len())),
         ]);
     }
     if let Some(at) = lens.digest.head.filter(|_| waiting.is_none()) {
-        head.push(vec![plain(report.findings[at].sentence.clone())]);
+        head.push(vec![plain(lens.sentence(&report.findings[at]))]);
     }
     rows.extend(roots.iter().take(8).map(|&rank| root(lens, rank)));
     rows.extend(chain.iter().map(link));
@@ -60,12 +60,18 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
     Page::of(head, "why", table)
 }
 
+fn named(ranks: &[Rank]) -> String {
+    let several = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{several} {}", rank_set(ranks, 8))
+}
+
 fn waiters(chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
     let them = if roots == 1 { "it" } else { "them" };
     match n {
         0 => String::new(),
-        n => format!(", {} waiting because of {them}", count(n as u64, "rank")),
+        1 => format!("; 1 rank waits because of {them}"),
+        n => format!("; {} wait because of {them}", count(n as u64, "rank")),
     }
 }
 

@@ -1,0 +1,98 @@
+//! What is remembered stays within its budget, however long one looks.
+
+mod common;
+
+use common::{moment, showing};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{SimulatedSource, Source};
+use rcomm_analyzer::{Live, LiveOptions, Snapshot, analyze};
+use rcomm_recorder::model::Entry;
+use rcomm_top::event::Event;
+use rcomm_top::state::update;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+const BUDGET: usize = 32 << 20;
+const RANKS: u32 = 8;
+const WINDOW: usize = 600;
+
+/// Bytes of the operations that these frames hold, each record once.
+fn held<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
+    let mut records = BTreeMap::new();
+    for view in frames.flat_map(|frame| frame.ranks.iter()) {
+        for dump in &view.dumps {
+            let bytes = dump.entries.capacity() * size_of::<Entry>();
+            records.insert(Arc::as_ptr(dump).addr(), bytes);
+        }
+    }
+    records.values().sum()
+}
+
+#[test]
+fn hours_of_looks_stay_within_the_budget_and_the_newest_frames_stay_whole() {
+    let simulation = Simulation::new(Situation::Healthy, RANKS, common::START_NS);
+    let simulation = simulation.with_window(WINDOW);
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
+    let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
+    state.history = rcomm_top::state::history::History::new(BUDGET);
+    let mut most = 0;
+    // Three hours, a look every twenty seconds.
+    for look in 0..540 {
+        let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
+        let mut source = SimulatedSource::new(simulation.clone(), move || now);
+        let at = moment(&simulation, now);
+        live.observe(0, source.poll(Instant::now()), at);
+        let snapshot = live.refresh(at).expect("everything changed");
+        update(&mut state, Event::Observed(Arc::new(snapshot)));
+        most = most.max(state.history.bytes());
+    }
+    assert!(most <= BUDGET, "{most}");
+    let (_, count) = state.history.position();
+    let mut frames = Vec::new();
+    for _ in 0..count {
+        frames.extend(state.history.shown().cloned());
+        state.history.step(-1);
+    }
+    let entries = |frame: &Arc<Snapshot>| frame.entries() / RANKS as usize;
+    assert_eq!(
+        (entries(&frames[0]), entries(&frames[29])),
+        (WINDOW, WINDOW)
+    );
+    assert_eq!((entries(&frames[30]), count > 40), (256, true), "{count}");
+    let held = held(frames.iter());
+    assert!(
+        held <= state.history.bytes(),
+        "{held} {}",
+        state.history.bytes()
+    );
+    assert!(
+        held * 10 > state.history.bytes() * 9,
+        "most of it is operations"
+    );
+}
+
+#[test]
+fn a_pause_that_lasts_keeps_what_is_looked_at_and_nothing_without_bound() {
+    let simulation = Simulation::new(Situation::Healthy, RANKS, common::START_NS);
+    let simulation = simulation.with_window(WINDOW);
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
+    let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
+    state.history = rcomm_top::state::history::History::new(BUDGET / 4);
+    let mut looked_at = None;
+    for look in 0..120 {
+        let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
+        let mut source = SimulatedSource::new(simulation.clone(), move || now);
+        let at = moment(&simulation, now);
+        live.observe(0, source.poll(Instant::now()), at);
+        let snapshot = live.refresh(at).expect("everything changed");
+        update(&mut state, Event::Observed(Arc::new(snapshot)));
+        if look == 3 {
+            state.history.pause();
+            looked_at = state.history.shown().cloned();
+        }
+        assert!(state.history.bytes() <= BUDGET / 4, "{look}");
+    }
+    let shown = state.history.shown().expect("a frame");
+    assert!(Arc::ptr_eq(shown, &looked_at.expect("paused at the third")));
+}

@@ -7,8 +7,9 @@
 //! Nearly all of it is inlined into the one caller that it has, and what is not takes the place and
 //! gives back the next: so the place stays in a register.
 
+use super::cell::{Cell, Span};
 use super::opcode as op;
-use super::read::{Cell, Pickle, Span};
+use super::read::Pickle;
 
 /// A place between two values of one item.
 pub(in crate::publish) struct Cursor<'p, 'a> {

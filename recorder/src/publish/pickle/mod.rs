@@ -13,12 +13,16 @@
 //!
 //! Which keys a dump has and what they mean is none of this module's business: see `dialect`.
 
+mod cell;
 mod cursor;
 mod read;
+mod take;
 mod write;
 
+pub(super) use cell::{Cell, Fault, Span};
 pub(super) use cursor::{Cursor, Recall};
-pub(super) use read::{Cell, Fault, Pickle, Span, Taker};
+pub(super) use read::Pickle;
+pub(super) use take::Taker;
 pub(super) use write::PickleWriter;
 
 /// The instructions of protocols 2 to 5 that plain data needs. The values are fixed by Python's

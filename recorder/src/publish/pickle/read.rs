@@ -1,81 +1,8 @@
 //! Bytes in, a flat graph of cells out.
 
+use super::cell::{Cell, Fault, Span};
 use super::opcode as op;
-
-/// A piece of the input: a string's bytes, not yet checked to be UTF-8.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::publish) struct Span(u64);
-
-impl Span {
-    /// The empty one.
-    pub(in crate::publish) const NOTHING: Self = Self(0);
-
-    pub(super) fn new(start: u32, len: u32) -> Self {
-        Self(u64::from(len) << 32 | u64::from(start))
-    }
-
-    pub(in crate::publish) fn start(self) -> u32 {
-        self.0 as u32
-    }
-
-    pub(in crate::publish) fn of(self, input: &[u8]) -> &[u8] {
-        let len = (self.0 >> 32) as usize;
-        &input[self.start() as usize..][..len]
-    }
-}
-
-/// One value. Containers are numbers: the same number is the same object.
-///
-/// Every variant holds 64 bits or nothing: so a cell travels in two registers. In memory it would be
-/// written in two parts and read in one, for which a processor waits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::publish) enum Cell {
-    /// A memo slot that nothing was put into. Never on the stack, never in a container.
-    Unset,
-    /// In the memo only: an item that a [`Taker`] read in place, of which nothing was kept here.
-    Taken,
-    None,
-    True,
-    False,
-    /// Integers beyond 64 bits are held at the nearest 64-bit value.
-    Int(i64),
-    /// The bits of an `f64`.
-    Float(u64),
-    Text(Span),
-    /// A list or a tuple.
-    List(u64),
-    /// Keys and values in turn.
-    Dict(u64),
-}
-
-/// Why reading stopped before the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::publish) enum Fault {
-    /// The input ends inside an instruction, or without STOP.
-    Cut { at: usize },
-    /// An instruction that builds or calls objects.
-    Refused { opcode: &'static str, at: usize },
-    /// An instruction that makes no sense here.
-    Damaged { what: &'static str, at: usize },
-    /// More values than this reader is willing to hold.
-    TooLarge { at: usize },
-    /// The memo is asked for an item that was read in place. Without a taker there are none.
-    Taken { at: usize },
-}
-
-/// Who takes the items of one list as they come, so that they need not be kept.
-pub(in crate::publish) trait Taker {
-    /// Whether the list under this key of the outermost dict is the one.
-    fn wants(&self, key: &[u8]) -> bool;
-
-    /// The next item, which the machine put together. It may be of any kind.
-    fn take(&mut self, pickle: &Pickle, item: Cell);
-
-    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and gives back where it ends.
-    /// `None` if the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets
-    /// it. What was noted of it must be forgotten.
-    fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
-}
+use super::take::{CELLS_OF_TAKEN, Taker};
 
 /// A run of items in one container.
 #[derive(Clone, Copy)]
@@ -99,10 +26,7 @@ const END: u32 = u32::MAX;
 /// Values and containers of 16 bytes each that one file may need together: half a GiB.
 ///
 /// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
-const MAX_CELLS: usize = 1 << 25;
-
-/// What an item that is read in place counts: about as many values as an `Entry` is large.
-const CELLS_OF_TAKEN: usize = 8;
+pub(super) const MAX_CELLS: usize = 1 << 25;
 
 /// No height of the stack.
 const NOWHERE: u32 = u32::MAX;
@@ -112,16 +36,16 @@ const NOWHERE: u32 = u32::MAX;
 pub(in crate::publish) struct Pickle {
     pub(super) stack: Vec<Cell>,
     /// Heights of the stack at each open MARK.
-    marks: Vec<u32>,
+    pub(super) marks: Vec<u32>,
     pub(super) memo: Vec<Cell>,
     pub(super) containers: Vec<Container>,
     chunks: Vec<Chunk>,
     pub(super) items: Vec<Cell>,
     /// How many items were read in place.
-    taken: usize,
+    pub(super) taken: usize,
     /// A memo number was given twice. Then the same instruction need not mean the same value, which
     /// reading in place goes by.
-    renumbered: bool,
+    pub(super) renumbered: bool,
     /// Ascending.
     incomplete: Vec<u64>,
 }
@@ -189,6 +113,11 @@ impl Pickle {
     ) -> impl Iterator<Item = (Cell, Cell)> + use<'_> {
         let runs = self.items(container);
         runs.flat_map(|run| run.chunks_exact(2).map(|pair| (pair[0], pair[1])))
+    }
+
+    /// Whether nothing was put into this container yet.
+    pub(super) fn is_empty(&self, container: u64) -> bool {
+        self.containers[container as usize].first.len == 0
     }
 
     /// Whether the input ended while this container was being filled.
@@ -369,45 +298,6 @@ impl Pickle {
                 }
             }
         }
-    }
-
-    /// Whether the items of the list on top of the stack go to `taker`: the first ones of the list
-    /// under a key of the outermost dict.
-    fn is_wanted(&self, input: &[u8], taker: &impl Taker) -> bool {
-        let [Cell::Dict(_), pairs @ ..] = &self.stack[..] else {
-            return false;
-        };
-        let [.., Cell::Text(key), Cell::List(list)] = pairs else {
-            return false;
-        };
-        self.marks == [1]
-            && pairs.len().is_multiple_of(2)
-            && self.containers[*list as usize].first.len == 0
-            && taker.wants(key.of(input))
-    }
-
-    /// Gives `taker` all items since the last MARK, and lets it read what follows. Gives back where it
-    /// stopped.
-    fn hand_over(&mut self, input: &[u8], mut at: usize, taker: &mut impl Taker) -> usize {
-        let from = self.marks.last().map_or(0, |&mark| mark as usize);
-        for item in from..self.stack.len() {
-            taker.take(self, self.stack[item]);
-        }
-        self.stack.truncate(from);
-        while self.taken < MAX_CELLS / CELLS_OF_TAKEN && !self.renumbered {
-            let (memo, containers, items) =
-                (self.memo.len(), self.containers.len(), self.items.len());
-            let Some(end) = taker.read(self, input, at) else {
-                self.stack.truncate(from);
-                self.memo.truncate(memo);
-                self.containers.truncate(containers);
-                self.items.truncate(items);
-                break;
-            };
-            at = end;
-            self.taken += 1;
-        }
-        at
     }
 
     #[inline]
@@ -594,7 +484,7 @@ impl Pickle {
     fn close_what_is_open(&mut self) -> Option<Cell> {
         if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
             // Empty because it is empty, or because the rest is missing: it cannot be told.
-            if self.containers[id as usize].first.len == 0 {
+            if self.is_empty(id) {
                 self.incomplete.push(id);
             }
         }

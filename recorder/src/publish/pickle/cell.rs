@@ -1,0 +1,62 @@
+//! What a pickle is taken apart into.
+
+/// A piece of the input: a string's bytes, not yet checked to be UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::publish) struct Span(u64);
+
+impl Span {
+    /// The empty one.
+    pub(in crate::publish) const NOTHING: Self = Self(0);
+
+    pub(super) fn new(start: u32, len: u32) -> Self {
+        Self(u64::from(len) << 32 | u64::from(start))
+    }
+
+    pub(in crate::publish) fn start(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(in crate::publish) fn of(self, input: &[u8]) -> &[u8] {
+        let len = (self.0 >> 32) as usize;
+        &input[self.start() as usize..][..len]
+    }
+}
+
+/// One value. Containers are numbers: the same number is the same object.
+///
+/// Every variant holds 64 bits or nothing: so a cell travels in two registers. In memory it would be
+/// written in two parts and read in one, for which a processor waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::publish) enum Cell {
+    /// A memo slot that nothing was put into. Never on the stack, never in a container.
+    Unset,
+    /// In the memo only: an item that a [`Taker`](super::Taker) read in place, of which nothing was kept here.
+    Taken,
+    None,
+    True,
+    False,
+    /// Integers beyond 64 bits are held at the nearest 64-bit value.
+    Int(i64),
+    /// The bits of an `f64`.
+    Float(u64),
+    Text(Span),
+    /// A list or a tuple.
+    List(u64),
+    /// Keys and values in turn.
+    Dict(u64),
+}
+
+/// Why reading stopped before the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::publish) enum Fault {
+    /// The input ends inside an instruction, or without STOP.
+    Cut { at: usize },
+    /// An instruction that builds or calls objects.
+    Refused { opcode: &'static str, at: usize },
+    /// An instruction that makes no sense here.
+    Damaged { what: &'static str, at: usize },
+    /// More values than this reader is willing to hold.
+    TooLarge { at: usize },
+    /// The memo is asked for an item that was read in place. Without a taker there are none.
+    Taken { at: usize },
+}

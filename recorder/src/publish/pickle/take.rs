@@ -1,0 +1,67 @@
+//! One long list, whose items are handed over as they come.
+
+use super::cell::Cell;
+use super::read::{MAX_CELLS, Pickle};
+
+/// Who takes the items of one list as they come, so that they need not be kept.
+pub(in crate::publish) trait Taker {
+    /// Whether the list under this key of the outermost dict is the one.
+    fn wants(&self, key: &[u8]) -> bool;
+
+    /// The next item, which the machine put together. It may be of any kind.
+    fn take(&mut self, pickle: &Pickle, item: Cell);
+
+    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and gives back where it ends.
+    /// `None` if the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets
+    /// it. What was noted of it must be forgotten.
+    fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
+}
+
+/// What an item that is read in place counts: about as many values as an `Entry` is large.
+pub(super) const CELLS_OF_TAKEN: usize = 8;
+
+impl Pickle {
+    /// Whether the items of the list on top of the stack go to `taker`: the first ones of the list
+    /// under a key of the outermost dict.
+    pub(super) fn is_wanted(&self, input: &[u8], taker: &impl Taker) -> bool {
+        let [Cell::Dict(_), pairs @ ..] = &self.stack[..] else {
+            return false;
+        };
+        let [.., Cell::Text(key), Cell::List(list)] = pairs else {
+            return false;
+        };
+        self.marks == [1]
+            && pairs.len().is_multiple_of(2)
+            && self.is_empty(*list)
+            && taker.wants(key.of(input))
+    }
+
+    /// Gives `taker` all items since the last MARK, and lets it read what follows. Gives back where it
+    /// stopped.
+    pub(super) fn hand_over(
+        &mut self,
+        input: &[u8],
+        mut at: usize,
+        taker: &mut impl Taker,
+    ) -> usize {
+        let from = self.marks.last().map_or(0, |&mark| mark as usize);
+        for item in from..self.stack.len() {
+            taker.take(self, self.stack[item]);
+        }
+        self.stack.truncate(from);
+        while self.taken < MAX_CELLS / CELLS_OF_TAKEN && !self.renumbered {
+            let (memo, containers, items) =
+                (self.memo.len(), self.containers.len(), self.items.len());
+            let Some(end) = taker.read(self, input, at) else {
+                self.stack.truncate(from);
+                self.memo.truncate(memo);
+                self.containers.truncate(containers);
+                self.items.truncate(items);
+                break;
+            };
+            at = end;
+            self.taken += 1;
+        }
+        at
+    }
+}

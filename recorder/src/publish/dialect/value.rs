@@ -45,12 +45,12 @@ impl Scalar<'_> {
     }
 
     /// An integer in the range of `T`, from a number or its digits.
-    #[inline]
+    #[inline(always)]
     pub(super) fn int<T: TryFrom<i64>>(self) -> Option<T> {
         T::try_from(self.whole()?).ok()
     }
 
-    #[inline]
+    #[inline(always)]
     fn flag(self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(value),
@@ -60,7 +60,7 @@ impl Scalar<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn float(self) -> Option<f32> {
         match self {
             Self::Float(value) => Some(value as f32),
@@ -71,7 +71,7 @@ impl Scalar<'_> {
     }
 
     /// A time: none and 0 both mean "not seen".
-    #[inline]
+    #[inline(always)]
     fn time(self) -> Option<i64> {
         match self {
             Self::None => Some(0),

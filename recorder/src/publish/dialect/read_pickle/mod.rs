@@ -72,6 +72,12 @@ pub(super) fn run(
         frames: Vec::new(),
     };
     reader.texts[0].1 = reader.builder.texts.intern("");
+    let likely = bytes.len() / BYTES_OF_ENTRY;
+    reader
+        .builder
+        .dump
+        .entries
+        .reserve(likely.min(MOST_RESERVED));
     let (root, fault) = pickle.read(bytes, &mut reader);
     match root {
         Some(Cell::Dict(id)) => reader.top(pickle, id),
@@ -85,6 +91,10 @@ pub(super) fn run(
     fault.map_or(Ok(()), Err)
 }
 
+/// What an entry takes in a file, about.
+const BYTES_OF_ENTRY: usize = 160;
+/// Entries for which there is room from the start.
+const MOST_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
 /// Keys of an entry that are recognised by place.
 const MAX_PLAN: usize = 64;

@@ -513,7 +513,9 @@ mod tests {
         );
         let lines = refusal("RCOMM_TUNING", "all_reduce sockets any 1X notice");
         assert!(lines.starts_with("RCOMM_TUNING: the line"), "{lines}");
-        assert!(refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file"));
+        assert!(
+            refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file")
+        );
         assert!(refusal("RCOMM_SOCKET_STREAMS", "17").contains("give 1 to 16"));
         assert!(refusal("RCOMM_ENDPOINT", "tcp:node1:1").contains("tcp:ADDRESS:PORT"));
         assert!(refusal("RCOMM_ENDPOINT", "tcp:0.0.0.0:0").contains("one interface"));

@@ -61,7 +61,7 @@ pub(super) const CHOICES: &[Choice] = &[
     always(          Barrier,       Memory,  Notice),
 
     // With the notices every rank sends what all of them brought.
-    among(2, 16 * K, AllReduce,     Sockets, Notice),
+    among(2, 32 * K, AllReduce,     Sockets, Notice),
     among(4,  8 * K, AllReduce,     Sockets, Notice),
     among(8,  4 * K, AllReduce,     Sockets, Notice),
     up_to(        K, AllReduce,     Sockets, Notice),

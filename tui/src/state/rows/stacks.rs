@@ -17,8 +17,7 @@ const ROWS: usize = 4096;
 
 pub(super) fn page(lens: &Lens<'_>) -> Page {
     let recorded = Pane {
-        title: "last recorded calls, outermost first: where each rank issued its newest operation"
-            .into(),
+        title: "newest recorded call of each rank, outermost frame first".into(),
         body: Body::Table(table(
             lens,
             &lens.snapshot.report.stacks,

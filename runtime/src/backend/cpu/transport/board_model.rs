@@ -21,12 +21,20 @@ struct Protocol {
     load: Ordering,
     /// Slots used in turn.
     slots: u32,
+    /// Whether the two swap their slots each time that they use them again.
+    swaps: bool,
 }
 
 const REAL: Protocol = Protocol {
     store: Ordering::Release,
     load: Ordering::Acquire,
     slots: 2,
+    swaps: false,
+};
+
+const SWAPPING: Protocol = Protocol {
+    swaps: true,
+    ..REAL
 };
 
 struct Side {
@@ -46,7 +54,11 @@ impl Side {
 fn walk(protocol: Protocol, own: &Side, other: &Side) {
     for phase in 1..=PHASES {
         let parity = (phase % protocol.slots) as usize;
-        own.slots[parity].with_mut(|slot| {
+        let (written, read) = match protocol.swaps && phase >> 1 & 1 == 1 {
+            true => (other, own),
+            false => (own, other),
+        };
+        written.slots[parity].with_mut(|slot| {
             // SAFETY: loom checks that nobody else uses the cell now; that is what is tested.
             unsafe { *slot = phase }
         });
@@ -54,7 +66,7 @@ fn walk(protocol: Protocol, own: &Side, other: &Side) {
         while other.flags[parity].load(protocol.load) != phase {
             thread::yield_now();
         }
-        other.slots[parity].with(|slot| {
+        read.slots[parity].with(|slot| {
             // SAFETY: as above.
             assert_eq!(unsafe { *slot }, phase);
         });
@@ -84,23 +96,32 @@ fn fails(protocol: Protocol) -> bool {
 
 #[test]
 fn every_order_of_two_ranks_reads_what_was_written_in_its_phase() {
-    let orders = explore(REAL);
-    assert!(orders > 50, "only {orders} orders were explored");
+    for protocol in [REAL, SWAPPING] {
+        let orders = explore(protocol);
+        assert!(orders > 50, "only {orders} orders were explored");
+    }
 }
 
 #[test]
 fn a_flag_without_release_or_acquire_is_found_out() {
-    assert!(fails(Protocol {
-        store: Ordering::Relaxed,
-        ..REAL
-    }));
-    assert!(fails(Protocol {
-        load: Ordering::Relaxed,
-        ..REAL
-    }));
+    for protocol in [REAL, SWAPPING] {
+        assert!(fails(Protocol {
+            store: Ordering::Relaxed,
+            ..protocol
+        }));
+        assert!(fails(Protocol {
+            load: Ordering::Relaxed,
+            ..protocol
+        }));
+    }
 }
 
 #[test]
 fn a_single_slot_is_found_out() {
-    assert!(fails(Protocol { slots: 1, ..REAL }));
+    for protocol in [REAL, SWAPPING] {
+        assert!(fails(Protocol {
+            slots: 1,
+            ..protocol
+        }));
+    }
 }

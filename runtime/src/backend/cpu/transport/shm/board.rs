@@ -33,7 +33,9 @@ const SLOTS_ROUND: usize = 8 * SLOT;
 const SMALL: usize = 8 << 10;
 /// Bytes of them that are fetched ahead.
 const FETCHED: usize = 1 << 10;
-/// Fewest bytes: a slot never overlaps the one before it.
+/// Bytes of the two places that a pair exchanges its slots in ([`Traffic::Exchange`]).
+const EXCHANGED: usize = 2 * SLOT;
+/// Fewest bytes of a round: a slot never overlaps the one before it.
 const SLOTS_LEAST: usize = 3 * SLOT;
 /// Bytes for the slots of all ranks of a group, as long as each has the least.
 const SLOTS_ALL: usize = 24 << 20;
@@ -50,7 +52,12 @@ const RINGS_ALL: usize = 128 << 20;
 /// Bytes for the slots of one rank.
 fn slots_len(ranks: usize) -> usize {
     let share = SLOTS_ALL / ranks.max(1) / PAGE * PAGE;
-    2 * SMALL + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
+    round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
+}
+
+/// Where the round of slots begins, behind the places for small ones and for exchanged ones.
+fn round_at(ranks: usize) -> usize {
+    2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
 }
 
 /// Bytes of a group's board: lines and slots.
@@ -110,6 +117,24 @@ impl From<io::Error> for BoardError {
     }
 }
 
+/// Who writes slots in the phases of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    /// Some: the others only read.
+    OneWay,
+    /// All write, and read each other's. Two ranks then swap their places every time: each writes where it
+    /// has read, to lines that it need not take away from the other, which is what makes writing slow.
+    Exchange,
+}
+
+/// Where everybody's slot of a phase is.
+#[derive(Clone, Copy)]
+struct Place {
+    start: usize,
+    /// The two ranks use each other's.
+    swapped: bool,
+}
+
 /// What a group writes on and reads from together. See the head of this module.
 pub(crate) struct Board {
     segment: Arc<Segment>,
@@ -120,10 +145,11 @@ pub(crate) struct Board {
     ranks: Arc<[Rank]>,
     /// The phase that this rank has published last.
     phase: u32,
-    /// Where everybody's slot of that phase begins, and how many bytes of it are shown.
-    slot: usize,
+    traffic: Traffic,
+    /// Where the slots of that phase are, and how many bytes of each are shown.
+    slot: Place,
     shown: usize,
-    /// Where the next slot that is not small begins.
+    /// Where the next slot of the round begins.
     next_slot: usize,
     /// Whether it has seen everybody's flag of that phase.
     complete: bool,
@@ -140,6 +166,7 @@ impl Board {
         let area = segment.map_area(place, 0, board_len(ranks.len()))?;
         // Without huge pages it works as well, only slower; most systems do not give them here.
         let _ = area.advise(Advice::LinuxHugepage);
+        let next_slot = round_at(ranks.len());
         Ok(Self {
             segment,
             area,
@@ -147,9 +174,13 @@ impl Board {
             rank,
             ranks,
             phase: 0,
-            slot: 0,
+            traffic: Traffic::OneWay,
+            slot: Place {
+                start: 0,
+                swapped: false,
+            },
             shown: 0,
-            next_slot: 2 * SMALL,
+            next_slot,
             complete: true,
         })
     }
@@ -166,24 +197,44 @@ impl Board {
         self.area.word(rank * CONTROL + 3 * LINE)
     }
 
-    fn slot_at(&self, rank: usize, start: usize) -> usize {
+    #[inline]
+    fn slot_at(&self, rank: usize, place: Place) -> usize {
         let size = self.ranks.len();
-        align(size * CONTROL, PAGE) + rank * slots_len(size) + start
+        let rank = rank ^ usize::from(place.swapped);
+        align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
+    }
+
+    /// Says which traffic the phases to come have, on all ranks alike.
+    #[inline]
+    pub(crate) fn expect(&mut self, traffic: Traffic) {
+        self.traffic = traffic;
     }
 
     /// Begins with the slots anew, on all ranks at once: after a phase whose slots nobody reads, since
     /// the ranks do not agree how long they are.
     pub(crate) fn restart_slots(&mut self) {
-        self.next_slot = 2 * SMALL;
+        self.traffic = Traffic::OneWay;
+        self.next_slot = round_at(self.ranks.len());
     }
 
-    /// Where the slot of a phase begins in which `used` bytes are shown.
+    /// Where the slots of a phase are in which `used` bytes are shown.
     #[inline]
-    fn place(&self, phase: u32, used: usize) -> usize {
-        if used <= SMALL {
-            (phase & 1) as usize * SMALL
+    fn place(&self, phase: u32, used: usize) -> Place {
+        let parity = (phase & 1) as usize;
+        if self.traffic == Traffic::Exchange && self.ranks.len() == 2 {
+            return Place {
+                start: 2 * SMALL + parity * SLOT,
+                swapped: phase >> 1 & 1 == 1,
+            };
+        }
+        let start = if used <= SMALL {
+            parity * SMALL
         } else {
             self.next_slot
+        };
+        Place {
+            start,
+            swapped: false,
         }
     }
 
@@ -200,9 +251,9 @@ impl Board {
         assert!(self.complete, "a board that was given up is not used on");
         assert!(used <= SLOT, "a slot is no longer than that");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
-        // SAFETY: this rank alone writes its slots, through `&mut self` alone. Of its slots the others
-        // may still read that of this phase only, which this one does not overlap (`turn`): they have
-        // finished with all before it, since this rank has seen all their flags of this phase
+        // SAFETY: this rank alone writes its slot of a phase, through `&mut self` alone. All may still read
+        // the slots of this phase only, which this one does not overlap (`turn`): they have finished with
+        // all before it, whoever wrote them, since this rank has seen all flags of this phase
         // (`complete`; see the head of this module). `Slots` reads those of this phase. Any bytes are
         // valid.
         let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
@@ -250,15 +301,16 @@ impl Board {
         self.complete = false;
         self.slot = self.place(self.phase.wrapping_add(1), used);
         self.shown = used;
-        if used > SMALL {
+        let size = self.ranks.len();
+        if self.slot.start == self.next_slot {
             self.next_slot += align(used, LINE);
             // A whole slot has room there, or at the beginning: the last one begins behind the second.
-            if self.next_slot + SLOT > slots_len(self.ranks.len()) {
-                self.next_slot = 2 * SMALL;
+            if self.next_slot + SLOT > slots_len(size) {
+                self.next_slot = round_at(size);
             }
         }
         self.publish(signature, inline);
-        if used > 0 && used <= SMALL {
+        if used > 0 && self.slot.start < 2 * SMALL {
             self.fetch_small(used);
         }
         let mut equal = true;
@@ -268,6 +320,9 @@ impl Board {
             }
         }
         self.complete = true;
+        // The others have read this rank's line of the phase before, and it is next to be written: to
+        // take it away from them now costs nothing, and then half of the time that a flag takes.
+        self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }
 
@@ -276,10 +331,17 @@ impl Board {
     /// More lines than these would keep the processor from looking at the flags.
     #[inline]
     fn fetch_small(&self, used: usize) {
-        let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
-        let lines = self.area.at(start, used);
+        let next = self.place(self.phase.wrapping_add(1), used);
+        let start = self.slot_at(self.rank, next);
+        self.fetch(start, used.min(FETCHED));
+    }
+
+    /// Asks for lines that this rank will write to.
+    #[inline]
+    fn fetch(&self, start: usize, len: usize) {
+        let lines = self.area.at(start, len);
         #[cfg(target_arch = "x86_64")]
-        for at in (0..used.min(FETCHED)).step_by(64) {
+        for at in (0..len).step_by(64) {
             // The intrinsic becomes a fetch for reading where the build's target may lack this one; all
             // 64-bit processors take it, if only as nothing.
             // SAFETY: a hint, which changes no memory; the address is inside the mapping.

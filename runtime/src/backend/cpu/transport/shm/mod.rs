@@ -11,7 +11,8 @@
 //! stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then reads
 //! those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites what
 //! it wrote in phase p when it enters phase p + 2 at the earliest, which it does only after it has seen
-//! everybody's flag p + 1, which they stored after they had read everything of phase p.
+//! everybody's flag p + 1, which they stored after they had read everything of phase p. For the same
+//! reason two ranks may swap the places of their slots from phase p to phase p + 2.
 //!
 //! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
 //! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be
@@ -26,6 +27,6 @@ mod segment;
 #[allow(unsafe_code)]
 mod stream;
 
-pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams};
+pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams, Traffic};
 pub(crate) use segment::Segment;
 pub(crate) use stream::{ShmStream, Waits};

@@ -1,0 +1,25 @@
+//! Collectives of ranks that share memory: everybody writes its own slot, everybody reads the others'.
+//!
+//! Data go in *chunks*, one a phase, small enough that a chunk written by one rank is still in a cache
+//! when the others read it. So the callers' buffers are the only memory that is read and written from
+//! end to end. The notices are compared as signatures, in every phase: ranks that disagree find out in
+//! the first, before anybody has looked at another's data.
+//!
+//! An all_reduce reads each rank's buffer once and writes it once: in phase c every rank puts what others
+//! combine of chunk c into its slot, with its share of the result of chunk c - 1; then it takes over the
+//! others' shares of chunk c - 1 and combines its own of chunk c.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `road` | a step of an operation, its phases, and what happens when ranks disagree |
+//! | `shares` | what combines: all_reduce, reduce |
+//! | `parts` | what hands over parts: all the others |
+
+mod parts;
+mod road;
+mod shares;
+
+pub(crate) use road::BoardRoad;
+
+/// Bytes of a chunk of an all_reduce; the rest of a slot is for a share of the result.
+const CHUNK: usize = 128 << 10;

@@ -401,6 +401,12 @@ impl CpuGroup {
         self.hang_up();
     }
 
+    /// How a thread of the group looks for more to do. It gives way meanwhile, since the rank's own thread
+    /// may need its processor.
+    fn idle_looks(&self) -> Patience<'_> {
+        Patience::new(&self.stop, Deadline::In(Duration::MAX), Crowding::Crowded)
+    }
+
     fn refuse_if_stopped(&self) -> Result<()> {
         if !self.stop.is_raised() {
             return Ok(());
@@ -442,10 +448,16 @@ impl CpuGroup {
     fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
         let mut patience = self.patience(&call);
-        let mut requests = Vec::new();
-        self.p2p.post(op, &mut requests);
-        let outcome = self.p2p.run(op, &mut requests, &mut patience);
-        self.finish_p2p(&requests, outcome)
+        let (mut one, mut many) = (self.p2p.post_one(op), Vec::new());
+        let requests = match &mut one {
+            Some(request) => std::slice::from_mut(request),
+            None => {
+                self.p2p.post(op, &mut many);
+                &mut many
+            }
+        };
+        let outcome = self.p2p.run(op, requests, &mut patience);
+        self.finish_p2p(requests, outcome)
     }
 
     fn finish_p2p(&self, requests: &[Request], outcome: Result<(), Failure>) -> Result<Done> {

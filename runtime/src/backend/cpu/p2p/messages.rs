@@ -54,13 +54,15 @@ impl P2p {
 
     /// Takes a place in the order of sends or receives, for each of `op`'s in order.
     pub(in super::super) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
+        if let Op::Coalesced(ops) = op {
+            ops.iter().for_each(|op| self.post(op, requests));
+        }
+        requests.extend(self.post_one(op));
+    }
+
+    /// As [`post`](Self::post), if `op` is one send or receive.
+    pub(in super::super) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
         let (buffer, tag, stage) = match op {
-            Op::Coalesced(ops) => {
-                for op in ops {
-                    self.post(op, requests);
-                }
-                return;
-            }
             Op::Send { buffer, peer, tag } => {
                 let peer = *peer as usize;
                 (buffer, *tag, Stage::SendQueued { peer })
@@ -69,7 +71,7 @@ impl P2p {
                 let peer = peer.map(|peer| peer as usize);
                 (buffer, *tag, Stage::Receive { peer })
             }
-            _ => return,
+            _ => return None,
         };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         match stage {
@@ -91,7 +93,7 @@ impl P2p {
                 }
             }
         }
-        requests.push(Request::new(id, tag, buffer.dtype(), stage));
+        Some(Request::new(id, tag, buffer.dtype(), stage))
     }
 
     /// Runs posted requests to their end.

@@ -106,6 +106,67 @@ fn sleep_and_wake(protocol: Protocol) {
     assert!(stays_awake || is_woken, "it sleeps, and nobody wakes it");
 }
 
+/// What a reader takes: a value of the ring, or that of the cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Ring(u32),
+    Cell,
+}
+
+/// What a reader looks at first.
+#[derive(Clone, Copy)]
+enum First {
+    Count,
+    Cell,
+}
+
+/// A writer that uses the ring, the cell, whose place is after one value of the ring, and the ring again.
+fn keep_order(first: First) {
+    let written = Arc::new(AtomicU32::new(0));
+    let number = Arc::new(AtomicU32::new(0));
+    let (their_written, their_number) = (written.clone(), number.clone());
+    let writer = thread::spawn(move || {
+        their_written.store(1, Ordering::Release);
+        their_number.store(1, Ordering::Release);
+        their_written.store(2, Ordering::Release);
+    });
+    let (mut read, mut taken) = (0, Vec::new());
+    while taken.len() < 3 {
+        let count = || written.load(Ordering::Acquire);
+        let cell = || number.load(Ordering::Acquire) == 1;
+        let (count, is_there) = match first {
+            First::Count => (count(), cell()),
+            First::Cell => {
+                let is_there = cell();
+                (count(), is_there)
+            }
+        };
+        let cell_is_next = is_there && !taken.contains(&Taken::Cell);
+        let end = if cell_is_next { read.max(1) } else { count };
+        if cell_is_next && read == end {
+            taken.push(Taken::Cell);
+        } else if read < end {
+            taken.extend((read..end).map(Taken::Ring));
+            read = end;
+        } else {
+            thread::yield_now();
+        }
+    }
+    writer.join().unwrap();
+    assert_eq!(taken, [Taken::Ring(0), Taken::Cell, Taken::Ring(1)]);
+}
+
+#[test]
+fn every_order_reads_ring_and_cells_as_they_were_written() {
+    let orders = explore(|| keep_order(First::Count));
+    assert!(orders > 3, "only {orders} orders were explored");
+}
+
+#[test]
+fn a_reader_that_looks_at_the_cell_first_is_found_out() {
+    assert!(fails(|| keep_order(First::Cell)));
+}
+
 #[test]
 fn every_order_of_a_writer_and_a_reader_hands_over_what_was_written() {
     let orders = explore(|| hand_over(REAL));

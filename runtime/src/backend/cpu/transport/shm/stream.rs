@@ -2,7 +2,15 @@
 //!
 //! Each direction is a ring of bytes with one writer and one reader. The writer copies bytes in, then
 //! stores how many it has written in all; the reader copies them out, then stores how many it has read in
-//! all. Who finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
+//! all.
+//!
+//! A few bytes go another way, in one cache line instead of two: beside the ring there are *cells*, used in
+//! turn. A cell has bytes, their place among those of the ring, and last of all its own number, which says
+//! that it is there. The reader looks at the count of the ring first and at the next cell then. So if it
+//! sees bytes of the ring that were written after a cell, it sees the cell as well, and keeps their order.
+//! Where all cells are full, their bytes go by the ring.
+//!
+//! Who finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
 //! more; who makes room (or writes) looks for the mark afterwards. Between the store and the look there is
 //! a full fence on both sides, so one of the two sees the other.
 //!
@@ -20,11 +28,26 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes after which a writer lets the reader begin.
 const PIECE: usize = 32 << 10;
 
+/// How many cells a direction has.
+const CELLS: u64 = 32;
+/// Bytes of a cell: a cache line.
+const CELL: usize = 64;
+/// Bytes that it carries.
+const CARRIED: usize = 48;
+// In a cell, before its bytes.
+/// Its number, counted from 1, and how many bytes it carries in the last eight bits.
+const NUMBER: usize = 0;
+/// How many bytes of the ring come before it.
+const PLACE: usize = 8;
+
 // In the head of a ring, each on lines of its own.
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 const READER_SLEEPS: usize = 256;
 const WRITER_SLEEPS: usize = 384;
+const CELLS_READ: usize = 512;
+const FIRST_CELL: usize = 640;
+const _: () = assert!(FIRST_CELL + CELLS as usize * CELL <= RING_HEAD);
 
 /// What a sleeper waits for on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +73,12 @@ pub(crate) struct ShmStream {
     /// Read by this rank, and how much is known to be there.
     read: u64,
     seen_written: u64,
+    /// Cells written by this rank, and how many of them are known to be read.
+    cells_written: u64,
+    seen_cells_read: u64,
+    /// Cells read by this rank, and how much of the next one.
+    cells_read: u64,
+    cell_done: usize,
     hand_over: HandOver,
     /// The other end is gone.
     closed: bool,
@@ -82,6 +111,10 @@ impl ShmStream {
             seen_read: 0,
             read: 0,
             seen_written: 0,
+            cells_written: 0,
+            seen_cells_read: 0,
+            cells_read: 0,
+            cell_done: 0,
             hand_over: HandOver::default(),
             closed: false,
         })
@@ -100,12 +133,41 @@ impl ShmStream {
         self.rings.word(ring + word)
     }
 
-    /// Bytes that can be read now.
-    fn readable(&mut self) -> io::Result<usize> {
+    /// Where a cell of this ring is.
+    fn cell(ring: usize, number: u64) -> usize {
+        ring + FIRST_CELL + (number % CELLS) as usize * CELL
+    }
+
+    /// What can be read now.
+    #[inline]
+    fn readable(&mut self) -> io::Result<Readable> {
         if self.seen_written == self.read {
             self.seen_written = self.count(self.into, WRITTEN).load(Ordering::Acquire);
         }
-        self.within_ring(self.seen_written.wrapping_sub(self.read))
+        // Not before the count: see the head of this module.
+        let next = self.cells_read + 1;
+        let cell = Self::cell(self.into, next);
+        let number = self.rings.long(cell + NUMBER).load(Ordering::Acquire);
+        if number >> 8 != next {
+            return Ok(Readable::Ring(
+                self.within_ring(self.seen_written.wrapping_sub(self.read))?,
+            ));
+        }
+        let place = self.rings.long(cell + PLACE).load(Ordering::Relaxed);
+        let before = self.within_ring(place.wrapping_sub(self.read))?;
+        if before > 0 {
+            // They were written before the cell was.
+            self.seen_written = self.seen_written.max(place);
+            return Ok(Readable::Ring(before));
+        }
+        let carried = (number & 0xff) as usize;
+        if carried <= self.cell_done || carried > CARRIED {
+            return Err(nonsense());
+        }
+        Ok(Readable::Cell {
+            start: cell + PLACE + 8 + self.cell_done,
+            len: carried - self.cell_done,
+        })
     }
 
     /// Room to write now.
@@ -124,7 +186,10 @@ impl ShmStream {
     /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let some = self.readable()?.min(into.len());
+        let some = match self.readable()? {
+            Readable::Cell { start, len } => return Ok(self.read_cell(start, len, into)),
+            Readable::Ring(some) => some.min(into.len()),
+        };
         if some == 0 {
             let is_end = self.closed && !into.is_empty();
             return if is_end {
@@ -150,11 +215,36 @@ impl ShmStream {
         Ok(some)
     }
 
+    /// Reads from the next cell, of which `len` bytes at `start` are left.
+    #[inline]
+    fn read_cell(&mut self, start: usize, len: usize, into: &mut [u8]) -> usize {
+        let some = len.min(into.len());
+        let from = self.rings.at(start, some);
+        // SAFETY: as for the ring: `readable` has seen the cell's number, which was stored after its bytes,
+        // and the count stored below lets it be written again.
+        let from = unsafe { std::slice::from_raw_parts(from, some) };
+        into[..some].copy_from_slice(from);
+        if some < len {
+            self.cell_done += some;
+            return some;
+        }
+        self.cell_done = 0;
+        self.cells_read += 1;
+        // Nobody sleeps for it: what finds no cell goes by the ring.
+        self.count(self.into, CELLS_READ)
+            .store(self.cells_read, Ordering::Release);
+        some
+    }
+
     /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.
     #[inline]
     pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         if self.closed {
             return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if (1..=CARRIED).contains(&(head.len() + rest.len())) && self.has_cell() {
+            self.write_cell(head, rest);
+            return Ok(head.len() + rest.len());
         }
         let room = self.writable()?.min(PIECE);
         let head = &head[..room.min(head.len())];
@@ -170,6 +260,36 @@ impl ShmStream {
         written.store(self.written, Ordering::Release);
         self.ring(self.out, READER_SLEEPS);
         Ok(some)
+    }
+
+    /// Whether there is a cell to write.
+    #[inline]
+    fn has_cell(&mut self) -> bool {
+        // A count beyond what was written, which is no count, finds none.
+        if self.cells_written.wrapping_sub(self.seen_cells_read) >= CELLS {
+            self.seen_cells_read = self.count(self.out, CELLS_READ).load(Ordering::Acquire);
+        }
+        self.cells_written.wrapping_sub(self.seen_cells_read) < CELLS
+    }
+
+    /// Writes both, one after the other, to a cell that is free.
+    #[inline]
+    fn write_cell(&mut self, head: &[u8], rest: &[u8]) {
+        self.cells_written += 1;
+        let cell = Self::cell(self.out, self.cells_written);
+        let to = self.rings.at(cell + PLACE + 8, CARRIED);
+        // SAFETY: this rank alone writes the cells of this ring, through `&mut self`; the reader is done
+        // with this one (`has_cell` has seen its count) and reads it again only when it has seen the number
+        // that is stored below. The two are no longer than that together (`write`).
+        let to = unsafe { std::slice::from_raw_parts_mut(to, CARRIED) };
+        to[..head.len()].copy_from_slice(head);
+        to[head.len()..head.len() + rest.len()].copy_from_slice(rest);
+        let place = self.rings.long(cell + PLACE);
+        place.store(self.written, Ordering::Relaxed);
+        let carried = (head.len() + rest.len()) as u64;
+        let number = self.rings.long(cell + NUMBER);
+        number.store(self.cells_written << 8 | carried, Ordering::Release);
+        self.ring(self.out, READER_SLEEPS);
     }
 
     /// Copies bytes to a place of the ring that is free.
@@ -225,7 +345,8 @@ impl ShmStream {
                 .store(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        Ok(waits.to_read && self.readable()? > 0 || waits.to_write && self.writable()? > 0)
+        let is_nothing = matches!(self.readable()?, Readable::Ring(0));
+        Ok(waits.to_read && !is_nothing || waits.to_write && self.writable()? > 0)
     }
 
     /// A distance between two counts of one ring.
@@ -233,6 +354,23 @@ impl ShmStream {
         usize::try_from(distance)
             .ok()
             .filter(|&distance| distance <= self.ring)
-            .ok_or_else(|| io::Error::other("the counts in shared memory make no sense"))
+            .ok_or_else(nonsense)
     }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::other("the counts in shared memory make no sense")
+}
+
+/// What can be read.
+enum Readable {
+    /// So many bytes of the ring.
+    Ring(usize),
+    /// The rest of the next cell.
+    Cell {
+        /// Where it is.
+        start: usize,
+        /// How many bytes.
+        len: usize,
+    },
 }

@@ -87,6 +87,8 @@ pub(super) struct Issued {
 struct State {
     progress: Progress,
     op: Option<Op<'static>>,
+    /// Threads that sleep until the end. To ring for nobody costs a system call.
+    sleepers: usize,
 }
 
 impl Issued {
@@ -95,6 +97,7 @@ impl Issued {
             state: Mutex::new(State {
                 progress: Progress::Queued,
                 op: None,
+                sleepers: 0,
             }),
             bell: Condvar::new(),
             observer: Mutex::new(Some(observer)),
@@ -116,8 +119,11 @@ impl Issued {
             Err(error) => Progress::Failed(error),
         };
         state.op = Some(op);
+        let is_awaited = state.sleepers > 0;
         drop(state);
-        self.bell.notify_all();
+        if is_awaited {
+            self.bell.notify_all();
+        }
         let observer = lock(&self.observer).take();
         if let Some(observer) = observer {
             observer.ended();
@@ -138,8 +144,10 @@ impl Pending for Issued {
             if state.progress.has_ended() || left.is_zero() {
                 return state.progress.clone();
             }
+            state.sleepers += 1;
             let waited = self.bell.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.sleepers -= 1;
         }
     }
 
@@ -174,7 +182,12 @@ pub(super) enum ExecutorKind {
 
 struct Shared {
     queue: Mutex<Queue>,
+    /// How often something was issued: what a thread that does not sleep yet looks at.
+    issued: AtomicU64,
+    /// For the thread that waits for tasks.
     bell: Condvar,
+    /// For those who wait until all tasks have ended.
+    drained: Condvar,
     /// Wakes the thread of sends and receives, which sleeps on sockets.
     wake: OwnedFd,
 }
@@ -185,6 +198,17 @@ struct Queue {
     /// Issued and not ended.
     open: usize,
     closed: bool,
+    /// How the thread sleeps, if it does. To wake one that is awake costs a system call.
+    asleep: Option<Sleep>,
+}
+
+/// What a thread sleeps on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// The bell.
+    Bell,
+    /// Sockets, and the file descriptor beside the bell.
+    Sockets,
 }
 
 impl Executor {
@@ -196,7 +220,9 @@ impl Executor {
             kind,
             shared: Arc::new(Shared {
                 queue: Mutex::default(),
+                issued: AtomicU64::new(0),
                 bell: Condvar::new(),
+                drained: Condvar::new(),
                 wake,
             }),
             thread: Mutex::new(None),
@@ -231,12 +257,8 @@ impl Executor {
             requests,
             issued: issued.clone(),
         });
-        drop(queue);
-        self.shared.bell.notify_all();
-        if self.kind == ExecutorKind::P2p {
-            // Only a full counter refuses, and then the thread is awake.
-            let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        }
+        self.shared.issued.fetch_add(1, Ordering::Release);
+        self.shared.wake(queue);
         Ok(issued)
     }
 
@@ -271,7 +293,7 @@ impl Executor {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.shared.bell.wait_timeout(queue, left);
+            let waited = self.shared.drained.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
@@ -280,10 +302,10 @@ impl Executor {
     /// Takes nothing more, and joins the thread once the queue has run empty. If the thread itself was
     /// the last to hold the group, it ends by itself.
     pub(super) fn close(&self) {
-        lock(&self.shared.queue).closed = true;
-        self.shared.bell.notify_all();
-        // As in `issue`.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        let mut queue = lock(&self.shared.queue);
+        queue.closed = true;
+        self.shared.issued.fetch_add(1, Ordering::Release);
+        self.shared.wake(queue);
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
             // A panic in it was already reported where it happened.
@@ -295,23 +317,62 @@ impl Executor {
 impl Shared {
     fn end(&self, task: Task, result: Result<Done>) {
         task.issued.end(task.op, result);
-        lock(&self.queue).open -= 1;
-        self.bell.notify_all();
+        let mut queue = lock(&self.queue);
+        queue.open -= 1;
+        if queue.open == 0 {
+            self.drained.notify_all();
+        }
+    }
+
+    /// Wakes the thread if it sleeps.
+    fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
+        let asleep = queue.asleep.take();
+        drop(queue);
+        match asleep {
+            None => {}
+            Some(Sleep::Bell) => self.bell.notify_all(),
+            Some(Sleep::Sockets) => {
+                // Only a full counter refuses, and then the thread is awake.
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Waits until there is a task, or there will be none. Whoever has just issued is likely to issue
+    /// again, so the thread looks for a while before it sleeps.
+    fn wait_for_tasks(&self, looks: &mut Patience<'_>) -> MutexGuard<'_, Queue> {
+        looks.refresh();
+        loop {
+            let before = self.issued.load(Ordering::Acquire);
+            let mut queue = lock(&self.queue);
+            if !queue.tasks.is_empty() || queue.closed {
+                return queue;
+            }
+            drop(queue);
+            while self.issued.load(Ordering::Acquire) == before {
+                // A stop ends tasks, not the thread.
+                if matches!(looks.pause(), Ok(Pause::Look)) {
+                    continue;
+                }
+                queue = lock(&self.queue);
+                while queue.tasks.is_empty() && !queue.closed {
+                    queue.asleep = Some(Sleep::Bell);
+                    let woken = self.bell.wait(queue);
+                    queue = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+                queue.asleep = None;
+                return queue;
+            }
+        }
     }
 }
 
 fn run_collectives(shared: &Shared, group: &CpuGroup) {
+    let mut looks = group.idle_looks();
     loop {
-        let mut queue = lock(&shared.queue);
-        let mut task = loop {
-            if let Some(task) = queue.tasks.pop_front() {
-                break task;
-            }
-            if queue.closed {
-                return;
-            }
-            let woken = shared.bell.wait(queue);
-            queue = woken.unwrap_or_else(PoisonError::into_inner);
+        let mut queue = shared.wait_for_tasks(&mut looks);
+        let Some(mut task) = queue.tasks.pop_front() else {
+            return;
         };
         drop(queue);
         let issued = task.issued.clone();
@@ -322,15 +383,16 @@ fn run_collectives(shared: &Shared, group: &CpuGroup) {
 
 fn run_p2p(shared: &Shared, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
+    let mut idle = group.idle_looks();
     let mut looks = Patience::new(&group.stop, Deadline::In(Duration::MAX), group.crowding);
     loop {
-        let mut queue = lock(&shared.queue);
-        while active.is_empty() && queue.tasks.is_empty() {
-            if queue.closed {
-                return;
-            }
-            let woken = shared.bell.wait(queue);
-            queue = woken.unwrap_or_else(PoisonError::into_inner);
+        let mut queue = if active.is_empty() {
+            shared.wait_for_tasks(&mut idle)
+        } else {
+            lock(&shared.queue)
+        };
+        if active.is_empty() && queue.tasks.is_empty() {
+            return;
         }
         for task in queue.tasks.drain(..) {
             task.issued.start();
@@ -378,11 +440,18 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
         if let Ok(Pause::Sleep(time)) = looks.pause() {
             let mut drained = [0; 8];
             let _ = rustix::io::read(&shared.wake, &mut drained);
+            let mut queue = lock(&shared.queue);
+            if !queue.tasks.is_empty() {
+                continue;
+            }
+            queue.asleep = Some(Sleep::Sockets);
+            drop(queue);
             let requests = active.iter().flat_map(|task| &task.requests);
             if let Err(failure) = group.p2p.sleep(requests, Some(&shared.wake), time) {
                 tracing::warn!(?failure, "cannot sleep on sockets");
                 std::thread::sleep(time);
             }
+            lock(&shared.queue).asleep = None;
             for task in &active {
                 let mut patience = Patience::new(&group.stop, task.call.deadline, group.crowding);
                 if looks.idle() > Duration::from_millis(50)

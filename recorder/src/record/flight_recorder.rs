@@ -341,9 +341,9 @@ impl FlightRecorder {
         if written.is_err() {
             self.count(header::RECORDS_LOST);
         }
-        self.raise(ticket, group::LAST_ENQUEUED);
+        self.set(ticket, group::LAST_ENQUEUED);
         if operation.start == Start::AtOnce {
-            self.raise(ticket, group::LAST_STARTED);
+            self.set(ticket, group::LAST_STARTED);
         }
         ticket
     }
@@ -553,6 +553,21 @@ impl FlightRecorder {
             Ok(()) => {}
             Err(Missed::Reused) => self.count(header::UPDATES_LATE),
             Err(Missed::Held) => self.count(header::UPDATES_LOST),
+        }
+    }
+
+    /// As [`raise`](Self::raise), for who begins the group's operations one after the other: nobody else
+    /// knows of this one yet, so nobody raises the word so far at this moment, and what others raise it
+    /// to less far is not lost, since theirs is an exchange.
+    #[inline]
+    fn set(&self, ticket: Ticket, word: usize) {
+        if ticket.sequence == 0 {
+            return;
+        }
+        if let Some(row) = self.group_words(ticket.group)
+            && row[word].load(Ordering::Relaxed) < ticket.sequence
+        {
+            row[word].store(ticket.sequence, Ordering::Relaxed);
         }
     }
 

@@ -78,6 +78,27 @@ fn asynchronous_calls_tell_the_time_of_the_call() {
 }
 
 #[test]
+fn computing_beside_an_operation_tells_how_much_was_hidden() {
+    let rows = rows(&bench(&[
+        "all_reduce",
+        "-n",
+        "2",
+        "-b",
+        "64K",
+        "-e",
+        "64K",
+        "--iterations",
+        "20",
+        "--calls",
+        "overlap",
+        "--format",
+        "json",
+    ]));
+    let hidden = rows[0]["overlap"].as_f64().expect("a share");
+    assert!((0.0..=1.0).contains(&hidden), "{hidden}");
+}
+
+#[test]
 fn a_root_that_does_not_exist_is_refused_with_the_facts() {
     let output = bench(&["broadcast", "-n", "2", "--root", "7"]);
     assert_eq!(output.status.code(), Some(2));

@@ -155,6 +155,9 @@ pub(crate) enum Calls {
     Blocking,
     /// The call returns at once and is waited for: adds a column for the time of the call alone.
     Async,
+    /// The call returns at once, and the caller computes for as long as the operation takes by itself
+    /// before it waits: adds a column for how much of the one the other hid, from 0 to 1.
+    Overlap,
 }
 
 /// Where ranks run.

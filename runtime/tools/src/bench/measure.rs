@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
                 .operations
                 .iter()
                 .all(|&operation| operation == Operation::AllReduce),
-        "--calls async measures all_reduce"
+        "--calls async and overlap measure all_reduce"
     );
     let world = World::init(Config::from_environment()?).context("failed to start")?;
     ensure!(
@@ -105,6 +105,8 @@ fn one_size<T: Whole>(
         None => iterations_within(args, group, &mut case)?,
     };
     let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
+    // By itself, and how long the caller computes.
+    let (mut alone, mut computing) = (0.0, 0.0);
     for _ in 0..iterations / 10 {
         case.run()?;
     }
@@ -119,14 +121,32 @@ fn one_size<T: Whole>(
                 then = now;
             }
         }
-        Calls::Async => {
+        Calls::Async | Calls::Overlap => {
             let mut buffer = vec![T::whole(0); count];
+            let mut turns = 0;
+            if args.calls == Calls::Overlap {
+                let mut times = Vec::with_capacity(iterations);
+                for _ in 0..iterations {
+                    let then = Instant::now();
+                    buffer = group.all_reduce_async(buffer, op)?.wait()?;
+                    times.push(micros_since(then));
+                }
+                let mut slowest = [percentile(&mut times, 0.5)];
+                group.all_reduce(&mut slowest, ReduceOp::Max)?;
+                alone = slowest[0];
+                turns = turns_within(alone);
+                let then = Instant::now();
+                (0..iterations).for_each(|_| compute(turns));
+                computing = micros_since(then) / iterations as f64;
+                group.barrier()?;
+            }
             for _ in 0..iterations {
                 let then = Instant::now();
                 let work = group.all_reduce_async(buffer, op)?;
-                issues.push(then.elapsed().as_secs_f64() * 1e6);
+                issues.push(micros_since(then));
+                compute(turns);
                 buffer = work.wait()?;
-                calls.push(then.elapsed().as_secs_f64() * 1e6);
+                calls.push(micros_since(then));
             }
         }
     }
@@ -137,17 +157,19 @@ fn one_size<T: Whole>(
     };
     let bystander = operation == Operation::SendRecv && group.rank() > 1;
     let mut times = if bystander {
-        [0.0; 4]
+        [0.0; 6]
     } else {
         [
             percentile(&mut calls, 0.5) / halves,
             percentile(&mut calls, 0.99) / halves,
             calls[0] / halves,
             percentile(&mut issues, 0.5),
+            alone,
+            computing,
         ]
     };
     group.all_reduce(&mut times, ReduceOp::Max)?;
-    let [p50_us, p99_us, min_us, issue_us] = times;
+    let [p50_us, p99_us, min_us, issue_us, alone, computing] = times;
     let moved = if operation == Operation::Barrier {
         0
     } else {
@@ -165,7 +187,8 @@ fn one_size<T: Whole>(
         p50_us,
         p99_us,
         min_us,
-        issue_us: (args.calls == Calls::Async).then_some(issue_us),
+        issue_us: (args.calls != Calls::Blocking).then_some(issue_us),
+        overlap: (args.calls == Calls::Overlap).then(|| overlap(alone, computing, p50_us)),
         errors,
     })
 }
@@ -190,6 +213,32 @@ fn iterations_within<T: Whole>(
     Ok((fits[0] as usize).clamp(FEWEST, MOST))
 }
 
+fn micros_since(then: Instant) -> f64 {
+    then.elapsed().as_secs_f64() * 1e6
+}
+
+/// Keeps a processor busy, without memory.
+fn compute(turns: u64) {
+    let mut value = std::hint::black_box(1_u64);
+    for turn in 0..turns {
+        value = value.rotate_left(7) ^ turn.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    std::hint::black_box(value);
+}
+
+/// How many turns of [`compute`] last so many microseconds.
+fn turns_within(micros: f64) -> u64 {
+    const TRIED: u64 = 1 << 20;
+    let then = Instant::now();
+    compute(TRIED);
+    (micros / micros_since(then).max(1e-3) * TRIED as f64) as u64
+}
+
+/// How much of the shorter the longer hid, if both at once took `both`: 0 to 1.
+fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
+    ((alone + computing - both) / alone.min(computing).max(1e-3)).clamp(0.0, 1.0)
+}
+
 /// Sorts, and takes the value below which this share of the values is; 0 of none.
 fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -203,6 +252,13 @@ fn percentile(values: &mut [f64], share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn overlap_is_what_was_saved_of_the_shorter() {
+        assert_eq!(overlap(10.0, 20.0, 20.0), 1.0);
+        assert_eq!(overlap(10.0, 20.0, 25.0), 0.5);
+        assert_eq!(overlap(10.0, 20.0, 33.0), 0.0);
+    }
 
     #[test]
     fn percentiles_are_values_that_were_measured() {

@@ -17,6 +17,8 @@ pub(crate) struct Row {
     pub(crate) min_us: f64,
     /// The call alone, where it returns before the end.
     pub(crate) issue_us: Option<f64>,
+    /// How much of the shorter of operation and computing the longer hid, where both were done at once.
+    pub(crate) overlap: Option<f64>,
     /// Wrong elements over all ranks, where results were checked.
     pub(crate) errors: Option<u64>,
 }
@@ -35,6 +37,8 @@ struct Line {
     min_us: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     issue_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap: Option<f64>,
     algbw_gbs: f64,
     busbw_gbs: f64,
     errors: Option<u64>,
@@ -81,6 +85,7 @@ impl Printer {
             p99_us: row.p99_us,
             min_us: row.min_us,
             issue_us: row.issue_us,
+            overlap: row.overlap,
             algbw_gbs: algbw,
             busbw_gbs: algbw * row.operation.bus_factor(self.ranks),
             errors: row.errors,
@@ -101,15 +106,14 @@ impl Printer {
         match self.format {
             Format::Json => {}
             Format::Table => {
-                let issue = line
-                    .issue_us
-                    .map_or(String::new(), |us| format!("{us:>10.2}"));
+                let more = [("issue", line.issue_us), ("overlap", line.overlap)];
+                let more = || {
+                    let there = more.iter();
+                    there.filter_map(|(name, value)| Some((name, (*value)?)))
+                };
+                let issue: String = more().map(|(_, value)| format!("{value:>10.2}")).collect();
                 if first {
-                    let head = if line.issue_us.is_some() {
-                        "     issue"
-                    } else {
-                        ""
-                    };
+                    let head: String = more().map(|(name, _)| format!("{name:>10}")).collect();
                     writeln!(
                         out,
                         "# {} ranks; times in us, slowest rank; bandwidth in GB/s (1e9 bytes)",
@@ -149,13 +153,14 @@ impl Printer {
                 if first {
                     writeln!(
                         out,
-                        "op,bytes,count,dtype,reduction,ranks,iterations,p50_us,p99_us,min_us,issue_us,algbw_gbs,busbw_gbs,errors"
+                        "op,bytes,count,dtype,reduction,ranks,iterations,p50_us,p99_us,min_us,issue_us,overlap,algbw_gbs,busbw_gbs,errors"
                     )?;
                 }
-                let issue = line.issue_us.map_or(String::new(), |us| us.to_string());
+                let text = |value: Option<f64>| value.map_or(String::new(), |it| it.to_string());
+                let (issue, overlap) = (text(line.issue_us), text(line.overlap));
                 writeln!(
                     out,
-                    "{},{},{},{},{reduction},{},{},{},{},{},{issue},{},{},{errors}",
+                    "{},{},{},{},{reduction},{},{},{},{},{},{issue},{overlap},{},{},{errors}",
                     line.op,
                     line.bytes,
                     line.count,

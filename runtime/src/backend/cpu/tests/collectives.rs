@@ -5,6 +5,8 @@ use crate::backend::Progress;
 use crate::buffer::Buffer;
 use crate::op::Reduction;
 use rcomm_recorder::model::{DType, ReduceOp};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Instant;
 
 /// Around the vector block, the inline limit, the segment and the chunk, and none of them.
 const COUNTS: &[usize] = &[0, 1, 2, 7, 64, 257, 1021, 2048, 8191, 200_003];
@@ -428,6 +430,28 @@ fn nobody_leaves_a_barrier_before_all_have_come() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn a_rank_that_waits_a_second_burns_no_core() {
+    const LATE: Duration = Duration::from_secs(1);
+    for &transport in TRANSPORTS {
+        world(2, transport, |rig| {
+            rig.run(Op::Barrier).unwrap();
+            if rig.rank == 1 {
+                std::thread::sleep(LATE);
+            }
+            let burnt = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+            let (waited, before) = (Instant::now(), burnt());
+            rig.run(Op::Barrier).unwrap();
+            let (waited, burnt) = (waited.elapsed(), burnt() - before);
+            if rig.rank == 0 {
+                eprintln!("{transport:?}: waited for {waited:?} on {burnt:?} of a core");
+                // Mostly the look around before the first sleep; a thread that spins burns all of it.
+                assert!(burnt < LATE / 4, "{burnt:?}");
+            }
+        });
     }
 }
 

@@ -198,6 +198,8 @@ struct Queue {
     /// Issued and not ended.
     open: usize,
     closed: bool,
+    /// Threads that wait until none is open.
+    draining: usize,
     /// How the thread sleeps, if it does. To wake one that is awake costs a system call.
     asleep: Option<Sleep>,
 }
@@ -293,8 +295,10 @@ impl Executor {
             if left.is_zero() {
                 return false;
             }
+            queue.draining += 1;
             let waited = self.shared.drained.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            queue.draining -= 1;
         }
         true
     }
@@ -319,7 +323,7 @@ impl Shared {
         task.issued.end(task.op, result);
         let mut queue = lock(&self.queue);
         queue.open -= 1;
-        if queue.open == 0 {
+        if queue.open == 0 && queue.draining > 0 {
             self.drained.notify_all();
         }
     }

@@ -436,8 +436,8 @@ fn nobody_leaves_a_barrier_before_all_have_come() {
 #[test]
 fn a_rank_that_waits_a_second_burns_no_core() {
     const LATE: Duration = Duration::from_secs(1);
-    for &transport in TRANSPORTS {
-        world(2, transport, |rig| {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
             rig.run(Op::Barrier).unwrap();
             if rig.rank == 1 {
                 std::thread::sleep(LATE);
@@ -447,7 +447,7 @@ fn a_rank_that_waits_a_second_burns_no_core() {
             rig.run(Op::Barrier).unwrap();
             let (waited, burnt) = (waited.elapsed(), burnt() - before);
             if rig.rank == 0 {
-                eprintln!("{transport:?}: waited for {waited:?} on {burnt:?} of a core");
+                eprintln!("{wiring:?}: waited for {waited:?} on {burnt:?} of a core");
                 // Mostly the look around before the first sleep; a thread that spins burns all of it.
                 assert!(burnt < LATE / 4, "{burnt:?}");
             }

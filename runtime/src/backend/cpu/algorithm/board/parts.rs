@@ -3,7 +3,7 @@
 use super::super::super::collective::{Combination, Data, Inputs, Outputs, Place};
 use super::super::super::mesh::Failure;
 use super::super::super::reduce::{self, copy, copy_past_caches};
-use super::super::super::transport::shm::{INLINE, SLOT};
+use super::super::super::transport::shm::{INLINE, SLOT, Traffic};
 use super::CHUNK;
 use super::road::Walk;
 use super::shares::with_inputs;
@@ -26,6 +26,7 @@ impl Walk<'_, '_> {
             }
             return Ok(());
         }
+        self.board.expect(Traffic::OneWay);
         for range in chunks(len, CHUNK) {
             if let Data::Read(bytes) = &data {
                 let slot = self.board.next_slot(range.len());
@@ -56,6 +57,7 @@ impl Walk<'_, '_> {
             }
             return Ok(());
         }
+        self.board.expect(Traffic::Exchange);
         for range in chunks(longest, CHUNK) {
             let own = clip(&range, input.len());
             let piece = &mut self.board.next_slot(range.len())[..own.len()];
@@ -83,6 +85,7 @@ impl Walk<'_, '_> {
         let Place { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
         let lane = lane_len(size, longest);
+        self.board.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
             self.fill_lanes(inputs, &range, lane);
             self.turn(lane * (size - 1))?;
@@ -111,6 +114,7 @@ impl Walk<'_, '_> {
         if let (Some(inputs), Some(outputs)) = (inputs, &mut outputs) {
             deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
         }
+        self.board.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
             if let Some(inputs) = inputs {
                 self.fill_lanes(inputs, &range, lane);
@@ -140,6 +144,7 @@ impl Walk<'_, '_> {
         if let Some(outputs) = &mut outputs {
             deliver(outputs.part_mut(rank), input, longest * self.place.size);
         }
+        self.board.expect(Traffic::OneWay);
         for range in chunks(longest, CHUNK) {
             if rank != root {
                 let own = clip(&range, input.len());
@@ -171,6 +176,7 @@ impl Walk<'_, '_> {
         if let Some(inputs) = inputs {
             deliver(output, inputs.part(rank), longest);
         }
+        self.board.expect(Traffic::OneWay);
         for range in chunks(longest, lane) {
             if let Some(inputs) = inputs {
                 self.fill_lanes(inputs, &range, lane);

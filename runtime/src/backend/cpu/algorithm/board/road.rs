@@ -4,14 +4,11 @@ use super::super::super::collective::{Collective, Place, Step, compare_lists, ha
 use super::super::super::mesh::Failure;
 use super::super::super::notice::{self, NOTICE_LEN, Notice};
 use super::super::super::reduce::HandOver;
-use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots, Traffic};
+use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots};
 use super::super::super::wait::Patience;
 use crate::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
-
-/// The longest all_reduce that is an exchange, in bytes.
-const EXCHANGED: usize = 256 << 10;
 
 /// One group's collectives over shared memory.
 pub(crate) struct BoardRoad {
@@ -57,7 +54,6 @@ impl BoardRoad {
             lists,
             collective,
         } = step;
-        self.board.expect(traffic_of(&collective));
         let mut walk = Walk {
             board: &mut self.board,
             hand_over: &mut self.hand_over,
@@ -100,28 +96,6 @@ impl BoardRoad {
                 walk.scatter(inputs.as_ref(), output, root, longest)
             }
         }
-    }
-}
-
-/// Who writes in the phases of this collective.
-///
-/// The shares of a long all_reduce leave out some phases, so its ranks would not write where they have
-/// read: it is a quarter slower that way from 512 KiB on.
-fn traffic_of(collective: &Collective<'_>) -> Traffic {
-    let by_size = |len: usize| match len <= EXCHANGED {
-        true => Traffic::Exchange,
-        false => Traffic::OneWay,
-    };
-    match collective {
-        Collective::AllReduce { data, .. } => by_size(data.len()),
-        Collective::Reduce { data, .. } => by_size(data.bytes().len()),
-        Collective::AllGather { .. }
-        | Collective::ReduceScatter { .. }
-        | Collective::AllToAll { .. } => Traffic::Exchange,
-        Collective::Barrier
-        | Collective::Broadcast { .. }
-        | Collective::Gather { .. }
-        | Collective::Scatter { .. } => Traffic::OneWay,
     }
 }
 

@@ -556,9 +556,8 @@ impl FlightRecorder {
         }
     }
 
-    /// As [`raise`](Self::raise), for who begins the group's operations one after the other: nobody else
-    /// knows of this one yet, so nobody raises the word so far at this moment, and what others raise it
-    /// to less far is not lost, since theirs is an exchange.
+    /// As [`raise`](Self::raise), for an operation that is begun. A group's operations are begun one after
+    /// the other, so nobody raises the word beyond this one meanwhile, and a plain store loses nothing.
     #[inline]
     fn set(&self, ticket: Ticket, word: usize) {
         if ticket.sequence == 0 {

@@ -4,7 +4,7 @@
 use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::{GroupOptions, Origin};
-use crate::process_group::{End, Noted, ProcessGroup, Share};
+use crate::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::store::{PrefixStore, Store, which_came};
 use crate::work::Work;
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -189,7 +189,7 @@ const ROLL_CALL: Noted<'static> = Noted {
     backend: "store",
     peer: Peer::None,
     tensor: None,
-    collectives: 0,
+    parts: Parts::None,
     end: End::Own,
 };
 

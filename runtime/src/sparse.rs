@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
-use crate::process_group::{End, Noted, ProcessGroup, Share};
+use crate::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::work::Work;
 use rcomm_recorder::model::{OpType, Peer, Rank, ReduceOp};
 use rcomm_recorder::record::Tensor;
@@ -193,7 +193,7 @@ fn noted<T: Element>(shape: &[u64]) -> Noted<'_> {
             dtype: T::DTYPE,
             shape,
         }),
-        collectives: GATHERS,
+        parts: Parts::Collectives(GATHERS),
         end: End::Watched,
     }
 }

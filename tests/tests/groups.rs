@@ -217,6 +217,80 @@ fn work_tells_whoever_asks() {
     });
 }
 
+#[test]
+fn objects_under_way_wait_for_no_collective_and_are_flushed_at_the_end() {
+    run(2, |world| {
+        let group = world.group();
+        if world.rank() == 0 {
+            let work = group.recv_object_async::<Vec<u32>>(1, 5).unwrap();
+            // It is in nobody's way, though the other sends only after all of these.
+            let told = group.broadcast_object_async("told".to_owned(), 1).unwrap();
+            assert_eq!(told.wait().unwrap(), "all");
+            group.barrier().unwrap();
+            assert_eq!(block_on(work).unwrap(), [1, 2, 3]);
+            let last = group.recv_object_async::<u32>(1, 5).unwrap();
+            world.shutdown().unwrap();
+            assert_eq!(last.wait().unwrap(), 9);
+        } else {
+            let told = group.broadcast_object_async("all".to_owned(), 1).unwrap();
+            told.wait().unwrap();
+            group.barrier().unwrap();
+            group.send_object(&[1, 2, 3], 0, 5).unwrap();
+            group.send_object(&9, 0, 5).unwrap();
+            world.shutdown().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_value_of_another_type_is_refused_where_it_is_read_and_the_group_goes_on() {
+    run(2, |world| {
+        let group = world.group();
+        if world.rank() == 0 {
+            group.send_object(&"text", 1, 0).unwrap();
+            let unwritable = std::collections::BTreeMap::from([((1, 2), 3)]);
+            let error = group.send_object(&unwritable, 1, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        } else {
+            let error = group.recv_object_async::<u32>(0, 0).unwrap().wait();
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            assert!(error.is_recoverable(), "{error}");
+            let error = group.recv_object::<u32>(0, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("rank 0 of the group could not write")
+            );
+        }
+        let mut object = world.rank().to_string();
+        group.broadcast_object(&mut object, 0).unwrap();
+        assert_eq!(object, "0");
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_ends_the_receives_of_objects_that_stand_in_line() {
+    run(2, |world| {
+        let group = world.group();
+        if world.rank() == 1 {
+            let done = world.store().wait(&["test/done"], Duration::from_secs(15));
+            return done.unwrap();
+        }
+        let receive = || group.recv_object_async::<u32>(1, 0).unwrap();
+        let works = [receive(), receive(), receive()];
+        group.abort("enough");
+        for work in works {
+            let error = work.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            assert!(error.to_string().contains("enough"), "{error}");
+        }
+        world.store().set("test/done", b"1").unwrap();
+    });
+}
+
 /// The smallest of executors: one future, one thread.
 fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     struct Unpark(std::thread::Thread);

@@ -1,7 +1,7 @@
 //! The thread `rcomm/aside/<group>`: does what a group's callers have set aside, one after the other.
 //!
-//! For operations that no backend can issue, since they are made of several or are a conversation with a
-//! window. Started with the first of them, joined with the group.
+//! For operations that no backend can issue, since they are made of several collectives, or are a
+//! conversation with a window or the store. Started with the first of them, joined with the group.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::deadline::Deadline;
@@ -14,8 +14,9 @@ use std::thread::JoinHandle;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// What was set aside in one group.
-#[derive(Default)]
 pub(super) struct Asides {
+    /// What the thread is called, between `rcomm/` and the group.
+    kind: &'static str,
     desk: Arc<Desk>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -39,6 +40,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Asides {
+    /// Nothing yet, for a thread of this name.
+    pub(super) fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            desk: Arc::default(),
+            thread: Mutex::default(),
+        }
+    }
+
     /// Starts the thread, if it does not run yet.
     pub(super) fn start(&self, group: &str) -> Result<()> {
         let mut thread = lock(&self.thread);
@@ -47,7 +57,7 @@ impl Asides {
         }
         let desk = self.desk.clone();
         let started = std::thread::Builder::new()
-            .name(format!("rcomm/aside/{group}"))
+            .name(format!("rcomm/{}/{group}", self.kind))
             .spawn(move || desk.work());
         *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
         Ok(())
@@ -59,6 +69,17 @@ impl Asides {
         queue.open += 1;
         queue.jobs.push_back(job);
         drop(queue);
+        self.desk.bell.notify_all();
+    }
+
+    /// Something has begun that counts as not done until it is released.
+    pub(super) fn hold(&self) {
+        lock(&self.desk.queue).open += 1;
+    }
+
+    /// It is done.
+    pub(super) fn release(&self) {
+        lock(&self.desk.queue).open -= 1;
         self.desk.bell.notify_all();
     }
 

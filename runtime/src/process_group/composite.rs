@@ -1,15 +1,17 @@
-//! Operations that go another way than [`Op`]s do: made of several collectives, carried by a window, or
-//! settled through the store. They are numbered and recorded as all others are.
+//! Operations that go another way than [`Op`]s do: made of several, carried by a window, or settled
+//! through the store. They are numbered and recorded as all others are.
 //!
 //! One that is made of collectives has its turns set apart when it is issued, so whatever is issued
 //! later comes later on every rank, whether the operation is carried out on the caller's thread
 //! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/aside/<group>`
-//! ([`set_aside`](ProcessGroup::set_aside)).
+//! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
+//! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 
 use super::aside::Aside;
 use super::group::Group;
 use super::handle::ProcessGroup;
 use super::issue::Terms;
+use super::steps::{Line, Next, Steps};
 use crate::backend::{Call, Done, Observer, Pending};
 use crate::buffer::DeviceKind;
 use crate::deadline::Deadline;
@@ -32,9 +34,19 @@ pub(crate) struct Noted<'a> {
     /// The other end; `Peer::None` of what all members do together.
     pub(crate) peer: Peer,
     pub(crate) tensor: Option<Tensor<'a>>,
-    /// Collectives over host memory that it is made of.
-    pub(crate) collectives: u64,
+    pub(crate) parts: Parts,
     pub(crate) end: End,
+}
+
+/// What an operation is made of, over host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    /// Nothing that is an [`Op`].
+    None,
+    /// Sends or receives.
+    Messages,
+    /// So many collectives.
+    Collectives(u64),
 }
 
 /// What ends an operation in time.
@@ -46,7 +58,8 @@ pub(crate) enum End {
     Own,
 }
 
-/// The collectives that were set apart for an operation.
+/// What an operation may have of its group's backend: the collectives that were set apart for it, or
+/// messages.
 pub(crate) struct Share {
     group: Arc<Group>,
     lane: usize,
@@ -84,6 +97,30 @@ impl Share {
     /// Why its group has failed or was aborted, if so.
     pub(crate) fn judgement(&self) -> Option<Error> {
         self.group.judgement()
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Starts messages.
+    pub(super) fn issue(
+        &self,
+        op: Op<'static>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        op.validate(self.group.group_rank, self.group.size())?;
+        let call = Call {
+            seq: self.seq,
+            turn: 0,
+            deadline: self.deadline,
+            hints: self.hints,
+        };
+        // A backend is asked to issue by one at a time.
+        let _issue = self.group.lock();
+        self.group.lanes[self.lane]
+            .backend
+            .issue(op, call, observer)
     }
 
     /// Runs the next of the collectives.
@@ -139,12 +176,16 @@ impl Group {
         terms: Terms,
         site: &'static Location<'static>,
     ) -> Result<(Voyage, Tickets, Share)> {
-        let lane = match noted.collectives {
-            0 => Some(0),
-            _ => {
+        let lane = match noted.parts {
+            Parts::None => Some(0),
+            Parts::Messages | Parts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
                 lanes.position(|lane| lane.device == DeviceKind::Cpu)
             }
+        };
+        let collectives = match noted.parts {
+            Parts::None | Parts::Messages => 0,
+            Parts::Collectives(count) => count,
         };
         let lane = lane.ok_or_else(|| {
             let message = "the group has no backend for cpu memory";
@@ -153,7 +194,7 @@ impl Group {
         })?;
         let mut issue = self.lock();
         self.check_open(noted.op)?;
-        let extension = self.extension(&mut issue, noted.collectives > 0);
+        let extension = self.extension(&mut issue, collectives > 0);
         let timeout = terms.timeout.saturating_add(extension);
         let is_p2p = noted.peer != Peer::None;
         let seq = if is_p2p {
@@ -165,7 +206,7 @@ impl Group {
         };
         issue.op_id += 1;
         let next = issue.turns[lane] + 1;
-        issue.turns[lane] += noted.collectives;
+        issue.turns[lane] += collectives;
         let key = SignatureKey {
             backend: noted.backend,
             op_name: noted.op.name(),
@@ -197,7 +238,7 @@ impl Group {
             group: self.clone(),
             lane,
             next,
-            end: next + noted.collectives,
+            end: next + collectives,
             seq,
             timeout,
             due,
@@ -284,5 +325,27 @@ impl ProcessGroup {
         Ok(Work::aside(flight, move || {
             made.lock().unwrap_or_else(PoisonError::into_inner).take()
         }))
+    }
+
+    /// Starts an operation that is made of messages, `first` and what `then` makes of each, and waits for
+    /// none of them. It stands in `line` behind those that were started before it.
+    pub(crate) fn issue_in_steps<R: Send + 'static>(
+        &self,
+        noted: &Noted<'_>,
+        site: &'static Location<'static>,
+        line: Option<Line>,
+        first: Op<'static>,
+        then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
+    ) -> Result<Work<R>> {
+        let group = &self.group;
+        group.stairs().start(group.label())?;
+        let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        // As above.
+        share.deadline = Deadline::At(share.due + group.patience());
+        let flight = Flight::new(group.clone(), voyage, tickets);
+        let steps = Steps::enter(share, &flight, line, first, then);
+        flight.take_off(steps.clone());
+        group.watch().add_flight(flight.clone());
+        Ok(Work::aside(flight, move || steps.take()))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::aside::Asides;
 use super::issue::Issue;
+use super::steps::Stairs;
 use crate::backend::nccl::NcclBackend;
 use crate::backend::{AbortReason, Backend, CommState};
 use crate::buffer::DeviceKind;
@@ -45,6 +46,7 @@ pub(crate) struct Group {
     /// Collectives that have ended.
     pub(super) ended: AtomicU64,
     asides: Asides,
+    stairs: Stairs,
     pub(super) running: Running,
     /// Why it takes nothing more; set once.
     closed: OnceLock<Error>,
@@ -80,7 +82,8 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             issue: Mutex::new(issue),
             ended: AtomicU64::new(0),
-            asides: Asides::default(),
+            asides: Asides::new("aside"),
+            stairs: Stairs::new(),
             running: Running::default(),
             closed: OnceLock::new(),
             verdict: Mutex::new(None),
@@ -189,6 +192,11 @@ impl Group {
         &self.asides
     }
 
+    /// What is under way in steps.
+    pub(super) fn stairs(&self) -> &Stairs {
+        &self.stairs
+    }
+
     /// An operation has ended, and its turn with it.
     pub(crate) fn note_end(&self, voyage: &Voyage) {
         if voyage.takes_turn {
@@ -285,8 +293,8 @@ impl Group {
         // Whoever issues now has seen that it is closed, or is before us in the lock.
         drop(self.lock());
         let deadline = deadline.started();
-        if !self.asides.drain(deadline) {
-            let message = "operations that were set aside have not ended";
+        if !self.asides.drain(deadline) || !self.stairs.drain(deadline) {
+            let message = "operations on objects or windows have not ended";
             return Err(Error::new(ErrorKind::Timeout, message).in_group(self.label()));
         }
         for lane in &self.lanes {

@@ -6,7 +6,8 @@
 //! | `handle` | [`ProcessGroup`]: what programs hold |
 //! | `group` | what all handles of a group share; how it fails, is aborted and closed |
 //! | `issue` | the road of every operation |
-//! | `composite`, `aside` | operations made of several, and the thread on which they can be done |
+//! | `composite` | operations made of several, or carried another way |
+//! | `aside`, `steps` | the threads on which they can be done, or go on |
 //!
 //! What the operations are called is next door (`collectives.rs`, `p2p.rs`); who looks after them when
 //! nobody waits is the watchdog.
@@ -16,7 +17,9 @@ mod composite;
 mod group;
 mod handle;
 mod issue;
+mod steps;
 
-pub(crate) use composite::{End, Noted, Share};
+pub(crate) use composite::{End, Noted, Parts, Share};
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;
+pub(crate) use steps::{Line, Next};

@@ -15,7 +15,7 @@ use crate::collectives::vec_of;
 use crate::deadline::Deadline;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process_group::{End, Noted, ProcessGroup};
+use crate::process_group::{End, Noted, Parts, ProcessGroup};
 use crate::work::Work;
 use rcomm_recorder::model::{DType, OpType, Peer};
 use rcomm_recorder::record::Tensor;
@@ -120,7 +120,7 @@ impl ProcessGroup {
             backend: carrier.name(),
             peer: Peer::None,
             tensor: Some(tensor(dtype, &shape)),
-            collectives: 0,
+            parts: Parts::None,
             end: End::Watched,
         };
         let group = self.clone();
@@ -353,7 +353,7 @@ fn noted(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> Noted<'_> {
         backend: "window",
         peer: Peer::Rank(peer),
         tensor,
-        collectives: 0,
+        parts: Parts::None,
         end: End::Watched,
     }
 }

@@ -453,6 +453,27 @@ impl<'a> Cases<'a> {
         self.same("send_object_async", object, before);
         sent.wait().unwrap();
 
+        // Several are under way, of one tag and of another; each gets its own.
+        let receive = |tag| group.recv_object_async::<String>(before as u32, tag);
+        let works = [
+            receive(9).unwrap(),
+            receive(9).unwrap(),
+            receive(10).unwrap(),
+        ];
+        let long = "x".repeat(70_000);
+        for (tag, text) in [(10, "c"), (9, "a"), (9, long.as_str())] {
+            let text = format!("{own} {text}");
+            group
+                .send_object_async(&text, next as u32, tag)
+                .unwrap()
+                .wait()
+                .unwrap();
+        }
+        let expected = ["a", &long, "c"].map(|text| format!("{before} {text}"));
+        for (work, expected) in works.into_iter().zip(expected) {
+            self.same("recv_object_async", work.wait().unwrap(), expected);
+        }
+
         // Tags are met, not the order of issue.
         let first = group.send_async(vec![1u8], next as u32, 11).unwrap();
         let second = group.send_async(vec![2u8], next as u32, 12).unwrap();

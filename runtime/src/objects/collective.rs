@@ -1,25 +1,15 @@
-//! Collectives and messages of values that are no arrays: anything that serde can write and read.
-//!
-//! For settings, names and small tables, not for data: values travel as JSON, and one may have
-//! [`MAX_OBJECT_BYTES`] at most. Lengths travel first, so that every rank refuses what is too long, and
-//! none is left waiting. A collective of objects is one operation of the group, made of two; a message is
-//! two messages. Some ranks may run a collective and others issue it.
+//! Collectives of values.
 
+use super::encoding::{UNWRITABLE, check_lengths, decode, decode_all, encode, length_of, zeros};
 use crate::buffer::Buffer;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::op::Op;
-use crate::process_group::{End, Noted, ProcessGroup, Share};
+use crate::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::work::Work;
 use rcomm_recorder::model::{OpType, Peer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::panic::Location;
-
-/// The most bytes of one value, written as JSON.
-pub const MAX_OBJECT_BYTES: usize = 64 << 20;
-
-/// Sent in place of a length by a rank that could not write its value.
-const UNWRITABLE: u64 = u64::MAX;
 
 impl ProcessGroup {
     /// Every rank's `object` ends as the root's.
@@ -163,58 +153,6 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends a value to `peer`, which receives it with [`recv_object`](Self::recv_object).
-    ///
-    /// # Errors
-    /// `InvalidArgument` if the value is too long or cannot be written; the receiver is told too.
-    #[track_caller]
-    pub fn send_object<T: Serialize>(&self, object: &T, peer: u32, tag: u32) -> Result<()> {
-        let bytes = encode(object);
-        let len = [length_of(&bytes)];
-        self.send(&len, peer, tag)?;
-        self.checked(&len, self.rank())?;
-        self.send(&bytes, peer, tag)
-    }
-
-    /// As [`send_object`](Self::send_object), at once.
-    #[track_caller]
-    pub fn send_object_async<T: Serialize>(
-        &self,
-        object: &T,
-        peer: u32,
-        tag: u32,
-    ) -> Result<Work<()>> {
-        let bytes = encode(object);
-        let len = vec![length_of(&bytes)];
-        if let Err(error) = self.checked(&len, self.rank()) {
-            self.send(&len, peer, tag)?;
-            return Err(error);
-        }
-        let send = |buffer| Op::Send { buffer, peer, tag };
-        let both = vec![send(Buffer::from_vec(len)), send(Buffer::from_vec(bytes))];
-        let work = self.batch_isend_irecv(both)?;
-        Ok(work.and_then(|_| Ok(())))
-    }
-
-    /// Receives a value from `peer`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if the sender could not write it or it is too long; `Mismatch` if it cannot be
-    /// read as a `T`.
-    #[track_caller]
-    pub fn recv_object<T: DeserializeOwned>(&self, peer: u32, tag: u32) -> Result<T> {
-        let mut len = [0u64];
-        self.recv(&mut len, peer, tag)?;
-        self.checked(&len, peer)?;
-        let mut bytes = vec![0; len[0] as usize];
-        self.recv(&mut bytes, peer, tag)?;
-        decode(&bytes, peer).map_err(|error| error.in_group(self.desc()))
-    }
-
-    fn checked(&self, len: &[u64], owner: u32) -> Result<()> {
-        check_lengths(len, |_| owner).map_err(|error| error.in_group(self.desc()))
-    }
-
     fn place(&self) -> Place {
         Place {
             rank: self.rank(),
@@ -252,7 +190,7 @@ fn noted(op: OpType) -> Noted<'static> {
         backend: "objects",
         peer: Peer::None,
         tensor: None,
-        collectives: 2,
+        parts: Parts::Collectives(2),
         end: End::Watched,
     }
 }
@@ -337,54 +275,4 @@ fn exchange_lengths(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec
     })?;
     check_lengths(&lens, |rank| rank)?;
     Ok(lens)
-}
-
-/// Refuses, on every rank alike, what is too long or was not written.
-fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
-    for (rank, &len) in (0u32..).zip(lens) {
-        let owner = owner(rank);
-        let message = if len == UNWRITABLE {
-            format!("rank {owner} of the group could not write its value, or gave none")
-        } else if len > MAX_OBJECT_BYTES as u64 {
-            format!(
-                "the value of rank {owner} of the group has {len} bytes, more than {MAX_OBJECT_BYTES}"
-            )
-        } else {
-            continue;
-        };
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
-    }
-    Ok(())
-}
-
-fn decode<T: DeserializeOwned>(bytes: &[u8], owner: u32) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::new(
-            ErrorKind::Mismatch,
-            format!("the value of rank {owner} of the group is not of this rank's type"),
-        )
-        .with_source(error)
-    })
-}
-
-fn decode_all<T: DeserializeOwned>(parts: &[Vec<u8>]) -> Result<Vec<T>> {
-    let parts = (0u32..).zip(parts);
-    parts.map(|(rank, part)| decode(part, rank)).collect()
-}
-
-/// The value as JSON; empty, which no value is, if it cannot be written.
-fn encode<T: Serialize>(object: &T) -> Vec<u8> {
-    serde_json::to_vec(object).unwrap_or_default()
-}
-
-fn length_of(bytes: &[u8]) -> u64 {
-    if bytes.is_empty() {
-        UNWRITABLE
-    } else {
-        bytes.len() as u64
-    }
-}
-
-fn zeros(lens: &[u64]) -> Vec<Vec<u8>> {
-    lens.iter().map(|&len| vec![0; len as usize]).collect()
 }

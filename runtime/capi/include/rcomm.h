@@ -97,6 +97,15 @@
 // Reduction: the sum of inputs that are multiplied by each rank's factor first.
 #define RCOMM_PREMUL_SUM 8
 
+// How long a wait will be is not known.
+#define RCOMM_WAIT_UNKNOWN 0
+
+// The others are about to come: look for them and keep the core.
+#define RCOMM_WAIT_SHORT 1
+
+// The others may take long: sleep at once.
+#define RCOMM_WAIT_LONG 2
+
 // The call did what it says.
 #define RCOMM_OK 0
 
@@ -301,11 +310,32 @@ int32_t rcomm_group_set_timeout(const struct rcomm_group *group, uint64_t timeou
 // `group` is a living handle; `timeout_ms` may be written.
 int32_t rcomm_group_timeout(const struct rcomm_group *group, uint64_t *timeout_ms);
 
-// A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
+// Gives the group's operations from now on this much more time, on this rank, until the first
+// collective among them has ended.
 //
 // # Safety
 // `group` is a living handle.
-int32_t rcomm_monitored_barrier(const struct rcomm_group *group, int32_t all);
+int32_t rcomm_group_extend_timeout(const struct rcomm_group *group, uint64_t extra_ms);
+
+// Another handle of the same group, to be freed, with terms for what is called with it: it may take
+// `timeout_ms` (0 = the time-out of `group`), and the wait for other ranks will be as `wait` says
+// (`RCOMM_WAIT_UNKNOWN` and so on), which changes how long a core is kept busy and nothing else.
+//
+// # Safety
+// `group` is a living handle; `handle` may be written.
+int32_t rcomm_group_on_terms(const struct rcomm_group *group,
+                             uint64_t timeout_ms,
+                             uint8_t wait,
+                             struct rcomm_group **handle);
+
+// A barrier that names the ranks that do not come: the first, or all if `all` is not 0. A failed one
+// leaves the group usable.
+//
+// # Safety
+// As the head of the header says of handles.
+int32_t rcomm_monitored_barrier(const struct rcomm_group *group,
+                                int32_t all,
+                                struct rcomm_work **work);
 
 // Makes everything pending in the group fail soon, and everything later at once, with this reason.
 //
@@ -521,51 +551,73 @@ int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
 // `*out` is the root's `json`; the others' is not looked at.
 //
 // # Safety
-// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+// may be written unless there is a `work`.
 int32_t rcomm_broadcast_object(const struct rcomm_group *group,
                                const char *json,
                                uint32_t root,
-                               char **out);
+                               char **out,
+                               struct rcomm_work **work);
 
 // `*out` is a JSON array of everybody's `json`, by rank.
 //
 // # Safety
-// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
-int32_t rcomm_all_gather_object(const struct rcomm_group *group, const char *json, char **out);
+// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+// written unless there is a `work`.
+int32_t rcomm_all_gather_object(const struct rcomm_group *group,
+                                const char *json,
+                                char **out,
+                                struct rcomm_work **work);
 
 // On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
 //
 // # Safety
-// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
+// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+// written unless there is a `work`.
 int32_t rcomm_gather_object(const struct rcomm_group *group,
                             const char *json,
                             uint32_t root,
-                            char **out);
+                            char **out,
+                            struct rcomm_work **work);
 
 // `*out` is this rank's value of the root's `json`, an array with one for each rank; the others' is
 // not looked at.
 //
 // # Safety
-// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+// may be written unless there is a `work`.
 int32_t rcomm_scatter_object(const struct rcomm_group *group,
                              const char *json,
                              uint32_t root,
-                             char **out);
+                             char **out,
+                             struct rcomm_work **work);
 
 // Sends a value to `peer`, which receives it with `rcomm_recv_object`.
 //
 // # Safety
-// `group` is a living handle, `json` a text that ends with a zero byte.
+// As the head of the header says of handles; `json` is a text that ends with a zero byte.
 int32_t rcomm_send_object(const struct rcomm_group *group,
                           const char *json,
                           uint32_t peer,
-                          uint32_t tag);
+                          uint32_t tag,
+                          struct rcomm_work **work);
 
-// `*out` is the value that `peer` sends.
+// `*out` is the value that `peer` sends. With `work`, any number may be under way; until they have
+// ended, nothing else may be received from this peer under this tag.
 //
 // # Safety
-// `group` is a living handle; `out` may be written.
-int32_t rcomm_recv_object(const struct rcomm_group *group, uint32_t peer, uint32_t tag, char **out);
+// As the head of the header says of handles; `out` may be written unless there is a `work`.
+int32_t rcomm_recv_object(const struct rcomm_group *group,
+                          uint32_t peer,
+                          uint32_t tag,
+                          char **out,
+                          struct rcomm_work **work);
+
+// The text of the value that `work` has made, once, after it was seen to end well.
+//
+// # Safety
+// `work` is a living handle; `out` may be written.
+int32_t rcomm_work_text(const struct rcomm_work *work, char **out);
 
 // Frees a text that a function of this header gave. NULL is nothing.
 //
@@ -573,15 +625,16 @@ int32_t rcomm_recv_object(const struct rcomm_group *group, uint32_t peer, uint32
 // `text` is NULL or such a text, which nobody uses any more.
 void rcomm_text_free(char *text);
 
-// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`.
+// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`, or what
+// `rcomm_work_sparse` takes from `work`.
 //
 // The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
 // `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
 // for each index in the remaining dimensions) for each place.
 //
 // # Safety
-// `group` is a living handle; `shape`, `indices` and `values` hold what is said above; `sum` may be
-// written.
+// `group` is a living handle; `shape`, `indices` and `values` hold what is said above, and are copied;
+// `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
 int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 const uint64_t *shape,
                                 size_t dims,
@@ -590,7 +643,14 @@ int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 const void *values,
                                 size_t places,
                                 uint8_t dtype,
-                                struct rcomm_sparse **sum_of);
+                                struct rcomm_sparse **sum_of,
+                                struct rcomm_work **work);
+
+// The sum that `work` has made, once, after it was seen to end well.
+//
+// # Safety
+// `work` is a living handle; `sum` may be written.
+int32_t rcomm_work_sparse(const struct rcomm_work *work, struct rcomm_sparse **sum_of);
 
 // What a sparse tensor holds: its places, its rows of indices and its blocks of values, which are there
 // until it is freed. Any place may be NULL.
@@ -612,26 +672,36 @@ void rcomm_sparse_free(struct rcomm_sparse *sparse);
 // the next call of this thread.
 const char *rcomm_last_error(void);
 
-// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
-// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0.
+// The window that `work` has made, once, after it was seen to end well.
 //
 // # Safety
-// `group` is a living handle; `window` may be written.
+// `work` is a living handle; `window` may be written.
+int32_t rcomm_work_window(const struct rcomm_work *work, struct rcomm_window **window);
+
+// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
+// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0. With
+// `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
+//
+// # Safety
+// As the head of the header says of handles; `window` may be written unless there is a `work`.
 int32_t rcomm_window_allocate(const struct rcomm_group *group,
                               size_t count,
                               uint8_t dtype,
-                              struct rcomm_window **window);
+                              struct rcomm_window **window,
+                              struct rcomm_work **work);
 
 // Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
-// the window is closed or freed.
+// the window is closed or freed. With `work` as `rcomm_window_allocate`.
 //
 // # Safety
-// `group` is a living handle; `memory` holds `count` elements; `window` may be written.
+// As the head of the header says of handles and memory; `window` may be written unless there is a
+// `work`.
 int32_t rcomm_new_window(const struct rcomm_group *group,
                          void *memory,
                          size_t count,
                          uint8_t dtype,
-                         struct rcomm_window **window);
+                         struct rcomm_window **window,
+                         struct rcomm_work **work);
 
 // Elements in the part of `peer`.
 //
@@ -719,7 +789,7 @@ int32_t rcomm_work_test(const struct rcomm_work *work,
 
 // Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
 // `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-// memory must then be left alone for ever.
+// memory must then be left alone for ever. That of a window is the window's until it is closed.
 //
 // # Safety
 // `work` is a living handle; `released` may be written.

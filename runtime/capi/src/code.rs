@@ -54,6 +54,13 @@ pub const RCOMM_BXOR: u8 = 7;
 /// Reduction: the sum of inputs that are multiplied by each rank's factor first.
 pub const RCOMM_PREMUL_SUM: u8 = 8;
 
+/// How long a wait will be is not known.
+pub const RCOMM_WAIT_UNKNOWN: u8 = 0;
+/// The others are about to come: look for them and keep the core.
+pub const RCOMM_WAIT_SHORT: u8 = 1;
+/// The others may take long: sleep at once.
+pub const RCOMM_WAIT_LONG: u8 = 2;
+
 /// The call did what it says.
 pub const RCOMM_OK: i32 = 0;
 /// A deadline passed.
@@ -106,6 +113,22 @@ impl Reduction {
             op => op.into(),
         })
     }
+}
+
+/// The hint with this code.
+pub(crate) fn wait_hint(code: u8) -> rcomm::Result<rcomm::WaitHint> {
+    Ok(match code {
+        RCOMM_WAIT_UNKNOWN => rcomm::WaitHint::Unknown,
+        RCOMM_WAIT_SHORT => rcomm::WaitHint::Short,
+        RCOMM_WAIT_LONG => rcomm::WaitHint::Long,
+        other => {
+            let message = format!("no hint about waiting has the code {other}");
+            return Err(rcomm::Error::new(
+                rcomm::ErrorKind::InvalidArgument,
+                message,
+            ));
+        }
+    })
 }
 
 #[cfg(test)]

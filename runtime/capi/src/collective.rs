@@ -2,7 +2,7 @@
 
 use crate::code::Reduction;
 use crate::group::Group;
-use crate::operate::{Maker, operate};
+use crate::operate::operate;
 use crate::status::{borrow, call};
 use crate::work::{WorkHandle, issue};
 use rcomm::Op;
@@ -21,14 +21,14 @@ pub unsafe extern "C" fn rcomm_all_reduce(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let buffer = unsafe { it.output(buffer, count)? };
-        let op = reduction.read()?;
-        Ok(Op::AllReduce { buffer, op })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let buffer = it.output(buffer, count)?;
+            let op = reduction.read()?;
+            Ok(Op::AllReduce { buffer, op })
+        })
+    }
 }
 
 /// The root's `buffer` ends as the reduction of all.
@@ -45,14 +45,14 @@ pub unsafe extern "C" fn rcomm_reduce(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let buffer = unsafe { it.output(buffer, count)? };
-        let op = reduction.read()?;
-        Ok(Op::Reduce { buffer, op, root })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let buffer = it.output(buffer, count)?;
+            let op = reduction.read()?;
+            Ok(Op::Reduce { buffer, op, root })
+        })
+    }
 }
 
 /// Every rank's `buffer` ends as the root's.
@@ -68,13 +68,13 @@ pub unsafe extern "C" fn rcomm_broadcast(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let buffer = unsafe { it.output(buffer, count)? };
-        Ok(Op::Broadcast { buffer, root })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let buffer = it.output(buffer, count)?;
+            Ok(Op::Broadcast { buffer, root })
+        })
+    }
 }
 
 /// Nobody leaves before everybody has come.
@@ -104,15 +104,14 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, count)? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, it.of_all(count))? };
-        Ok(Op::AllGatherSingle { input, output })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let input = it.input(input, count)?;
+            let output = it.output(output, it.of_all(count))?;
+            Ok(Op::AllGatherSingle { input, output })
+        })
+    }
 }
 
 /// `output` ends as the reduction of everybody's part for this rank: `input` holds `count` elements for
@@ -130,16 +129,15 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, it.of_all(count))? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, count)? };
-        let op = reduction.read()?;
-        Ok(Op::ReduceScatterSingle { input, output, op })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let input = it.input(input, it.of_all(count))?;
+            let output = it.output(output, count)?;
+            let op = reduction.read()?;
+            Ok(Op::ReduceScatterSingle { input, output, op })
+        })
+    }
 }
 
 /// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
@@ -155,15 +153,14 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, it.of_all(count))? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, it.of_all(count))? };
-        Ok(Op::AllToAllSingle { input, output })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let input = it.input(input, it.of_all(count))?;
+            let output = it.output(output, it.of_all(count))?;
+            Ok(Op::AllToAllSingle { input, output })
+        })
+    }
 }
 
 /// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
@@ -180,23 +177,21 @@ pub unsafe extern "C" fn rcomm_all_to_all_v_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let input_splits = unsafe { it.counts(input_splits)? };
-        // SAFETY: by the contract.
-        let output_splits = unsafe { it.counts(output_splits)? };
-        let sum = |splits: &[usize]| splits.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, sum(&input_splits))? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, sum(&output_splits))? };
-        Ok(Op::AllToAllVSingle {
-            input,
-            output,
-            input_splits,
-            output_splits,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let input_splits = it.counts(input_splits)?;
+            let output_splits = it.counts(output_splits)?;
+            let sum =
+                |splits: &[usize]| splits.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+            let input = it.input(input, sum(&input_splits))?;
+            let output = it.output(output, sum(&output_splits))?;
+            Ok(Op::AllToAllVSingle {
+                input,
+                output,
+                input_splits,
+                output_splits,
+            })
+        })
+    }
 }

@@ -1,7 +1,9 @@
 //! Groups.
 
+use crate::code::wait_hint;
 use crate::status::{borrow, call, consume, free, give, put, text};
-use rcomm::{GroupOptions, ProcessGroup, RollCall};
+use crate::work::{WorkHandle, settle};
+use rcomm::{GroupOptions, Hints, ProcessGroup, RollCall};
 use std::ffi::c_char;
 use std::time::Duration;
 
@@ -90,21 +92,70 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
     })
 }
 
-/// A barrier that names the ranks that do not come: the first, or all if `all` is not 0.
+/// Gives the group's operations from now on this much more time, on this rank, until the first
+/// collective among them has ended.
 ///
 /// # Safety
 /// `group` is a living handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rcomm_monitored_barrier(group: *const Group, all: i32) -> i32 {
+pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_ms: u64) -> i32 {
     call(|| {
         // SAFETY: by the contract.
         let group = unsafe { borrow(group, "the group")? };
+        group.0.extend_timeout(Duration::from_millis(extra_ms));
+        Ok(())
+    })
+}
+
+/// Another handle of the same group, to be freed, with terms for what is called with it: it may take
+/// `timeout_ms` (0 = the time-out of `group`), and the wait for other ranks will be as `wait` says
+/// (`RCOMM_WAIT_UNKNOWN` and so on), which changes how long a core is kept busy and nothing else.
+///
+/// # Safety
+/// `group` is a living handle; `handle` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_on_terms(
+    group: *const Group,
+    timeout_ms: u64,
+    wait: u8,
+    handle: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { borrow(group, "the group")? };
+        let mut other = group.0.hinted(Hints::NONE.wait(wait_hint(wait)?));
+        if timeout_ms > 0 {
+            other = other.within(Duration::from_millis(timeout_ms));
+        }
+        // SAFETY: by the contract.
+        unsafe { give(handle, Group(other)) }
+    })
+}
+
+/// A barrier that names the ranks that do not come: the first, or all if `all` is not 0. A failed one
+/// leaves the group usable.
+///
+/// # Safety
+/// As the head of the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_monitored_barrier(
+    group: *const Group,
+    all: i32,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let group = unsafe { &borrow(group, "the group")?.0 };
         let roll_call = if all == 0 {
             RollCall::First
         } else {
             RollCall::All
         };
-        group.0.monitored_barrier(roll_call)
+        if work.is_null() {
+            return group.monitored_barrier(roll_call);
+        }
+        // SAFETY: by the contract.
+        unsafe { settle(group, group.monitored_barrier_async(roll_call)?, work) }
     })
 }
 

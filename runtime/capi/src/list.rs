@@ -5,7 +5,7 @@
 use crate::code::Reduction;
 use crate::group::Group;
 use crate::memory::array;
-use crate::operate::{Maker, operate};
+use crate::operate::operate;
 use crate::work::WorkHandle;
 use rcomm::Op;
 use std::ffi::c_void;
@@ -23,17 +23,15 @@ pub unsafe extern "C" fn rcomm_all_gather_v(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { it.counts(counts)? };
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, it.own(&counts))? };
-        // SAFETY: by the contract.
-        let outputs = unsafe { it.outputs(outputs, &counts)? };
-        Ok(Op::AllGatherV { input, outputs })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.counts(counts)?;
+            let input = it.input(input, it.own(&counts))?;
+            let outputs = it.outputs(outputs, &counts)?;
+            Ok(Op::AllGatherV { input, outputs })
+        })
+    }
 }
 
 /// `outputs[r]`, of `count` elements, ends as rank r's `input`.
@@ -49,16 +47,15 @@ pub unsafe extern "C" fn rcomm_all_gather(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        let counts = it.even(count);
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, count)? };
-        // SAFETY: by the contract.
-        let outputs = unsafe { it.outputs(outputs, &counts)? };
-        Ok(Op::AllGather { input, outputs })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.even(count);
+            let input = it.input(input, count)?;
+            let outputs = it.outputs(outputs, &counts)?;
+            Ok(Op::AllGather { input, outputs })
+        })
+    }
 }
 
 /// `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
@@ -75,18 +72,16 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { it.counts(counts)? };
-        // SAFETY: by the contract.
-        let inputs = unsafe { it.inputs(inputs, &counts)? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, it.own(&counts))? };
-        let op = reduction.read()?;
-        Ok(Op::ReduceScatterV { inputs, output, op })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.counts(counts)?;
+            let inputs = it.inputs(inputs, &counts)?;
+            let output = it.output(output, it.own(&counts))?;
+            let op = reduction.read()?;
+            Ok(Op::ReduceScatterV { inputs, output, op })
+        })
+    }
 }
 
 /// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
@@ -103,17 +98,16 @@ pub unsafe extern "C" fn rcomm_reduce_scatter(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        let counts = it.even(count);
-        // SAFETY: by the contract.
-        let inputs = unsafe { it.inputs(inputs, &counts)? };
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, count)? };
-        let op = reduction.read()?;
-        Ok(Op::ReduceScatter { inputs, output, op })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.even(count);
+            let inputs = it.inputs(inputs, &counts)?;
+            let output = it.output(output, count)?;
+            let op = reduction.read()?;
+            Ok(Op::ReduceScatter { inputs, output, op })
+        })
+    }
 }
 
 /// `outputs[r]` ends as rank r's `inputs[own rank]`.
@@ -130,19 +124,16 @@ pub unsafe extern "C" fn rcomm_all_to_all(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let input_counts = unsafe { it.counts(input_counts)? };
-        // SAFETY: by the contract.
-        let output_counts = unsafe { it.counts(output_counts)? };
-        // SAFETY: by the contract.
-        let inputs = unsafe { it.inputs(inputs, &input_counts)? };
-        // SAFETY: by the contract.
-        let outputs = unsafe { it.outputs(outputs, &output_counts)? };
-        Ok(Op::AllToAll { inputs, outputs })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let input_counts = it.counts(input_counts)?;
+            let output_counts = it.counts(output_counts)?;
+            let inputs = it.inputs(inputs, &input_counts)?;
+            let outputs = it.outputs(outputs, &output_counts)?;
+            Ok(Op::AllToAll { inputs, outputs })
+        })
+    }
 }
 
 /// On the root, `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`. All ranks give all
@@ -160,22 +151,20 @@ pub unsafe extern "C" fn rcomm_gather_v(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { it.counts(counts)? };
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, it.own(&counts))? };
-        // SAFETY: by the contract.
-        let list = || unsafe { it.outputs(outputs, &counts) };
-        let outputs = it.at_root(root, list)?;
-        Ok(Op::GatherV {
-            input,
-            outputs,
-            root,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.counts(counts)?;
+            let input = it.input(input, it.own(&counts))?;
+            let list = || it.outputs(outputs, &counts);
+            let outputs = it.at_root(root, list)?;
+            Ok(Op::GatherV {
+                input,
+                outputs,
+                root,
+            })
+        })
+    }
 }
 
 /// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
@@ -192,21 +181,20 @@ pub unsafe extern "C" fn rcomm_gather(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        let counts = it.even(count);
-        // SAFETY: by the contract.
-        let input = unsafe { it.input(input, count)? };
-        // SAFETY: by the contract.
-        let list = || unsafe { it.outputs(outputs, &counts) };
-        let outputs = it.at_root(root, list)?;
-        Ok(Op::Gather {
-            input,
-            outputs,
-            root,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.even(count);
+            let input = it.input(input, count)?;
+            let list = || it.outputs(outputs, &counts);
+            let outputs = it.at_root(root, list)?;
+            Ok(Op::Gather {
+                input,
+                outputs,
+                root,
+            })
+        })
+    }
 }
 
 /// `output` ends as the root's `inputs[own rank]`, of `counts[own rank]` elements. All ranks give all
@@ -224,22 +212,20 @@ pub unsafe extern "C" fn rcomm_scatter_v(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { it.counts(counts)? };
-        // SAFETY: by the contract.
-        let list = || unsafe { it.inputs(inputs, &counts) };
-        let inputs = it.at_root(root, list)?;
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, it.own(&counts))? };
-        Ok(Op::ScatterV {
-            inputs,
-            output,
-            root,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.counts(counts)?;
+            let list = || it.inputs(inputs, &counts);
+            let inputs = it.at_root(root, list)?;
+            let output = it.output(output, it.own(&counts))?;
+            Ok(Op::ScatterV {
+                inputs,
+                output,
+                root,
+            })
+        })
+    }
 }
 
 /// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
@@ -256,21 +242,20 @@ pub unsafe extern "C" fn rcomm_scatter(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        let counts = it.even(count);
-        // SAFETY: by the contract.
-        let list = || unsafe { it.inputs(inputs, &counts) };
-        let inputs = it.at_root(root, list)?;
-        // SAFETY: by the contract.
-        let output = unsafe { it.output(output, count)? };
-        Ok(Op::Scatter {
-            inputs,
-            output,
-            root,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = it.even(count);
+            let list = || it.inputs(inputs, &counts);
+            let inputs = it.at_root(root, list)?;
+            let output = it.output(output, count)?;
+            Ok(Op::Scatter {
+                inputs,
+                output,
+                root,
+            })
+        })
+    }
 }
 
 /// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as the reduction of everybody's, as
@@ -288,16 +273,15 @@ pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { array(counts, length, "the list of counts")? };
-        // SAFETY: by the contract.
-        let buffers = unsafe { it.outputs(buffers, counts)? };
-        let op = reduction.read()?;
-        Ok(Op::AllReduceCoalesced { buffers, op })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = array(counts, length, "the list of counts")?;
+            let buffers = it.outputs(buffers, counts)?;
+            let op = reduction.read()?;
+            Ok(Op::AllReduceCoalesced { buffers, op })
+        })
+    }
 }
 
 /// As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
@@ -314,18 +298,16 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { array(counts, length, "the list of counts")? };
-        let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
-        // SAFETY: by the contract.
-        let inputs = unsafe { it.inputs(inputs, counts)? };
-        // SAFETY: by the contract.
-        let outputs = unsafe { it.outputs(outputs, &all)? };
-        Ok(Op::AllGatherCoalesced { inputs, outputs })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = array(counts, length, "the list of counts")?;
+            let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
+            let inputs = it.inputs(inputs, counts)?;
+            let outputs = it.outputs(outputs, &all)?;
+            Ok(Op::AllGatherCoalesced { inputs, outputs })
+        })
+    }
 }
 
 /// As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
@@ -343,21 +325,19 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_coalesced(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let counts = unsafe { array(counts, length, "the list of counts")? };
-        let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
-        // SAFETY: by the contract.
-        let inputs = unsafe { it.inputs(inputs, &all)? };
-        // SAFETY: by the contract.
-        let outputs = unsafe { it.outputs(outputs, counts)? };
-        let op = reduction.read()?;
-        Ok(Op::ReduceScatterCoalesced {
-            inputs,
-            outputs,
-            op,
-        })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let counts = array(counts, length, "the list of counts")?;
+            let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
+            let inputs = it.inputs(inputs, &all)?;
+            let outputs = it.outputs(outputs, counts)?;
+            let op = reduction.read()?;
+            Ok(Op::ReduceScatterCoalesced {
+                inputs,
+                outputs,
+                op,
+            })
+        })
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
-use crate::operate::{Maker, operate};
+use crate::operate::operate;
 use crate::status::{borrow, call, put, refused};
 use crate::work::{WorkHandle, issue};
 use rcomm::{Op, Result};
@@ -40,13 +40,13 @@ pub unsafe extern "C" fn rcomm_send(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let buffer = unsafe { it.input(buffer, count)? };
-        Ok(Op::Send { buffer, peer, tag })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let buffer = it.input(buffer, count)?;
+            Ok(Op::Send { buffer, peer, tag })
+        })
+    }
 }
 
 /// Receives `count` elements from `peer`.
@@ -63,14 +63,14 @@ pub unsafe extern "C" fn rcomm_recv(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let make = |it: &Maker<'_>| {
-        // SAFETY: by the contract.
-        let buffer = unsafe { it.output(buffer, count)? };
-        let peer = Some(peer);
-        Ok(Op::Recv { buffer, peer, tag })
-    };
     // SAFETY: by the contract.
-    unsafe { operate(group, dtype, work, make) }
+    unsafe {
+        operate(group, dtype, work, |it| {
+            let buffer = it.output(buffer, count)?;
+            let peer = Some(peer);
+            Ok(Op::Recv { buffer, peer, tag })
+        })
+    }
 }
 
 /// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,

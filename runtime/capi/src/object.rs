@@ -1,11 +1,13 @@
 //! Values that are no arrays, as JSON texts: what the Rust side sends and receives as serde types.
 //!
 //! Texts come in as C strings and go out as C strings that `rcomm_text_free` frees. A value may have 64
-//! MiB at most.
+//! MiB at most. Where there is a `work`, the text is taken from it by `rcomm_work_text`, and `out` is not
+//! looked at.
 
 use crate::group::Group;
 use crate::status::{borrow, call, put, refused, text};
-use rcomm::{ProcessGroup, Result};
+use crate::work::{Made, WorkHandle, settle, yield_to};
+use rcomm::{ProcessGroup, Result, Work};
 use serde_json::Value;
 use std::ffi::{CString, c_char};
 
@@ -18,113 +20,130 @@ unsafe fn value_of(json: *const c_char) -> Result<Value> {
 }
 
 /// # Safety
-/// `out` may be written.
+/// `out` is NULL or may be written.
 unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
-    // JSON escapes zero bytes, so there are none.
-    let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
     if out.is_null() {
         return Err(refused("the place for the text is NULL"));
     }
+    // JSON escapes zero bytes, so there are none.
+    let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
     // SAFETY: by the contract.
     unsafe { put(out, json.into_raw()) }
 }
 
+/// Starts what `start` does, and gives the value that `read` makes of its result to C: at once, or to
+/// whoever asks the work for it.
+///
 /// # Safety
-/// `group` is a living handle; `out` may be written.
-unsafe fn exchange(
+/// `group` is a living handle; `out` and `work` are NULL or may be written.
+unsafe fn exchange<T: Send + 'static>(
     group: *const Group,
     out: *mut *mut c_char,
-    body: impl FnOnce(&ProcessGroup) -> Result<Value>,
+    work: *mut *mut WorkHandle,
+    start: impl FnOnce(&ProcessGroup) -> Result<Work<T>>,
+    read: impl FnOnce(T) -> Value + Send + 'static,
 ) -> i32 {
     call(|| {
         // SAFETY: by the contract.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        if out.is_null() {
+        if out.is_null() && work.is_null() {
             return Err(refused("the place for the text is NULL"));
         }
-        let value = body(group)?;
+        let under_way = start(group)?;
+        let make = |it| Made::Value(read(it));
         // SAFETY: by the contract.
-        unsafe { give_value(out, &value) }
+        match unsafe { yield_to(group, under_way, work, make)? } {
+            // SAFETY: by the contract.
+            Some(Made::Value(value)) => unsafe { give_value(out, &value) },
+            _ => Ok(()),
+        }
     })
 }
 
 /// `*out` is the root's `json`; the others' is not looked at.
 ///
 /// # Safety
-/// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+/// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+/// may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_broadcast_object(
     group: *const Group,
     json: *const c_char,
     root: u32,
     out: *mut *mut c_char,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
-    let body = |group: &ProcessGroup| {
-        let mut value = match group.rank() == root {
+    let start = |group: &ProcessGroup| {
+        let value = match group.rank() == root {
             // SAFETY: by the contract.
             true => unsafe { value_of(json)? },
             false => Value::Null,
         };
-        group.broadcast_object(&mut value, root)?;
-        Ok(value)
+        group.broadcast_object_async(value, root)
     };
     // SAFETY: by the contract.
-    unsafe { exchange(group, out, body) }
+    unsafe { exchange(group, out, work, start, |value| value) }
 }
 
 /// `*out` is a JSON array of everybody's `json`, by rank.
 ///
 /// # Safety
-/// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
+/// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+/// written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather_object(
     group: *const Group,
     json: *const c_char,
     out: *mut *mut c_char,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
-    let body = |group: &ProcessGroup| {
+    let start = |group: &ProcessGroup| {
         // SAFETY: by the contract.
         let value = unsafe { value_of(json)? };
-        Ok(Value::Array(group.all_gather_object(&value)?))
+        group.all_gather_object_async(&value)
     };
     // SAFETY: by the contract.
-    unsafe { exchange(group, out, body) }
+    unsafe { exchange(group, out, work, start, Value::Array) }
 }
 
 /// On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
 ///
 /// # Safety
-/// `group` is a living handle, `json` a text that ends with a zero byte; `out` may be written.
+/// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+/// written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_gather_object(
     group: *const Group,
     json: *const c_char,
     root: u32,
     out: *mut *mut c_char,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
-    let body = |group: &ProcessGroup| {
+    let start = |group: &ProcessGroup| {
         // SAFETY: by the contract.
         let value = unsafe { value_of(json)? };
-        let all = group.gather_object(&value, root)?;
-        Ok(all.map_or(Value::Null, Value::Array))
+        group.gather_object_async(&value, root)
     };
+    let read = |all: Option<Vec<Value>>| all.map_or(Value::Null, Value::Array);
     // SAFETY: by the contract.
-    unsafe { exchange(group, out, body) }
+    unsafe { exchange(group, out, work, start, read) }
 }
 
 /// `*out` is this rank's value of the root's `json`, an array with one for each rank; the others' is
 /// not looked at.
 ///
 /// # Safety
-/// `group` is a living handle, `json` NULL or a text that ends with a zero byte; `out` may be written.
+/// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+/// may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_scatter_object(
     group: *const Group,
     json: *const c_char,
     root: u32,
     out: *mut *mut c_char,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
-    let body = |group: &ProcessGroup| {
+    let start = |group: &ProcessGroup| {
         let values = match group.rank() == root {
             // SAFETY: by the contract.
             true => match unsafe { value_of(json)? } {
@@ -133,45 +152,69 @@ pub unsafe extern "C" fn rcomm_scatter_object(
             },
             false => Vec::new(),
         };
-        group.scatter_object(&values, root)
+        group.scatter_object_async(&values, root)
     };
     // SAFETY: by the contract.
-    unsafe { exchange(group, out, body) }
+    unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
 /// Sends a value to `peer`, which receives it with `rcomm_recv_object`.
 ///
 /// # Safety
-/// `group` is a living handle, `json` a text that ends with a zero byte.
+/// As the head of the header says of handles; `json` is a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_send_object(
     group: *const Group,
     json: *const c_char,
     peer: u32,
     tag: u32,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
         // SAFETY: by the contract.
         let group = unsafe { &borrow(group, "the group")?.0 };
         // SAFETY: by the contract.
         let value = unsafe { value_of(json)? };
-        group.send_object(&value, peer, tag)
+        // SAFETY: by the contract.
+        unsafe { settle(group, group.send_object_async(&value, peer, tag)?, work) }
     })
 }
 
-/// `*out` is the value that `peer` sends.
+/// `*out` is the value that `peer` sends. With `work`, any number may be under way; until they have
+/// ended, nothing else may be received from this peer under this tag.
 ///
 /// # Safety
-/// `group` is a living handle; `out` may be written.
+/// As the head of the header says of handles; `out` may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recv_object(
     group: *const Group,
     peer: u32,
     tag: u32,
     out: *mut *mut c_char,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
+    let start = |group: &ProcessGroup| group.recv_object_async(peer, tag);
     // SAFETY: by the contract.
-    unsafe { exchange(group, out, |group| group.recv_object(peer, tag)) }
+    unsafe { exchange(group, out, work, start, |value: Value| value) }
+}
+
+/// The text of the value that `work` has made, once, after it was seen to end well.
+///
+/// # Safety
+/// `work` is a living handle; `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut c_char) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let value = work.take(|made| match made {
+            Made::Value(value) => Ok(value),
+            other => Err(other),
+        });
+        let value = value.ok_or_else(|| refused("no value that has come, or taken before"))?;
+        // SAFETY: by the contract.
+        unsafe { give_value(out, &value) }
+    })
 }
 
 /// Frees a text that a function of this header gave. NULL is nothing.

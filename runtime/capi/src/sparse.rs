@@ -3,6 +3,7 @@
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
 use crate::status::{borrow, call, free, give, put, refused};
+use crate::work::{Made, WorkHandle, yield_to};
 use rcomm::{
     Buffer, Complex, DType, Element, F8E4M3, F8E5M2, ProcessGroup, ReduceOp, Result, SparseTensor,
     bf16, f16,
@@ -24,28 +25,41 @@ struct Part<'a> {
     values: Buffer<'static>,
 }
 
-fn sum<T: Element>(group: &ProcessGroup, part: Part<'_>) -> Result<Sparse> {
+/// Starts the sum. Its handle is C's, unless C waits: then its sum comes back.
+///
+/// # Safety
+/// `work` is NULL or may be written.
+unsafe fn sum<T: Element>(
+    group: &ProcessGroup,
+    part: Part<'_>,
+    work: *mut *mut WorkHandle,
+) -> Result<Option<Made>> {
     let values = part.values.as_slice::<T>();
     let values = values.ok_or_else(|| refused("the values are misaligned"))?;
     let (indices, values) = (part.indices.to_vec(), values.to_vec());
     let own = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
-    let sum = group.all_reduce_sparse(&own, ReduceOp::Sum)?;
-    Ok(Sparse {
-        places: sum.places(),
-        indices: sum.indices().to_vec(),
-        values: Buffer::from_vec(sum.values().to_vec()),
-    })
+    let under_way = group.all_reduce_sparse_async(own, ReduceOp::Sum)?;
+    let made = |sum: SparseTensor<T>| {
+        Made::Sparse(Sparse {
+            places: sum.places(),
+            indices: sum.indices().to_vec(),
+            values: Buffer::from_vec(sum.values().to_vec()),
+        })
+    };
+    // SAFETY: by the contract.
+    unsafe { yield_to(group, under_way, work, made) }
 }
 
-/// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`.
+/// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`, or what
+/// `rcomm_work_sparse` takes from `work`.
 ///
 /// The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
 /// `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
 /// for each index in the remaining dimensions) for each place.
 ///
 /// # Safety
-/// `group` is a living handle; `shape`, `indices` and `values` hold what is said above; `sum` may be
-/// written.
+/// `group` is a living handle; `shape`, `indices` and `values` hold what is said above, and are copied;
+/// `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     group: *const Group,
@@ -57,6 +71,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     places: usize,
     dtype: u8,
     sum_of: *mut *mut Sparse,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
         let dtype = dtype_of(dtype)?;
@@ -82,28 +97,55 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             // SAFETY: by the contract.
             values: unsafe { memory::input(values, count, dtype)? },
         };
-        let made = match dtype {
-            DType::F32 => sum::<f32>(group, part),
-            DType::F64 => sum::<f64>(group, part),
-            DType::F16 => sum::<f16>(group, part),
-            DType::Bf16 => sum::<bf16>(group, part),
-            DType::I8 => sum::<i8>(group, part),
-            DType::U8 => sum::<u8>(group, part),
-            DType::I16 => sum::<i16>(group, part),
-            DType::U16 => sum::<u16>(group, part),
-            DType::I32 => sum::<i32>(group, part),
-            DType::U32 => sum::<u32>(group, part),
-            DType::I64 => sum::<i64>(group, part),
-            DType::U64 => sum::<u64>(group, part),
-            DType::Bool => sum::<bool>(group, part),
-            DType::Complex64 => sum::<Complex<f32>>(group, part),
-            DType::Complex128 => sum::<Complex<f64>>(group, part),
-            DType::F8E4M3 => sum::<F8E4M3>(group, part),
-            DType::F8E5M2 => sum::<F8E5M2>(group, part),
-            other => Err(refused(format!("there are no sparse tensors of {other}"))),
+        let start = match dtype {
+            DType::F32 => sum::<f32>,
+            DType::F64 => sum::<f64>,
+            DType::F16 => sum::<f16>,
+            DType::Bf16 => sum::<bf16>,
+            DType::I8 => sum::<i8>,
+            DType::U8 => sum::<u8>,
+            DType::I16 => sum::<i16>,
+            DType::U16 => sum::<u16>,
+            DType::I32 => sum::<i32>,
+            DType::U32 => sum::<u32>,
+            DType::I64 => sum::<i64>,
+            DType::U64 => sum::<u64>,
+            DType::Bool => sum::<bool>,
+            DType::Complex64 => sum::<Complex<f32>>,
+            DType::Complex128 => sum::<Complex<f64>>,
+            DType::F8E4M3 => sum::<F8E4M3>,
+            DType::F8E5M2 => sum::<F8E5M2>,
+            other => return Err(refused(format!("there are no sparse tensors of {other}"))),
         };
         // SAFETY: by the contract.
-        unsafe { give(sum_of, made?) }
+        match unsafe { start(group, part, work)? } {
+            // SAFETY: by the contract.
+            Some(Made::Sparse(made)) => unsafe { give(sum_of, made) },
+            _ => Ok(()),
+        }
+    })
+}
+
+/// The sum that `work` has made, once, after it was seen to end well.
+///
+/// # Safety
+/// `work` is a living handle; `sum` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_sparse(
+    work: *const WorkHandle,
+    sum_of: *mut *mut Sparse,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let sum = work.take(|made| match made {
+            Made::Sparse(sum) => Ok(sum),
+            other => Err(other),
+        });
+        let sum =
+            sum.ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
+        // SAFETY: by the contract.
+        unsafe { give(sum_of, sum) }
     })
 }
 

@@ -2,8 +2,8 @@
 
 use crate::group::Group;
 use crate::memory::{self, dtype_of};
-use crate::status::{borrow, call, consume, free, give, put};
-use crate::work::{WorkHandle, hand_out};
+use crate::status::{borrow, call, consume, free, give, put, refused};
+use crate::work::{Made, WorkHandle, settle, yield_to};
 use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -17,47 +17,85 @@ pub struct Window {
 }
 
 /// # Safety
-/// `group` is a living handle, `window` may be written, `memory` is right for its contract.
+/// `group` is a living handle; `window` and `work` are NULL or may be written; `memory` is right for its
+/// contract.
 unsafe fn open(
     group: *const Group,
     window: *mut *mut Window,
+    work: *mut *mut WorkHandle,
     memory: impl FnOnce(&ProcessGroup) -> Result<Buffer<'static>>,
 ) -> i32 {
     call(|| {
         // SAFETY: by the contract.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        let made = Window {
-            window: group.new_window(memory(group)?)?,
-            group: group.clone(),
-            mapped: Mutex::default(),
+        if window.is_null() && work.is_null() {
+            return Err(refused("the place for the window is NULL"));
+        }
+        let under_way = group.new_window_async(memory(group)?)?;
+        let own = group.clone();
+        let make = move |window| {
+            Made::Window(Box::new(Window {
+                window,
+                group: own,
+                mapped: Mutex::default(),
+            }))
         };
         // SAFETY: by the contract.
-        unsafe { give(window, made) }
+        match unsafe { yield_to(group, under_way, work, make)? } {
+            // SAFETY: by the contract.
+            Some(Made::Window(made)) => unsafe { give(window, *made) },
+            _ => Ok(()),
+        }
+    })
+}
+
+/// The window that `work` has made, once, after it was seen to end well.
+///
+/// # Safety
+/// `work` is a living handle; `window` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_window(
+    work: *const WorkHandle,
+    window: *mut *mut Window,
+) -> i32 {
+    call(|| {
+        // SAFETY: by the contract.
+        let work = unsafe { borrow(work, "the work")? };
+        let made = work.take(|made| match made {
+            Made::Window(window) => Ok(window),
+            other => Err(other),
+        });
+        let made = made.ok_or_else(|| refused("no window that was made, or taken before"))?;
+        // SAFETY: by the contract.
+        unsafe { give(window, *made) }
     })
 }
 
 /// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
-/// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0.
+/// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0. With
+/// `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
 ///
 /// # Safety
-/// `group` is a living handle; `window` may be written.
+/// As the head of the header says of handles; `window` may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_allocate(
     group: *const Group,
     count: usize,
     dtype: u8,
     window: *mut *mut Window,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
     let memory = |group: &ProcessGroup| group.allocate_of(dtype_of(dtype)?, count);
     // SAFETY: by the contract.
-    unsafe { open(group, window, memory) }
+    unsafe { open(group, window, work, memory) }
 }
 
 /// Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
-/// the window is closed or freed.
+/// the window is closed or freed. With `work` as `rcomm_window_allocate`.
 ///
 /// # Safety
-/// `group` is a living handle; `memory` holds `count` elements; `window` may be written.
+/// As the head of the header says of handles and memory; `window` may be written unless there is a
+/// `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_new_window(
     group: *const Group,
@@ -65,11 +103,12 @@ pub unsafe extern "C" fn rcomm_new_window(
     count: usize,
     dtype: u8,
     window: *mut *mut Window,
+    work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: by the contract.
     let memory = |_: &ProcessGroup| unsafe { memory::output(memory, count, dtype_of(dtype)?) };
     // SAFETY: by the contract.
-    unsafe { open(group, window, memory) }
+    unsafe { open(group, window, work, memory) }
 }
 
 /// Elements in the part of `peer`.
@@ -113,9 +152,9 @@ pub unsafe extern "C" fn rcomm_window_put(
         if work.is_null() {
             return window.put_buffer(peer, offset, &from);
         }
-        let under_way = Box::new(window.put_buffer_async(peer, offset, from)?);
+        let under_way = window.put_buffer_async(peer, offset, from)?;
         // SAFETY: by the contract.
-        unsafe { hand_out(group, under_way, work) }
+        unsafe { settle(group, under_way, work) }
     })
 }
 
@@ -140,9 +179,9 @@ pub unsafe extern "C" fn rcomm_window_get(
         if work.is_null() {
             return window.get_buffer(peer, offset, &mut into);
         }
-        let under_way = Box::new(window.get_buffer_async(peer, offset, into)?);
+        let under_way = window.get_buffer_async(peer, offset, into)?;
         // SAFETY: by the contract.
-        unsafe { hand_out(group, under_way, work) }
+        unsafe { settle(group, under_way, work) }
     })
 }
 
@@ -162,9 +201,9 @@ pub unsafe extern "C" fn rcomm_window_signal(
         if work.is_null() {
             return window.signal(peer);
         }
-        let under_way = Box::new(window.signal_async(peer)?);
+        let under_way = window.signal_async(peer)?;
         // SAFETY: by the contract.
-        unsafe { hand_out(group, under_way, work) }
+        unsafe { settle(group, under_way, work) }
     })
 }
 
@@ -184,9 +223,9 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
         if work.is_null() {
             return window.wait_signal(peer);
         }
-        let under_way = Box::new(window.wait_signal_async(peer)?);
+        let under_way = window.wait_signal_async(peer)?;
         // SAFETY: by the contract.
-        unsafe { hand_out(group, under_way, work) }
+        unsafe { settle(group, under_way, work) }
     })
 }
 

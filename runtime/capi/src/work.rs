@@ -1,7 +1,9 @@
 //! Operations under way.
 
+use crate::sparse::Sparse;
 use crate::status::{borrow, call, free, give, put, refused};
-use rcomm::{Buffer, Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
+use crate::window::Window;
+use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,11 +15,33 @@ pub struct WorkHandle {
 
 enum State {
     UnderWay(Box<dyn UnderWay>),
-    Ended {
-        result: Result<Done>,
-        /// Whether the backend has let go of the memory.
-        released: bool,
-    },
+    Ended(Ending),
+}
+
+/// How an operation ended.
+pub(crate) struct Ending {
+    result: Result<Done>,
+    /// Whether the backend has let go of the memory.
+    released: bool,
+    /// What it has made, until C takes it.
+    made: Option<Made>,
+}
+
+impl Ending {
+    fn of(result: Result<Done>, released: bool) -> Self {
+        Self {
+            result,
+            released,
+            made: None,
+        }
+    }
+}
+
+/// What an operation makes, besides what it writes.
+pub(crate) enum Made {
+    Value(serde_json::Value),
+    Sparse(Sparse),
+    Window(Box<Window>),
 }
 
 /// An operation under way, whatever it gives back.
@@ -25,8 +49,8 @@ pub(crate) trait UnderWay: Send {
     /// Waits for this long at most.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
 
-    /// How it ended, once it has, and whether the memory may be used again.
-    fn end(self: Box<Self>) -> (Result<Done>, bool);
+    /// How it ended, once it has.
+    fn end(self: Box<Self>) -> Ending;
 }
 
 impl UnderWay for Work<(Op<'static>, Done)> {
@@ -34,33 +58,45 @@ impl UnderWay for Work<(Op<'static>, Done)> {
         Work::wait_timeout(self, timeout)
     }
 
-    fn end(self: Box<Self>) -> (Result<Done>, bool) {
+    fn end(self: Box<Self>) -> Ending {
         if self.is_success() {
             let result = self.wait();
             let released = result.is_ok();
-            return (result.map(|(_, done)| done), released);
+            return Ending::of(result.map(|(_, done)| done), released);
         }
         let (result, op) = self.finish();
-        (result.map(|()| Done::default()), op.is_some())
+        Ending::of(result.map(|()| Done::default()), op.is_some())
     }
 }
 
-/// What a window does: it holds the memory until its end, however that comes.
-macro_rules! of_window {
-    ($($type:ty),+) => {
-        $(impl UnderWay for Work<$type> {
-            fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
-                Work::wait_timeout(self, timeout)
-            }
-
-            fn end(self: Box<Self>) -> (Result<Done>, bool) {
-                (self.wait().map(|_| Done::default()), true)
-            }
-        })+
-    };
+/// An operation that has memory for itself, or holds C's until its end, however that comes.
+struct Holding<T, M> {
+    work: Work<T>,
+    make: M,
 }
 
-of_window!(Buffer<'static>, ());
+impl<T, M> UnderWay for Holding<T, M>
+where
+    T: Send,
+    M: FnOnce(T) -> Option<Made> + Send,
+{
+    fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        self.work.wait_timeout(timeout)
+    }
+
+    fn end(self: Box<Self>) -> Ending {
+        let made = match self.work.wait() {
+            Err(error) => return Ending::of(Err(error), true),
+            Ok(value) => (self.make)(value),
+        };
+        Ending {
+            result: Ok(Done::default()),
+            // A window goes on holding it.
+            released: !matches!(made, Some(Made::Window(_))),
+            made,
+        }
+    }
+}
 
 impl WorkHandle {
     /// Waits for this long at most; says whether it has ended, and how.
@@ -71,18 +107,29 @@ impl WorkHandle {
             if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
                 return Ok(false);
             }
-            let taken = State::Ended {
-                result: Ok(Done::default()),
-                released: false,
-            };
+            let taken = State::Ended(Ending::of(Ok(Done::default()), false));
             if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
-                let (result, released) = work.end();
-                *state = State::Ended { result, released };
+                *state = State::Ended(work.end());
             }
         }
         match &*state {
-            State::Ended { result, .. } => result.clone().map(|_| true),
+            State::Ended(ending) => ending.result.clone().map(|_| true),
             State::UnderWay(_) => Ok(false),
+        }
+    }
+
+    /// What the operation has made, if it is this; once.
+    pub(crate) fn take<T>(&self, pick: impl FnOnce(Made) -> Result<T, Made>) -> Option<T> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State::Ended(Ending { made, .. }) = &mut *state else {
+            return None;
+        };
+        match pick(made.take()?) {
+            Ok(it) => Some(it),
+            Err(other) => {
+                *made = Some(other);
+                None
+            }
         }
     }
 }
@@ -104,11 +151,47 @@ pub(crate) unsafe fn issue(
     unsafe { hand_out(group, under_way, work) }
 }
 
+/// Makes a handle of what is under way, or waits where C wants none.
+///
+/// # Safety
+/// `handle` is NULL or may be written.
+pub(crate) unsafe fn settle<T: Send + 'static>(
+    group: &ProcessGroup,
+    work: Work<T>,
+    handle: *mut *mut WorkHandle,
+) -> Result<()> {
+    if handle.is_null() {
+        return work.wait().map(drop);
+    }
+    let make = |_| None;
+    // SAFETY: by the contract.
+    unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
+}
+
+/// Makes a handle of what is under way and keeps what it makes, or waits where C wants no handle.
+///
+/// # Safety
+/// `handle` is NULL or may be written.
+pub(crate) unsafe fn yield_to<T: Send + 'static>(
+    group: &ProcessGroup,
+    work: Work<T>,
+    handle: *mut *mut WorkHandle,
+    make: impl FnOnce(T) -> Made + Send + 'static,
+) -> Result<Option<Made>> {
+    if handle.is_null() {
+        return work.wait().map(|value| Some(make(value)));
+    }
+    let make = |value| Some(make(value));
+    // SAFETY: by the contract.
+    unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }?;
+    Ok(None)
+}
+
 /// Makes a handle of an operation under way.
 ///
 /// # Safety
-/// `work` is NULL or may be written.
-pub(crate) unsafe fn hand_out(
+/// `work` may be written.
+unsafe fn hand_out(
     group: &ProcessGroup,
     under_way: Box<dyn UnderWay>,
     work: *mut *mut WorkHandle,
@@ -162,7 +245,7 @@ pub unsafe extern "C" fn rcomm_work_test(
 
 /// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
 /// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-/// memory must then be left alone for ever.
+/// memory must then be left alone for ever. That of a window is the window's until it is closed.
 ///
 /// # Safety
 /// `work` is a living handle; `released` may be written.
@@ -172,7 +255,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
         // SAFETY: by the contract.
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is = matches!(&*state, State::Ended { released: true, .. });
+        let is = matches!(&*state, State::Ended(ending) if ending.released);
         // SAFETY: by the contract.
         unsafe { put(released, i32::from(is)) }
     })
@@ -189,9 +272,9 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
         let found = match &*state {
-            State::Ended {
+            State::Ended(Ending {
                 result: Ok(done), ..
-            } => done.source,
+            }) => done.source,
             _ => None,
         };
         let found = found.ok_or_else(|| refused("no receive that has ended well"))?;

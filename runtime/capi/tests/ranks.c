@@ -20,11 +20,17 @@ static rcomm_group *group;
 static uint32_t rank, size;
 static const rcomm_reduction SUM = {RCOMM_SUM, 1.0};
 
-/* Waits for a work that ended well, and frees it. */
-static void finish(rcomm_work *work) {
-    int32_t ended = 0, released = 0;
+/* Waits for a work that ends well. */
+static void await(rcomm_work *work) {
+    int32_t ended = 0;
     while (!ended) OK(rcomm_work_test(work, 1000, &ended));
     OK(rcomm_work_wait(work));
+}
+
+/* Waits for one that makes nothing, and frees it. */
+static void finish(rcomm_work *work) {
+    int32_t released = 0;
+    await(work);
     OK(rcomm_work_released(work, &released));
     CHECK(released == 1);
     rcomm_work_free(work);
@@ -192,7 +198,7 @@ static void turn_window(rcomm_window *window, bool at_once) {
 
 static void windows(void) {
     rcomm_window *window = NULL;
-    OK(rcomm_window_allocate(group, size, RCOMM_U32, &window));
+    OK(rcomm_window_allocate(group, size, RCOMM_U32, &window, NULL));
     turn_window(window, false);
     void *start = NULL;
     size_t bytes = 0;
@@ -202,7 +208,15 @@ static void windows(void) {
     OK(rcomm_window_close(window));
 
     uint32_t own[MAX] = {0};
-    OK(rcomm_new_window(group, own, size, RCOMM_U32, &window));
+    rcomm_work *work = NULL;
+    int32_t released = 1;
+    OK(rcomm_new_window(group, own, size, RCOMM_U32, NULL, &work));
+    await(work);
+    OK(rcomm_work_released(work, &released));
+    CHECK(released == 0);
+    OK(rcomm_work_window(work, &window));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_work_window(work, &window));
+    rcomm_work_free(work);
     turn_window(window, true);
     OK(rcomm_window_close(window));
     CHECK(own[(rank + size - 1) % size] == (rank + size - 1) % size + 1);
@@ -218,16 +232,27 @@ static void sparse(void) {
     const int64_t *indices = NULL;
     const void *values = NULL;
     rcomm_sparse *sum = NULL;
-    OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, rank == 0 ? 2 : 1, RCOMM_F32, &sum));
+    OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, rank == 0 ? 2 : 1, RCOMM_F32, &sum, NULL));
     OK(rcomm_sparse_get(sum, &places, &indices, &values));
     CHECK(places == 2 && indices[0] == 1 && indices[1] == 2);
     const float *sums = values;
     CHECK(sums[0] == (float)size && sums[1] == 2 * (float)size && sums[2] == 3 && sums[3] == 4);
     rcomm_sparse_free(sum);
     rcomm_sparse_free(NULL);
+
+    rcomm_work *work = NULL;
+    OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, NULL, &work));
+    await(work);
+    OK(rcomm_work_sparse(work, &sum));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_work_sparse(work, &sum));
+    CHECK(strstr(rcomm_last_error(), "taken before"));
+    rcomm_work_free(work);
+    OK(rcomm_sparse_get(sum, &places, NULL, &values));
+    CHECK(places == 1 && ((const float *)values)[1] == 2 * (float)size);
+    rcomm_sparse_free(sum);
     rows[0] = 5;
     CODE(RCOMM_INVALID_ARGUMENT,
-         rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, &sum));
+         rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, &sum, NULL));
     CHECK(strstr(rcomm_last_error(), "index 5 is not in dimension 0"));
 }
 
@@ -246,20 +271,44 @@ static void objects(void) {
     for (uint32_t r = 0; r < size; r++)
         snprintf(all + strlen(all), 64, "%s{\"rank\":%u}", r ? "," : "", r);
     strcat(all, "]");
-    OK(rcomm_all_gather_object(group, mine, &text));
+    OK(rcomm_all_gather_object(group, mine, &text, NULL));
     is_text(text, all);
-    OK(rcomm_gather_object(group, mine, 0, &text));
+    OK(rcomm_gather_object(group, mine, 0, &text, NULL));
     is_text(text, rank == 0 ? all : "null");
-    OK(rcomm_scatter_object(group, rank == 0 ? all : NULL, 0, &text));
+    OK(rcomm_scatter_object(group, rank == 0 ? all : NULL, 0, &text, NULL));
     is_text(text, mine);
-    OK(rcomm_broadcast_object(group, rank == 0 ? "[1,\"two\"]" : NULL, 0, &text));
+    OK(rcomm_broadcast_object(group, rank == 0 ? "[1,\"two\"]" : NULL, 0, &text, NULL));
     is_text(text, "[1,\"two\"]");
-    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_gather_object(group, "{", &text));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_gather_object(group, "{", &text, NULL));
     CHECK(strstr(rcomm_last_error(), "the value is not JSON"));
-    if (size > 1 && rank == 0) OK(rcomm_send_object(group, "true", 1, 9));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_gather_object(group, mine, NULL, NULL));
+
+    rcomm_work *works[4];
+    OK(rcomm_all_gather_object(group, mine, NULL, &works[0]));
+    OK(rcomm_gather_object(group, mine, 0, NULL, &works[1]));
+    OK(rcomm_scatter_object(group, rank == 0 ? all : NULL, 0, NULL, &works[2]));
+    OK(rcomm_broadcast_object(group, rank == 0 ? "7" : NULL, 0, NULL, &works[3]));
+    const char *expected[] = {all, rank == 0 ? all : "null", mine, "7"};
+    for (int at = 3; at >= 0; at--) {
+        await(works[at]);
+        OK(rcomm_work_text(works[at], &text));
+        is_text(text, expected[at]);
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_work_text(works[at], &text));
+        rcomm_work_free(works[at]);
+    }
+    if (size > 1 && rank == 0) {
+        OK(rcomm_send_object(group, "true", 1, 9, NULL));
+        OK(rcomm_send_object(group, "false", 1, 9, &works[0]));
+        finish(works[0]);
+    }
     if (rank == 1) {
-        OK(rcomm_recv_object(group, 0, 9, &text));
+        OK(rcomm_recv_object(group, 0, 9, NULL, &works[0]));
+        OK(rcomm_recv_object(group, 0, 9, &text, NULL));
+        is_text(text, "false");
+        await(works[0]);
+        OK(rcomm_work_text(works[0], &text));
         is_text(text, "true");
+        rcomm_work_free(works[0]);
     }
     rcomm_text_free(NULL);
 }
@@ -297,7 +346,7 @@ static void groups(rcomm_world *world) {
     OK(rcomm_group_timeout(part, &timeout_ms));
     CHECK(timeout_ms == 5000);
     OK(rcomm_barrier(part, NULL));
-    OK(rcomm_monitored_barrier(part, 1));
+    OK(rcomm_monitored_barrier(part, 1, NULL));
     OK(rcomm_group_abort(part, "enough"));
     CODE(RCOMM_ABORTED, rcomm_barrier(part, NULL));
     CHECK(strstr(rcomm_last_error(), "enough"));
@@ -305,6 +354,43 @@ static void groups(rcomm_world *world) {
     rcomm_group_free(NULL);
     rcomm_work_free(NULL);
     rcomm_world_free(NULL);
+}
+
+/* Terms are those of a handle; what fails by them may leave the group usable. */
+static void terms(void) {
+    rcomm_group *brief = NULL;
+    uint64_t timeout_ms = 0, usual_ms = 0;
+    rcomm_work *work = NULL;
+    OK(rcomm_group_timeout(group, &usual_ms));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_on_terms(group, 0, 9, &brief));
+    CHECK(strstr(rcomm_last_error(), "no hint about waiting has the code 9"));
+    OK(rcomm_group_on_terms(group, 300, RCOMM_WAIT_LONG, &brief));
+    OK(rcomm_group_timeout(brief, &timeout_ms));
+    CHECK(timeout_ms == 300);
+    OK(rcomm_group_timeout(group, &timeout_ms));
+    CHECK(timeout_ms == usual_ms);
+    if (rank + 1 < size) {
+        OK(rcomm_monitored_barrier(brief, 1, &work));
+        CODE(RCOMM_TIMEOUT, rcomm_work_wait(work));
+        char missed[64];
+        snprintf(missed, sizeof missed, "these did not come: rank %u", size - 1);
+        CHECK(strstr(rcomm_last_error(), missed));
+        rcomm_work_free(work);
+    } else if (size > 1) {
+        /* It comes when rank 0 has given it up, and hears that. */
+        char *text = NULL;
+        OK(rcomm_recv_object(group, 0, 1, &text, NULL));
+        rcomm_text_free(text);
+        CODE(RCOMM_TIMEOUT, rcomm_monitored_barrier(brief, 1, NULL));
+    }
+    if (size > 1 && rank == 0) OK(rcomm_send_object(group, "\"given up\"", size - 1, 1, NULL));
+    rcomm_group_free(brief);
+    OK(rcomm_group_on_terms(group, 0, RCOMM_WAIT_SHORT, &brief));
+    OK(rcomm_group_extend_timeout(group, 1000));
+    OK(rcomm_barrier(brief, NULL));
+    OK(rcomm_monitored_barrier(brief, 0, &work));
+    finish(work);
+    rcomm_group_free(brief);
 }
 
 /* What is pending when its group is given up ends with the reason. */
@@ -344,6 +430,7 @@ int main(void) {
     sparse();
     objects();
     refusals();
+    terms();
     groups(world);
     OK(rcomm_barrier(group, NULL));
     abort_work(world);

@@ -106,6 +106,54 @@ fn roots_and_reductions_are_compared_too() {
 }
 
 #[test]
+fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
+    // A short message is on its way before anybody can refuse it, a long one is not.
+    for count in [10, 100_000] {
+        let run = |body: fn(World, usize)| {
+            on_threads(2, &Carrier::Cpu, checked, |world| body(world, count));
+        };
+        run(|world, count| {
+            let group = world.group();
+            if world.rank() == 1 {
+                let mut short = vec![0i32; count - 1];
+                let error = group.recv(&mut short, 0, 4).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Mismatch);
+                assert_eq!(error.rank(), Some(0));
+                told(&error, &received(count));
+                world.store().set("test/refused", b"1").unwrap();
+                let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+                return done.unwrap();
+            }
+            let error = match group.send(&vec![1i32; count], 1, 4) {
+                Err(error) => {
+                    assert_eq!((error.kind(), count), (ErrorKind::Mismatch, 100_000));
+                    told(&error, "but rank 1 of the group receives 99999 Int");
+                    error
+                }
+                Ok(()) => {
+                    assert_eq!(count, 10);
+                    let refused = world
+                        .store()
+                        .wait(&["test/refused"], Duration::from_secs(30));
+                    refused.unwrap();
+                    // It learns by its next operation, whatever that is.
+                    let error = group.barrier().unwrap_err();
+                    told(&error, &received(count));
+                    error
+                }
+            };
+            assert_eq!(error.rank(), Some(1), "{error}");
+            world.store().set("test/done", b"1").unwrap();
+        });
+    }
+}
+
+fn received(count: usize) -> String {
+    let short = count - 1;
+    format!("rank 0 of the group sent {count} Int with tag 4, but {short} Int are received")
+}
+
+#[test]
 fn a_nan_is_refused_on_all_ranks_with_its_place() {
     run(2, |world| {
         let mut numbers = [1f32, 2.0, 3.0];

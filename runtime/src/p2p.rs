@@ -14,6 +14,11 @@ impl ProcessGroup {
     ///
     /// # Blocking
     /// Until the memory may be used again; small messages may then still be on their way.
+    ///
+    /// # Errors
+    /// `Mismatch` if the receiver expects another type or length. Where the message was on its way
+    /// already (on the CPU backend, up to 64 KiB), the group's next operation on this rank fails, and
+    /// says so.
     #[track_caller]
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32, tag: u32) -> Result<()> {
         let buffer = Buffer::from_slice(buffer);

@@ -272,6 +272,26 @@ fn a_value_of_another_type_is_refused_where_it_is_read_and_the_group_goes_on() {
 }
 
 #[test]
+fn an_absurd_length_of_an_object_is_refused_before_anything_is_made_of_it() {
+    run(2, |world| {
+        let group = world.group();
+        let lengths = [1u64 << 40, u64::MAX - 1, (64 << 20) + 1];
+        for len in lengths {
+            if world.rank() == 0 {
+                group.send(&[len], 1, 0).unwrap();
+                continue;
+            }
+            let error = group.recv_object::<String>(0, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            let expected = format!("rank 0 of the group has {len} bytes, more than 67108864");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+        group.barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn an_abort_ends_the_receives_of_objects_that_stand_in_line() {
     run(2, |world| {
         let group = world.group();

@@ -4,123 +4,27 @@
 //! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
 
 use super::bytes::words_of;
-use super::clock::{Anchor, Clock, Timestamp};
+use super::clock::{Clock, Timestamp};
 use super::config::{Placement, RecorderConfig, Storage};
 use super::decode;
 use super::directory::{self, Place, Unnamed};
+use super::header::initialise;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
 use super::map::Map;
-use super::process::ProcessIdentity;
+use super::operation::{GroupHandle, Operation, SignatureRef, Start, Ticket};
+use super::progress::{advance, end, retire};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
 use super::tables::Tables;
 use crate::error::{Error, Result};
-use crate::model::{EntryState, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp};
+use crate::model::{EntryState, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp};
 use crate::publish::Dump;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::Location;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// A group of this recorder. Valid for the recorder that gave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GroupHandle(u32);
-
-/// A signature as [`FlightRecorder::begin`] takes it.
-#[derive(Clone, Copy, Debug)]
-pub enum SignatureRef<'a> {
-    /// Interned before: the fast way.
-    Id(SignatureId),
-    /// To be looked up, or interned; if there is no room for it, it travels with this record alone.
-    Key(&'a SignatureKey<'a>),
-}
-
-/// When an operation that is issued starts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
-    /// It waits for its turn: [`FlightRecorder::started`] will say when that has come.
-    #[default]
-    InTurn,
-    /// At once: there is nothing before it.
-    AtOnce,
-}
-
-/// An operation as it is issued.
-#[derive(Clone, Copy, Debug)]
-pub struct Operation<'a> {
-    /// On which group.
-    pub group: GroupHandle,
-    /// What.
-    pub op: OpType,
-    /// Over which tensors.
-    pub signature: SignatureRef<'a>,
-    /// Per group, +1 per collective; point-to-point operations carry the current value.
-    pub collective_seq_id: u64,
-    /// Per group, +1 per point-to-point operation or batch.
-    pub p2p_seq_id: u64,
-    /// Per group, +1 per logical operation.
-    pub op_id: u64,
-    /// Counted by `p2p_seq_id`, not by `collective_seq_id`.
-    pub is_p2p: bool,
-    /// The other end of a send or receive, as a rank of the group.
-    pub peer: Peer,
-    /// Root of a rooted operation, as a rank of the group.
-    pub root: Option<u32>,
-    /// Reduction.
-    pub reduce_op: Option<ReduceOp>,
-    /// Elements sent to each rank of the group; empty where the operation has none.
-    pub input_splits: &'a [u64],
-    /// Elements received from each rank of the group; empty where the operation has none.
-    pub output_splits: &'a [u64],
-    /// The operation's time-out; kept in ms up to 49 days.
-    pub timeout: Duration,
-    /// Where the program called (`#[track_caller]`).
-    pub call_site: Option<&'static Location<'static>>,
-    /// Whether it starts as it is issued.
-    pub start: Start,
-}
-
-impl<'a> Operation<'a> {
-    /// An operation with nothing but what every operation has.
-    pub const fn new(group: GroupHandle, op: OpType, signature: SignatureRef<'a>) -> Self {
-        Self {
-            group,
-            op,
-            signature,
-            collective_seq_id: 0,
-            p2p_seq_id: 0,
-            op_id: 0,
-            is_p2p: op.is_p2p(),
-            peer: Peer::None,
-            root: None,
-            reduce_op: None,
-            input_splits: &[],
-            output_splits: &[],
-            timeout: Duration::ZERO,
-            call_site: None,
-            start: Start::InTurn,
-        }
-    }
-}
-
-/// A record that was begun, for the updates that follow. Small, and free to copy to other threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
-    id: u64,
-    /// `collective_seq_id` + 1; 0 for point-to-point operations, which the status does not count.
-    sequence: u64,
-    group: u32,
-}
-
-impl Ticket {
-    /// The record's id: ascending from 1 over all groups of the process.
-    pub const fn record_id(self) -> u64 {
-        self.id
-    }
-}
 
 /// What a recorder could not keep since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -594,76 +498,4 @@ impl FlightRecorder {
     fn count(&self, word: usize) {
         self.map.words()[word].fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Moves the state on, never back, and sets `bits`.
-#[inline]
-fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
-    let state = words[slot::STATE].load(Ordering::Relaxed);
-    let moves = (state as u8) < to as u8;
-    if moves {
-        let state = state & !0xff | to as u64 | bits;
-        words[slot::STATE].store(state, Ordering::Relaxed);
-    }
-    moves
-}
-
-/// Marks that nobody watches the operation any more.
-#[inline]
-fn retire(words: &[AtomicU64; slot::WORDS]) {
-    let state = words[slot::STATE].load(Ordering::Relaxed);
-    words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
-}
-
-/// Ends an operation that has not ended yet.
-#[inline]
-fn end(
-    words: &[AtomicU64; slot::WORDS],
-    how: EntryState,
-    at: Timestamp,
-    duration: Option<Duration>,
-) {
-    let state = words[slot::STATE].load(Ordering::Relaxed);
-    if state as u8 >= EntryState::Completed as u8 {
-        return;
-    }
-    let bits = duration.map_or(0, |duration| {
-        let ms = duration.as_secs_f32() * 1e3;
-        slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
-    });
-    advance(words, how, bits);
-    // The clock may step back by a fraction of a microsecond.
-    let created = words[slot::CREATED].load(Ordering::Relaxed);
-    words[slot::ENDED].store(at.0.max(created), Ordering::Relaxed);
-}
-
-/// Writes the header of zeroed memory.
-fn initialise(map: &Map, layout: &Layout, config: &RecorderConfig) {
-    let words = map.words();
-    let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
-    let text = |word: usize, text: &str| {
-        let text = cut(text, 255).as_bytes();
-        store(word, text.len() as u64);
-        words_of(text)
-            .zip(word + 1..)
-            .for_each(|(value, word)| store(word, value));
-    };
-    let process = ProcessIdentity::of_self();
-    let anchor = Anchor::take();
-    store(header::VERSION, join(layout::MAJOR, layout::MINOR));
-    store(header::STATE, layout::STATE_OPEN);
-    store(header::RANK, join(config.rank, config.world_size));
-    store(header::ATTEMPT, join(config.attempt, process.pid));
-    store(header::PROCESS_START, process.start);
-    store(header::PID_NAMESPACE, process.pid_namespace);
-    store(header::BOOT_ID, process.boot_id[0]);
-    store(header::BOOT_ID + 1, process.boot_id[1]);
-    store(header::ANCHOR_MONOTONIC, anchor.monotonic_ns);
-    store(header::ANCHOR_WALL, anchor.wall_ns.cast_unsigned());
-    store(header::STEP, (-1_i64).cast_unsigned());
-    text(header::HOST, &config.host);
-    text(header::JOB, &config.job);
-    text(header::WRITER, concat!("rcomm ", env!("CARGO_PKG_VERSION")));
-    layout.store(store);
-    words[header::MAGIC].store(layout::MAGIC, Ordering::Release);
 }

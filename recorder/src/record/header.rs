@@ -1,0 +1,42 @@
+//! The head of a new ring: what it is, whose, and when its clock was read.
+
+use super::bytes::words_of;
+use super::clock::Anchor;
+use super::config::RecorderConfig;
+use super::layout::{self, Layout, header, join};
+use super::map::Map;
+use super::process::ProcessIdentity;
+use super::signature::cut;
+use super::sync::Memory;
+use std::sync::atomic::Ordering;
+
+/// Writes the header of zeroed memory.
+pub(super) fn initialise(map: &Map, layout: &Layout, config: &RecorderConfig) {
+    let words = map.words();
+    let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
+    let text = |word: usize, text: &str| {
+        let text = cut(text, 255).as_bytes();
+        store(word, text.len() as u64);
+        words_of(text)
+            .zip(word + 1..)
+            .for_each(|(value, word)| store(word, value));
+    };
+    let process = ProcessIdentity::of_self();
+    let anchor = Anchor::take();
+    store(header::VERSION, join(layout::MAJOR, layout::MINOR));
+    store(header::STATE, layout::STATE_OPEN);
+    store(header::RANK, join(config.rank, config.world_size));
+    store(header::ATTEMPT, join(config.attempt, process.pid));
+    store(header::PROCESS_START, process.start);
+    store(header::PID_NAMESPACE, process.pid_namespace);
+    store(header::BOOT_ID, process.boot_id[0]);
+    store(header::BOOT_ID + 1, process.boot_id[1]);
+    store(header::ANCHOR_MONOTONIC, anchor.monotonic_ns);
+    store(header::ANCHOR_WALL, anchor.wall_ns.cast_unsigned());
+    store(header::STEP, (-1_i64).cast_unsigned());
+    text(header::HOST, &config.host);
+    text(header::JOB, &config.job);
+    text(header::WRITER, concat!("rcomm ", env!("CARGO_PKG_VERSION")));
+    layout.store(store);
+    words[header::MAGIC].store(layout::MAGIC, Ordering::Release);
+}

@@ -1,0 +1,103 @@
+//! [`Operation`]: what a caller says of an operation, and what it gets for the updates that follow.
+
+use super::signature::{SignatureId, SignatureKey};
+use crate::model::{OpType, Peer, ReduceOp};
+use std::panic::Location;
+use std::time::Duration;
+
+/// A group of this recorder. Valid for the recorder that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupHandle(pub(super) u32);
+
+/// A signature as [`FlightRecorder::begin`](super::FlightRecorder::begin) takes it.
+#[derive(Clone, Copy, Debug)]
+pub enum SignatureRef<'a> {
+    /// Interned before: the fast way.
+    Id(SignatureId),
+    /// To be looked up, or interned; if there is no room for it, it travels with this record alone.
+    Key(&'a SignatureKey<'a>),
+}
+
+/// When an operation that is issued starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// It waits for its turn: [`FlightRecorder::started`](super::FlightRecorder::started) will say when that has come.
+    #[default]
+    InTurn,
+    /// At once: there is nothing before it.
+    AtOnce,
+}
+
+/// An operation as it is issued.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// On which group.
+    pub group: GroupHandle,
+    /// What.
+    pub op: OpType,
+    /// Over which tensors.
+    pub signature: SignatureRef<'a>,
+    /// Per group, +1 per collective; point-to-point operations carry the current value.
+    pub collective_seq_id: u64,
+    /// Per group, +1 per point-to-point operation or batch.
+    pub p2p_seq_id: u64,
+    /// Per group, +1 per logical operation.
+    pub op_id: u64,
+    /// Counted by `p2p_seq_id`, not by `collective_seq_id`.
+    pub is_p2p: bool,
+    /// The other end of a send or receive, as a rank of the group.
+    pub peer: Peer,
+    /// Root of a rooted operation, as a rank of the group.
+    pub root: Option<u32>,
+    /// Reduction.
+    pub reduce_op: Option<ReduceOp>,
+    /// Elements sent to each rank of the group; empty where the operation has none.
+    pub input_splits: &'a [u64],
+    /// Elements received from each rank of the group; empty where the operation has none.
+    pub output_splits: &'a [u64],
+    /// The operation's time-out; kept in ms up to 49 days.
+    pub timeout: Duration,
+    /// Where the program called (`#[track_caller]`).
+    pub call_site: Option<&'static Location<'static>>,
+    /// Whether it starts as it is issued.
+    pub start: Start,
+}
+
+impl<'a> Operation<'a> {
+    /// An operation with nothing but what every operation has.
+    pub const fn new(group: GroupHandle, op: OpType, signature: SignatureRef<'a>) -> Self {
+        Self {
+            group,
+            op,
+            signature,
+            collective_seq_id: 0,
+            p2p_seq_id: 0,
+            op_id: 0,
+            is_p2p: op.is_p2p(),
+            peer: Peer::None,
+            root: None,
+            reduce_op: None,
+            input_splits: &[],
+            output_splits: &[],
+            timeout: Duration::ZERO,
+            call_site: None,
+            start: Start::InTurn,
+        }
+    }
+}
+
+/// A record that was begun, for the updates that follow. Small, and free to copy to other threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub(super) id: u64,
+    /// `collective_seq_id` + 1; 0 for point-to-point operations, which the status does not count.
+    pub(super) sequence: u64,
+    pub(super) group: u32,
+}
+
+impl Ticket {
+    /// The record's id: ascending from 1 over all groups of the process.
+    pub const fn record_id(self) -> u64 {
+        self.id
+    }
+}

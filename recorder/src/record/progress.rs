@@ -1,0 +1,48 @@
+//! How the words of one slot change as its operation goes on.
+
+use super::clock::Timestamp;
+use super::layout::slot;
+use crate::model::EntryState;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Moves the state on, never back, and sets `bits`.
+#[inline]
+pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    let moves = (state as u8) < to as u8;
+    if moves {
+        let state = state & !0xff | to as u64 | bits;
+        words[slot::STATE].store(state, Ordering::Relaxed);
+    }
+    moves
+}
+
+/// Marks that nobody watches the operation any more.
+#[inline]
+pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
+}
+
+/// Ends an operation that has not ended yet.
+#[inline]
+pub(super) fn end(
+    words: &[AtomicU64; slot::WORDS],
+    how: EntryState,
+    at: Timestamp,
+    duration: Option<Duration>,
+) {
+    let state = words[slot::STATE].load(Ordering::Relaxed);
+    if state as u8 >= EntryState::Completed as u8 {
+        return;
+    }
+    let bits = duration.map_or(0, |duration| {
+        let ms = duration.as_secs_f32() * 1e3;
+        slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
+    });
+    advance(words, how, bits);
+    // The clock may step back by a fraction of a microsecond.
+    let created = words[slot::CREATED].load(Ordering::Relaxed);
+    words[slot::ENDED].store(at.0.max(created), Ordering::Relaxed);
+}

@@ -53,6 +53,11 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
+    /// All that are live.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        lock(&self.table).live.values().cloned().collect()
+    }
+
     /// Whether one of the live ones is like this.
     pub(crate) fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
         lock(&self.table).live.values().any(|it| is_it(it))

@@ -1,5 +1,5 @@
 //! Where the ranks of a communicator meet: started by `ncclGetUniqueId` in the process that calls it,
-//! as NCCL's bootstrap root is (`bootstrapCreateRoot`), and living as long as that process.
+//! as NCCL's bootstrap root is (`bootstrapCreateRoot`, bootstrap.cc:405), and living as long as that process.
 //!
 //! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
 //! disagree on a collective are never answered: undefined in NCCL's documentation, a hang in practice.
@@ -123,11 +123,12 @@ impl State {
             .members
             .iter()
             .find(|(_, member)| member.device == request.data_type);
-        // init.cc, "Duplicate GPU detected": refused unless NCCL_MULTI_RANK_GPU_ENABLE is 1.
+        // initTransportsRank, init.cc:1055: compared with every rank before it, by host and UUID.
         let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
         if let Some((other, member)) = taken.filter(|_| !shared) {
             let text = format!(
-                "Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {:x}",
+                "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable \
+                 this configuration. (rank {rank} and rank {other}, device {})",
                 member.device
             );
             tell(writer, request.id, INVALID_USAGE, text.clone().into_bytes());

@@ -124,7 +124,8 @@ fn operations_are_captured_into_graphs() {
         const UNJOINED: &str = "904";
         assert_eq!(lines(&said, "not joined:"), [UNJOINED]);
         let states = lines(&said, "communicator");
-        assert!(states[0].contains("\"2 operations\""), "{said}");
+        // Those that were captured, by the numbers that the record has for them.
+        assert!(states[0].contains("\"2 operations, #2 to #3\""), "{said}");
     }
 }
 

@@ -2,6 +2,8 @@
 //! well, and what is done about what does not.
 #![allow(clippy::unwrap_used)]
 
+mod bench;
+mod cudarc;
 mod groups;
 mod libraries;
 mod trouble;

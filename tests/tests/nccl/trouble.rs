@@ -187,6 +187,18 @@ fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
 }
 
 #[test]
+fn an_operation_behind_a_stuck_stream_times_out_with_a_dump_and_an_abort() {
+    let (job, said) = run("stuck", |_, _| {});
+    for said in said {
+        assert!(
+            said.contains("stuck: all_reduce #1 on group default_pg"),
+            "{said}"
+        );
+    }
+    assert_eq!(job.dumps().len(), RANKS as usize);
+}
+
+#[test]
 fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
     let mut job = start("late_split", |_, command| {
         command.env("RCOMM_INIT_TIMEOUT_MS", "3000");

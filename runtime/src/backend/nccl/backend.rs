@@ -330,7 +330,7 @@ impl NcclBackend {
         let lane = self.lane_of(&op)?;
         lane.check_capture(&op)
             .map_err(|error| error.during(op.op_type()))?;
-        Ok((lane.submit(op, call.deadline), turn.wait))
+        Ok((lane.submit(op, call.seq, call.deadline), turn.wait))
     }
 }
 

@@ -141,7 +141,11 @@ impl CommOptions {
 ///
 /// # Thread safety
 /// Calls may come from any thread, one at a time: the lock sees to that, and no call waits for peers, so
-/// an abort from another thread gets its turn and never frees the communicator under a call.
+/// an abort from another thread gets its turn and never frees the communicator under a call. A call that
+/// never returns (one stuck in the driver, or a blocking communicator's) keeps the lock, and the abort waits:
+/// NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide), so nobody
+/// else could free the communicator either. What must not wait uses [`look`](Comm::look), and whoever aborts
+/// has a thread of its own for it.
 pub(super) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,

@@ -51,8 +51,16 @@ pub(super) struct Door {
 pub(super) enum Enqueued {
     /// It runs between these marks.
     Between([Mark; 2]),
-    /// It is part of a graph.
-    Captured,
+    /// It is part of this graph.
+    Captured(u64),
+}
+
+/// Operations of a graph.
+#[derive(Default)]
+struct Captured {
+    count: u64,
+    /// Sequence numbers, of the first and of the last.
+    ends: Option<(u64, u64)>,
 }
 
 /// A communicator, its stream, and what goes through them.
@@ -68,8 +76,8 @@ pub(super) struct Lane {
     hash: OnceLock<u64>,
     /// Operations put on the device.
     launched: AtomicU64,
-    /// How many operations went into each graph.
-    graphs: Mutex<BTreeMap<u64, u64>>,
+    /// What went into each graph, of the latest.
+    graphs: Mutex<BTreeMap<u64, Captured>>,
     door: Mutex<Door>,
     remains: Mutex<Vec<Remains>>,
     /// For lists whose parts the library wants side by side.
@@ -235,8 +243,13 @@ impl Lane {
     ///
     /// # Blocking
     /// Waits for peers only while the library connects to them: the first time, until `deadline`.
-    pub(super) fn submit(self: &Arc<Self>, op: Op<'static>, deadline: Deadline) -> Arc<Ticket> {
-        let ticket = Ticket::new(self.clone(), op, deadline);
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        op: Op<'static>,
+        seq: u64,
+        deadline: Deadline,
+    ) -> Arc<Ticket> {
+        let ticket = Ticket::new(self.clone(), op, seq, deadline);
         self.sweep();
         let mut door = match self.enter(deadline) {
             Ok(door) => door,
@@ -399,8 +412,10 @@ impl Lane {
         }
         let launched = self.launched.load(Ordering::Relaxed);
         fact("launched", launched.to_string());
-        for (id, count) in &*self.graphs() {
-            fact(&format!("graph {id}"), format!("{count} operations"));
+        for (id, captured) in &*self.graphs() {
+            let (first, last) = captured.ends.unwrap_or_default();
+            let said = format!("{} operations, #{first} to #{last}", captured.count);
+            fact(&format!("graph {id}"), said);
         }
         facts
     }

@@ -7,6 +7,10 @@
 //! are, and the call must be the same on all ranks: so the root goes through memory of the lane's where
 //! they are not.
 
+mod parts;
+
+pub(super) use parts::staging_bytes;
+
 use super::datatype::{NcclReduction, Units, reduction_of};
 use super::device::CudaStream;
 use super::library::NcclLibrary;
@@ -15,6 +19,7 @@ use super::sys::{self, NcclComm, NcclRedOp, NcclResult, result};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
+use parts::{Move, Part, STAGING_ALIGN, whole};
 use rcomm_recorder::model::DType;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
@@ -72,62 +77,6 @@ pub(super) struct Launched {
     pub(super) copies: Vec<Move>,
 }
 
-/// Bytes that go from one place of the device to another.
-#[derive(Clone, Copy)]
-pub(super) struct Move {
-    to: *mut c_void,
-    from: *mut c_void,
-    bytes: usize,
-}
-
-impl Move {
-    /// Enqueues it. The context is current.
-    ///
-    /// # Safety
-    /// Both places hold that many bytes, until the stream is done with them.
-    pub(super) unsafe fn enqueue(self, stream: &CudaStream) -> Result<()> {
-        let (to, from) = (self.to.addr() as u64, self.from.addr() as u64);
-        // SAFETY: the caller vouches for both places.
-        unsafe { stream.copy(to, from, self.bytes) }
-    }
-}
-
-/// How much memory an operation needs besides its buffers: where the library wants the parts of a list
-/// side by side, and they are not.
-pub(super) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
-    let table = library.table();
-    let list = match op {
-        Op::Gather { outputs, .. } if table.gather.is_some() => outputs,
-        Op::Scatter { inputs, .. } if table.scatter.is_some() => inputs,
-        Op::Coalesced(ops) => return ops.iter().map(|op| staging_bytes(library, op)).sum(),
-        _ => return 0,
-    };
-    match whole(list) {
-        Some(_) => 0,
-        None => list
-            .iter()
-            .map(Buffer::size_bytes)
-            .sum::<usize>()
-            .next_multiple_of(STAGING_ALIGN),
-    }
-}
-
-/// To what staged lists are aligned.
-const STAGING_ALIGN: usize = 256;
-
-/// Where the parts of a list lie, if they lie side by side. Also for none.
-fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
-    let first = list.first()?;
-    let mut end = first.as_ptr().addr();
-    for part in list {
-        if part.as_ptr().addr() != end {
-            return None;
-        }
-        end += part.size_bytes();
-    }
-    Some(Part::of(first).at)
-}
-
 impl<'a> Target<'a> {
     /// Enqueues an operation.
     ///
@@ -175,35 +124,6 @@ fn needs_group(op: &Op<'_>) -> bool {
             | Op::Send { .. }
             | Op::Recv { .. }
     )
-}
-
-/// A run of elements at an address.
-#[derive(Clone, Copy)]
-struct Part {
-    at: *mut c_void,
-    len: usize,
-    dtype: DType,
-}
-
-impl Part {
-    fn of(buffer: &Buffer<'_>) -> Self {
-        Self {
-            // What is only read is only read by the library too.
-            at: buffer.as_ptr().cast_mut().cast(),
-            len: buffer.len(),
-            dtype: buffer.dtype(),
-        }
-    }
-
-    /// The parts of these lengths, one after the other.
-    fn cut(self, lens: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
-        let size = crate::buffer::element_size(self.dtype);
-        lens.scan(0, move |offset, len| {
-            let at = self.at.wrapping_byte_add(*offset * size);
-            *offset += len;
-            Some(Self { at, len, ..self })
-        })
-    }
 }
 
 /// One operation's calls. Made by [`Target::launch`] alone, whose contract is the reason for every call

@@ -110,13 +110,29 @@ impl DeviceBuffer {
             device: device.clone(),
             at,
         };
-        // SAFETY: `bytes` bytes at `at` were just allocated, in the current context.
-        let status = unsafe { (table.memset)(at, 0, bytes, stream.raw()) };
+        // SAFETY: `bytes` bytes at `at` were just allocated, and go with `memory`; the context is current.
+        unsafe { Self::over(stream, (at, bytes), (dtype, len), Arc::new(memory)) }
+    }
+
+    /// Memory that was just allocated, once it is all zero.
+    ///
+    /// # Safety
+    /// So many bytes, enough for the elements, are at the address for as long as `memory` lives. The context
+    /// is current.
+    unsafe fn over(
+        stream: &Arc<CudaStream>,
+        (at, bytes): (CuDevicePtr, usize),
+        (dtype, len): (DType, usize),
+        memory: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let driver = stream.device().driver();
+        // SAFETY: the caller vouches for the bytes.
+        let status = unsafe { (driver.table().memset)(at, 0, bytes, stream.raw()) };
         driver.check("cuMemsetD8Async", status)?;
         Ok(Self {
             memory: Arc::new(Owner {
                 stream: stream.clone(),
-                memory: Arc::new(memory),
+                memory,
             }),
             at,
             len,
@@ -156,18 +172,8 @@ impl DeviceBuffer {
             free,
             at,
         };
-        // SAFETY: `bytes` bytes at `at` were just allocated, in the current context.
-        let status = unsafe { (device.driver().table().memset)(at, 0, bytes, stream.raw()) };
-        device.driver().check("cuMemsetD8Async", status)?;
-        Ok(Self {
-            memory: Arc::new(Owner {
-                stream: stream.clone(),
-                memory: Arc::new(memory),
-            }),
-            at,
-            len,
-            dtype,
-        })
+        // SAFETY: `bytes` bytes at `at` were just allocated, and go with `memory`; the context is current.
+        unsafe { Self::over(stream, (at, bytes), (dtype, len), Arc::new(memory)) }
     }
 
     /// New memory with a copy of these elements.

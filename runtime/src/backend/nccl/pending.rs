@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 /// One operation of a lane.
 pub(super) struct Ticket {
     lane: Arc<Lane>,
+    /// By which the group's record knows it.
+    seq: u64,
     deadline: Deadline,
     /// Locked while it is put on the device; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
@@ -34,9 +36,10 @@ enum Debris {
 }
 
 impl Ticket {
-    pub(super) fn new(lane: Arc<Lane>, op: Op<'static>, deadline: Deadline) -> Arc<Self> {
+    pub(super) fn new(lane: Arc<Lane>, op: Op<'static>, seq: u64, deadline: Deadline) -> Arc<Self> {
         Arc::new(Self {
             lane,
+            seq,
             deadline,
             op: Mutex::new(Some(op)),
             marks: OnceLock::new(),
@@ -64,7 +67,8 @@ impl Ticket {
             Ok(Enqueued::Between(marks)) => {
                 let _ = self.marks.set(marks);
             }
-            Ok(Enqueued::Captured) => {
+            Ok(Enqueued::Captured(graph)) => {
+                self.lane.note_captured(graph, self.seq);
                 let _ = self.captured.set(());
                 // As far as the host is concerned it is over: nothing here watches a graph.
                 let _ = self.outcome.set(Ok(Done::default()));

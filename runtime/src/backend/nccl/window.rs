@@ -18,55 +18,30 @@
 //! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
 //! and "Window Registration" in its user guide.
 
-use super::backend::NcclBackend;
-use super::cuda;
-use super::device::{CudaDevice, CudaStream, Mark, Priority};
-use super::lane::{Door, Lane};
+mod open;
+mod signals;
+
+pub(super) use signals::Signals;
+
+use super::device::{CudaStream, Mark};
+use super::lane::Lane;
 use super::memory::{DeviceBuffer, stream_of};
 use super::notes::Notes;
-use super::sys::{self, NcclWindow as RawWindow, WaitSignalDesc};
-use crate::backend::{GroupContext, Window};
+use super::sys::{self, NcclWindow as RawWindow};
+use crate::backend::Window;
 use crate::buffer::{Buffer, DeviceKind};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::window::RemoteMemory;
-use rcomm_recorder::model::{DType, OpType};
-use serde::{Deserialize, Serialize};
+use rcomm_recorder::model::OpType;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of a put that do not lie in a window go through an area of this size.
 const STAGING: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
-
-/// What a rank tells the others of its part.
-#[derive(Serialize, Deserialize)]
-struct Card {
-    dtype: u8,
-    bytes: usize,
-    /// Why it cannot take part.
-    refusal: Option<String>,
-}
-
-/// The library's signals of one communicator, which its windows share.
-pub(super) struct Signals {
-    /// Sent to each rank.
-    sent: Mutex<Vec<u32>>,
-    /// Of each rank, waited for.
-    taken: Mutex<Vec<u32>>,
-}
-
-impl Signals {
-    pub(super) fn of(group: &GroupContext) -> Self {
-        let none = vec![0; group.size() as usize];
-        Self {
-            sent: Mutex::new(none.clone()),
-            taken: Mutex::new(none),
-        }
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -116,7 +91,8 @@ struct Incoming {
     awaited: Option<(u32, Mark)>,
 }
 
-/// The NCCL backend's [`Window`].
+/// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
+/// communicator goes.
 pub(super) struct NcclWindow {
     lane: Arc<Lane>,
     signals: Arc<Signals>,
@@ -130,129 +106,6 @@ pub(super) struct NcclWindow {
     incoming: Vec<Mutex<Incoming>>,
 }
 
-impl NcclBackend {
-    /// Makes a window of this rank's `memory`.
-    pub(super) fn open_window(
-        &self,
-        memory: Buffer<'static>,
-        deadline: Deadline,
-    ) -> Result<Arc<dyn Window>> {
-        let deadline = deadline.started();
-        self.main.join(deadline, self.shared.patience)?;
-        let nth = self.windows.fetch_add(1, Ordering::Relaxed);
-        let notes = Notes::new(&self.group, format!("window/{nth}"));
-        let prepared = self.prepare_window(&memory, deadline);
-        let refusal = prepared.as_ref().err().map(ToString::to_string);
-        let card = Card {
-            dtype: memory.dtype().code(),
-            bytes: memory.size_bytes(),
-            refusal,
-        };
-        let card = serde_json::to_vec(&card).map_err(|error| {
-            Error::new(ErrorKind::Backend, "a card cannot be written").with_source(error)
-        })?;
-        notes.leave("card", &card)?;
-        let cards = notes.gather("card", deadline)?;
-        let (placeholder, words, copies) = prepared?;
-        let parts = self.check_cards(memory.dtype(), &cards)?;
-        let register = |at: u64, bytes: usize| {
-            let made = self.main.register_window(at, bytes, &notes, deadline);
-            made.inspect_err(|error| notes.give_up(error))
-        };
-        let (at, bytes) = match &placeholder {
-            Some(placeholder) => (placeholder.address(), placeholder.len()),
-            None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
-        };
-        let window = {
-            // From here on the library may refer to the memory for as long as the communicator is there.
-            let kept = (hold(&memory)?, placeholder, words.clone());
-            let kept = self.main.registry.keep(Box::new(kept));
-            let data = register(at, bytes)?;
-            let control = register(words.address(), words.len() * WORD)?;
-            Open {
-                data,
-                control,
-                memory,
-                words,
-                kept,
-            }
-        };
-        let size = self.group.size() as usize;
-        let window = NcclWindow {
-            lane: self.main.clone(),
-            signals: self.signals.clone(),
-            own: self.group.group_rank,
-            parts,
-            notes,
-            copies,
-            open: RwLock::new(Some(window)),
-            outgoing: Mutex::new(Outgoing {
-                signals: vec![0; size],
-                ..Outgoing::default()
-            }),
-            incoming: (0..size).map(|_| Mutex::default()).collect(),
-        };
-        if self.shared.library.table().put_signal.is_some() {
-            window.connect(deadline)?;
-        }
-        Ok(Arc::new(window))
-    }
-
-    /// What this rank needs besides its memory. Nothing is sent.
-    #[allow(clippy::type_complexity, reason = "three things, used once")]
-    fn prepare_window(
-        &self,
-        memory: &Buffer<'static>,
-        deadline: Deadline,
-    ) -> Result<(Option<DeviceBuffer>, DeviceBuffer, Arc<CudaStream>)> {
-        let shared = &self.shared;
-        if shared.library.table().comm_window_register.is_none() {
-            let what = "a window on device memory";
-            return Err(shared.library.lacks(what, "ncclCommWindowRegister"));
-        }
-        shared.check_place(memory)?;
-        if !memory.is_empty() {
-            check_kind(&shared.device, memory)?;
-        }
-        self.main.check_symmetric()?;
-        let stream = self.main.stream();
-        let make = |dtype, len| DeviceBuffer::from_library(shared, stream, dtype, len);
-        // The library takes no empty range, and all ranks must make the call.
-        let placeholder = match memory.is_empty() {
-            true => Some(make(DType::U8, 1)?),
-            false => None,
-        };
-        let words = make(DType::U64, 2 * self.group.size() as usize + STAGING / WORD)?;
-        let copies = CudaStream::new(&shared.device, Priority::High)?;
-        // What was just zeroed is so before anybody writes there.
-        self.main.drain(deadline)?;
-        Ok((placeholder, words, copies))
-    }
-
-    /// The bytes of everybody's part.
-    fn check_cards(&self, own: DType, cards: &[Vec<u8>]) -> Result<Vec<usize>> {
-        let refuse = |kind, why: String| Err(Error::new(kind, why));
-        let mut parts = Vec::with_capacity(cards.len());
-        for (card, rank) in cards.iter().zip(&*self.group.info.ranks) {
-            let card: Card = serde_json::from_slice(card).map_err(|error| {
-                let message = format!("the card of rank {rank} cannot be read");
-                Error::new(ErrorKind::Mismatch, message).with_source(error)
-            })?;
-            if let Some(why) = card.refusal {
-                let message = format!("rank {rank} cannot take part in the window: {why}");
-                return refuse(ErrorKind::Unsupported, message);
-            }
-            let theirs = DType::from_code(card.dtype).unwrap_or(DType::Other);
-            if theirs != own {
-                let message = format!("a window of {own} on this rank, of {theirs} on rank {rank}");
-                return refuse(ErrorKind::Mismatch, message);
-            }
-            parts.push(card.bytes);
-        }
-        Ok(parts)
-    }
-}
-
 fn hold(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
     memory.hold_on().ok_or_else(|| {
         let message =
@@ -261,149 +114,12 @@ fn hold(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
     })
 }
 
-/// Refuses memory that the library could not show to other ranks ("Memory Allocator" in its user guide):
-/// all ranks would fail with this one.
-fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
-    let _entered = device.enter()?;
-    let table = device.driver().table();
-    let mut handle = 0;
-    // SAFETY: writes one handle; any address may be asked about.
-    let status = unsafe {
-        (table.mem_retain_allocation_handle)(&mut handle, memory.as_ptr().cast_mut().cast())
-    };
-    if status != cuda::SUCCESS {
-        let message = format!(
-            "{memory:?}: only memory of `allocate`, or of the driver's virtual memory functions, can be made \
-             into a window"
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
-    }
-    // SAFETY: gives back the reference taken above.
-    let status = unsafe { (table.mem_release)(handle) };
-    device.driver().check("cuMemRelease", status)
-}
-
 fn to_c(rank: u32) -> c_int {
     // Ranks of a communicator were given to the library as ints.
     c_int::try_from(rank).unwrap_or(c_int::MAX)
 }
 
 impl Lane {
-    /// Refuses where the library says that the communicator has no symmetric memory.
-    fn check_symmetric(&self) -> Result<()> {
-        let refuse = |what: &str| {
-            let message = format!(
-                "NCCL offers no {what} on this communicator: not all its devices reach each other, or \
-                 NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0"
-            );
-            Err(Error::new(ErrorKind::Unsupported, message))
-        };
-        let version = self.shared.library.version();
-        let (Some(comm), Some(query)) = (
-            self.comm(),
-            self.shared.library.table().comm_query_properties,
-        ) else {
-            // Before 2.29 the window itself tells, once it is registered.
-            return Ok(());
-        };
-        let mut properties = sys::CommProperties::new(version.0);
-        comm.with(|library, raw| {
-            // SAFETY: the communicator is live; the call fills a structure of the version that it names.
-            let status = unsafe { query(raw, &mut properties) };
-            // SAFETY: the communicator is live.
-            unsafe { library.check_on(raw, "ncclCommQueryProperties", status) }
-        })??;
-        if properties.device_api_support == 0 {
-            return refuse("symmetric memory");
-        }
-        if version.0 > sys::CommProperties::LAST_WITHOUT_HOST_RMA
-            && properties.host_rma_support == 0
-        {
-            return refuse("one-sided operations");
-        }
-        Ok(())
-    }
-
-    /// Registers memory as a window, together with all other ranks.
-    ///
-    /// The caller keeps the memory with the lane.
-    fn register_window(
-        &self,
-        at: u64,
-        bytes: usize,
-        notes: &Notes,
-        deadline: Deadline,
-    ) -> Result<Registered> {
-        const LOOK: Duration = Duration::from_millis(50);
-        let Some(register) = self.shared.library.table().comm_window_register else {
-            let what = "a window on device memory";
-            return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
-        };
-        let place: Box<AtomicPtr<c_void>> = Box::default();
-        let target = place.as_ptr();
-        let mut next_look = Instant::now() + LOOK;
-        let done = self.take_over(
-            |comm| {
-                comm.with(|library, raw| {
-                    let at = std::ptr::with_exposed_provenance_mut(at as usize);
-                    // SAFETY: the communicator is live and the range stays with the lane, which ends its
-                    // communicator first. The handle is written to the heap, perhaps later: the place is
-                    // given up below unless the call has come to its end.
-                    let status =
-                        unsafe { register(raw, at, bytes, target, sys::WIN_COLL_SYMMETRIC) };
-                    if status == sys::result::IN_PROGRESS {
-                        return Ok(());
-                    }
-                    // SAFETY: the communicator is live.
-                    unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
-                })??;
-                Ok(comm.clone())
-            },
-            |comm| {
-                if comm.is_ready()? {
-                    return Ok(Some(()));
-                }
-                if Instant::now() >= next_look {
-                    notes.check_failed()?;
-                    next_look = Instant::now() + LOOK;
-                }
-                Ok(None)
-            },
-            deadline,
-        );
-        if let Err(error) = done {
-            // The library may still write to it.
-            std::mem::forget(place);
-            return Err(error);
-        }
-        let handle = place.load(Ordering::Acquire);
-        if handle.is_null() {
-            // On all ranks alike (`ncclCommWindowRegister`, dev_runtime.cc).
-            let message = "NCCL gives no window: it has no symmetric memory on this communicator";
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
-        Ok(Registered {
-            handle: AtomicPtr::new(handle),
-            at,
-        })
-    }
-
-    fn deregister_window(&self, window: &Registered) -> Result<()> {
-        let library = &self.shared.library;
-        let (Some(comm), Some(deregister)) = (self.comm(), library.table().comm_window_deregister)
-        else {
-            return Ok(());
-        };
-        let _entered = self.shared.device.enter()?;
-        comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the window is its own and is deregistered once: it was
-            // taken out of what is open.
-            let status = unsafe { deregister(raw, window.handle()) };
-            // SAFETY: the communicator is live.
-            unsafe { library.check_on(raw, "ncclCommWindowDeregister", status) }
-        })?
-    }
-
     /// Waits for a mark of this lane's device.
     fn wait_for(&self, mark: &Mark, deadline: Deadline) -> Result<()> {
         let mut pause = Duration::from_micros(10);
@@ -457,72 +173,6 @@ impl NcclWindow {
         }
         let message = format!("{bytes} bytes at {offset} reach beyond a window of {part}");
         Err(Error::new(ErrorKind::InvalidArgument, message))
-    }
-
-    /// All ranks signal themselves: at the first one-sided operation of a communicator the library
-    /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that do nothing one-sided yet.
-    fn connect(&self, deadline: Deadline) -> Result<()> {
-        let Some(signal) = self.lane.shared.library.table().signal else {
-            return Err(self.lane.shared.library.lacks("a window", "ncclSignal"));
-        };
-        let own = self.own;
-        {
-            let mut sent = lock(&self.signals.sent);
-            let door = self.lane.enter(deadline)?;
-            self.lane.call_on_stream(
-                door,
-                "ncclSignal",
-                deadline,
-                || Ok(()),
-                |comm, stream| {
-                    // SAFETY: communicator and stream are live and lent for the call.
-                    unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
-                },
-            )?;
-            sent[own as usize] = sent[own as usize].wrapping_add(1);
-        }
-        let until = lock(&self.signals.sent)[own as usize];
-        let door = self.lane.enter(deadline)?;
-        match self.take_signals(door, own, until, deadline)? {
-            Some(mark) => self.lane.wait_for(&mark, deadline),
-            None => Ok(()),
-        }
-    }
-
-    /// Enqueues a wait for the library's signals of `peer` up to this one; all were sent already.
-    fn take_signals(
-        &self,
-        door: MutexGuard<'_, Door>,
-        peer: u32,
-        until: u32,
-        deadline: Deadline,
-    ) -> Result<Option<Mark>> {
-        let Some(wait) = self.lane.shared.library.table().wait_signal else {
-            return Err(self.lacks("ncclWaitSignal"));
-        };
-        let mut taken = lock(&self.signals.taken);
-        let taken = &mut taken[peer as usize];
-        let count = until.wrapping_sub(*taken).cast_signed();
-        if count <= 0 {
-            return Ok(None);
-        }
-        let mut wanted = WaitSignalDesc {
-            op_cnt: count,
-            peer: to_c(peer),
-            sig_idx: 0,
-            ctx: 0,
-        };
-        let mark = self.lane.call_on_stream(
-            door,
-            "ncclWaitSignal",
-            deadline,
-            || Ok(()),
-            // SAFETY: communicator and stream are live and lent for the call, which copies the one
-            // description.
-            |comm, stream| unsafe { wait(1, &mut wanted, comm, stream) },
-        )?;
-        *taken = until;
-        Ok(Some(mark))
     }
 
     /// Enqueues a put, after what `before` enqueues.
@@ -634,6 +284,7 @@ impl NcclWindow {
         let stream = stream_of(&held)
             .unwrap_or(&self.lane.shared.default_stream)
             .clone();
+        self.refuse_capture(&stream)?;
         let (start, bytes) = (held.as_ptr().addr() as u64, held.size_bytes());
         let part = self.parts[self.own as usize] as u64;
         let is_inside = start >= open.data.at && start + bytes as u64 <= open.data.at + part;
@@ -659,7 +310,16 @@ impl NcclWindow {
                 unsafe { self.lane.stream().copy(staging, here, len) }
             };
             // SAFETY: from this window's own memory or its staging area; held, or not used before the mark.
-            let mark = unsafe { self.enqueue_put(peer, &put, deadline, before)? };
+            let mark = match unsafe { self.enqueue_put(peer, &put, deadline, before) } {
+                Ok(mark) => mark,
+                Err(error) => {
+                    if done > 0 || error.kind() != ErrorKind::Unsupported {
+                        // Something may be on its way, and no mark stands behind it.
+                        self.lane.shared.leak(OpType::Put, Box::new(held));
+                    }
+                    return Err(error);
+                }
+            };
             if !is_inside {
                 outgoing.staging = Some(mark.clone());
             }
@@ -675,6 +335,18 @@ impl NcclWindow {
             self.lane.keep(OpType::Put, Box::new(held), last);
         }
         waited
+    }
+
+    /// Refuses what would become part of a graph.
+    fn refuse_capture(&self, stream: &CudaStream) -> Result<()> {
+        let _entered = self.lane.shared.device.enter()?;
+        match stream.graph()? {
+            None => Ok(()),
+            Some(_) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "the stream of the buffer is being captured, where puts and gets are not offered",
+            )),
+        }
     }
 
     /// Where this device reaches the part of a peer.
@@ -703,56 +375,6 @@ impl NcclWindow {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         Ok(at.expose_provenance() as u64)
-    }
-
-    /// The word that `peer` has put last: signals of ours, and of the library's by then.
-    fn word_of(&self, open: &Open, peer: u32) -> Result<(u32, u32)> {
-        let device = &self.lane.shared.device;
-        let mut word = 0u64;
-        let status = {
-            let _entered = device.enter()?;
-            let copy = device.driver().table().memcpy_to_host;
-            let from = open.words.address() + (peer as usize * WORD) as u64;
-            // SAFETY: one word of the table, to one that lives until the copy is done: this waits below,
-            // also after an error.
-            unsafe { copy((&raw mut word).cast(), from, WORD, self.copies.raw()) }
-        };
-        let copied = device.driver().check("cuMemcpyDtoHAsync", status);
-        self.copies.synchronize()?;
-        copied?;
-        // The low half was written at the lower address.
-        Ok((word as u32, (word >> 32) as u32))
-    }
-
-    /// Whether one more signal of `peer` may be taken; never waits.
-    fn look(&self, open: &Open, peer: u32, incoming: &mut Incoming) -> Result<bool> {
-        /// For what the library does in the background of a call that needs no peer.
-        const CALL: Deadline = Deadline::In(Duration::from_secs(2));
-        loop {
-            if incoming.there != incoming.taken {
-                return Ok(true);
-            }
-            if let Some((there, mark)) = &incoming.awaited {
-                let _entered = self.lane.shared.device.enter()?;
-                if !mark.is_done()? {
-                    return Ok(false);
-                }
-                incoming.there = *there;
-                incoming.awaited = None;
-                continue;
-            }
-            let (count, until) = self.word_of(open, peer)?;
-            if count == incoming.there {
-                return Ok(false);
-            }
-            let Some(door) = self.lane.try_enter() else {
-                return Ok(false);
-            };
-            match self.take_signals(door, peer, until, CALL)? {
-                Some(mark) => incoming.awaited = Some((count, mark)),
-                None => incoming.there = count,
-            }
-        }
     }
 }
 
@@ -825,17 +447,21 @@ impl Window for NcclWindow {
         let stream = stream_of(&held)
             .unwrap_or(&self.lane.shared.default_stream)
             .clone();
-        let mark = {
+        self.refuse_capture(&stream)?;
+        let marked = {
             let _entered = device.enter()?;
-            if stream.graph()?.is_some() {
-                let message =
-                    "the stream of the buffer is being captured, where a get is not offered";
-                return Err(Error::new(ErrorKind::Unsupported, message));
-            }
             let to = held.as_ptr().addr() as u64;
             // SAFETY: as above; the target is held until the mark.
             unsafe { stream.copy(to, at, bytes)? };
-            self.lane.shared.joints.mark(&stream)?
+            self.lane.shared.joints.mark(&stream)
+        };
+        let mark = match marked {
+            Ok(mark) => mark,
+            Err(error) => {
+                // The copy is on its way, and no mark stands behind it.
+                self.lane.shared.leak(OpType::Get, Box::new(held));
+                return Err(error);
+            }
         };
         let waited = self.lane.wait_for(&mark, deadline);
         if waited.is_err() {

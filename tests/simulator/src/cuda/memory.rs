@@ -202,7 +202,15 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    copy(to as usize, from as usize, size, stream)
+    // "The function will return once the pageable buffer has been copied to the staging memory" ("API
+    // synchronization behavior" in the driver's manual); all host memory is pageable here.
+    // SAFETY: the caller's range, read before this returns.
+    let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) }.to_vec();
+    stream_of(stream).push(Arc::new(move || {
+        // SAFETY: the caller vouches for the target until the copy is done, as with the real driver.
+        unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to as *mut u8, staged.len()) };
+    }));
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -212,7 +220,13 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    copy(to as usize, from as usize, size, stream)
+    let status = copy(to as usize, from as usize, size, stream);
+    // "The function will return only once the copy has completed", of pageable memory, as above.
+    let stream = stream_of(stream);
+    if stream.capture().is_none() {
+        stream.synchronize();
+    }
+    status
 }
 
 #[unsafe(no_mangle)]

@@ -3,6 +3,7 @@
 
 use super::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, SUCCESS, put, stream_of};
 use crate::handles::Handles;
+use crate::stream::Work;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
@@ -11,9 +12,13 @@ struct Module {
     entries: Vec<String>,
 }
 
-/// A kernel, by the width of the elements that it looks at, in bytes.
-struct Function {
-    width: usize,
+/// A kernel.
+#[derive(Clone, Copy)]
+enum Function {
+    /// Looks for NaNs among elements of so many bytes.
+    FindNan(usize),
+    /// A product of two square matrices.
+    Gemm,
 }
 
 static MODULES: Handles<Module> = Handles::new("module");
@@ -58,15 +63,16 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     if !module.entries.iter().any(|entry| *entry == name) {
         return NOT_FOUND;
     }
-    let width = match &*name {
-        "rcomm_find_nan_8" => 1,
-        "rcomm_find_nan_16" => 2,
-        "rcomm_find_nan_32" => 4,
-        "rcomm_find_nan_64" => 8,
+    let kernel = match &*name {
+        "rcomm_find_nan_8" => Function::FindNan(1),
+        "rcomm_find_nan_16" => Function::FindNan(2),
+        "rcomm_find_nan_32" => Function::FindNan(4),
+        "rcomm_find_nan_64" => Function::FindNan(8),
+        "rcomm_gemm" => Function::Gemm,
         _ => return NOT_FOUND,
     };
     // SAFETY: the caller's pointer.
-    unsafe { put(function, FUNCTIONS.insert(Arc::new(Function { width }))) }
+    unsafe { put(function, FUNCTIONS.insert(Arc::new(kernel))) }
 }
 
 #[unsafe(no_mangle)]
@@ -91,26 +97,61 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let Some(function) = FUNCTIONS.get(function) else {
         return INVALID_VALUE;
     };
-    // SAFETY: the kernels known here take five parameters of eight bytes each, read before this returns:
-    // address, length, mask, limit, address of the result.
-    let [at, len, mask, limit, found] =
-        std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() });
-    stream_of(stream).push(Arc::new(move || {
-        let width = function.width;
-        let is_nan = |nth: u64| {
-            let mut bits = [0; 8];
-            let from = at as usize + nth as usize * width;
-            // SAFETY: the caller vouches for the elements until the work is done; host memory here.
-            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bits.as_mut_ptr(), width) };
-            u64::from_le_bytes(bits) & mask > limit
-        };
-        if let Some(first) = (0..len).find(|&nth| is_nan(nth)) {
-            // SAFETY: as above; the result is eight bytes.
-            unsafe {
-                let found = found as *mut u64;
-                found.write_unaligned(found.read_unaligned().min(first));
-            }
+    let work: Work = match *function {
+        Function::FindNan(width) => {
+            // SAFETY: five parameters of eight bytes each, read before this returns.
+            let words = unsafe { words(parameters) };
+            Arc::new(move || find_nan(words, width))
         }
-    }));
+        Function::Gemm => {
+            // SAFETY: four parameters of eight bytes each, read before this returns.
+            let words = unsafe { words(parameters) };
+            Arc::new(move || multiply(words))
+        }
+    };
+    stream_of(stream).push(work);
     SUCCESS
+}
+
+/// # Safety
+/// So many parameters of eight bytes each.
+unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
+    // SAFETY: the caller vouches for it.
+    std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() })
+}
+
+/// Address, length, mask, limit, address of the result.
+fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
+    let is_nan = |nth: u64| {
+        let mut bits = [0; 8];
+        let from = at as usize + nth as usize * width;
+        // SAFETY: the caller vouches for the elements until the work is done; host memory here.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bits.as_mut_ptr(), width) };
+        u64::from_le_bytes(bits) & mask > limit
+    };
+    if let Some(first) = (0..len).find(|&nth| is_nan(nth)) {
+        // SAFETY: as above; the result is eight bytes.
+        unsafe {
+            let found = found as *mut u64;
+            found.write_unaligned(found.read_unaligned().min(first));
+        }
+    }
+}
+
+/// Addresses of two square matrices and of their product, and the side.
+fn multiply([a, b, product, side]: [u64; 4]) {
+    let side = side as usize;
+    let element = |matrix: u64, row: usize, column: usize| {
+        // SAFETY: the caller vouches for the matrices until the work is done; host memory here.
+        unsafe { (matrix as *const f32).add(row * side + column).read() }
+    };
+    for row in 0..side {
+        for column in 0..side {
+            let sum = (0..side)
+                .map(|k| element(a, row, k) * element(b, k, column))
+                .sum();
+            // SAFETY: as above.
+            unsafe { (product as *mut f32).add(row * side + column).write(sum) };
+        }
+    }
 }

@@ -7,7 +7,9 @@ use crate::capture;
 use crate::handles::Handles;
 use crate::stream::Stream;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 static STREAMS: Handles<Stream> = Handles::new("stream");
 
@@ -68,6 +70,31 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
     }
     stream.synchronize();
     SUCCESS
+}
+
+/// All streams of the current context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
+    if current() == 0 {
+        return INVALID_CONTEXT;
+    }
+    if check_capture() != SUCCESS {
+        return check_capture();
+    }
+    let own = STREAMS
+        .all()
+        .into_iter()
+        .filter(|it| it.device == current());
+    own.for_each(|stream| stream.synchronize());
+    stream_of(std::ptr::null_mut()).synchronize();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_int) -> c_int {
+    let is_captured = stream_of(handle).capture().is_some();
+    // SAFETY: the caller's pointer.
+    unsafe { put(status, c_int::from(is_captured)) }
 }
 
 #[unsafe(no_mangle)]
@@ -149,6 +176,44 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     stream_of(handle).push(Arc::new(move || {
         // SAFETY: the caller vouches for function and data until the work is done.
         unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
+    }));
+    SUCCESS
+}
+
+/// Holds the stream up until the word is at least `value` (flag 0; the others are not simulated).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWaitValue32_v2(
+    handle: *mut c_void,
+    at: u64,
+    value: c_uint,
+    flags: c_uint,
+) -> c_int {
+    if flags != 0 || !at.is_multiple_of(4) {
+        return super::INVALID_VALUE;
+    }
+    stream_of(handle).push(Arc::new(move || {
+        // SAFETY: the caller vouches for the word until the work is done; it is aligned.
+        let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
+        while (word.load(Ordering::Acquire).wrapping_sub(value)).cast_signed() < 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWriteValue32_v2(
+    handle: *mut c_void,
+    at: u64,
+    value: c_uint,
+    flags: c_uint,
+) -> c_int {
+    if flags != 0 || !at.is_multiple_of(4) {
+        return super::INVALID_VALUE;
+    }
+    stream_of(handle).push(Arc::new(move || {
+        // SAFETY: as for the wait.
+        unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Ordering::Release);
     }));
     SUCCESS
 }

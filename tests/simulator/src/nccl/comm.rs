@@ -39,8 +39,8 @@ pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
 pub(super) enum WaitsFor {
     /// A kernel, which ends when the communicator is stopped.
     Device,
-    /// A call of the host's, which ends then too ("childAbortFlag", init.cc; the abort flag of
-    /// bootstrap.cc).
+    /// A call of the host's, which ends then too (`childAbortFlag`, init.cc:2918, which the
+    /// bootstrap's sockets look at).
     Bootstrap,
 }
 
@@ -123,7 +123,7 @@ impl Comm {
         })
     }
 
-    /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc).
+    /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc:1831).
     pub(super) fn join(self: &Arc<Self>, key: u64) -> c_int {
         if let Some(delay) = trouble::order("init_delay_ms") {
             std::thread::sleep(Duration::from_millis(delay));
@@ -203,7 +203,7 @@ impl Comm {
         );
     }
 
-    /// As `ncclCommEnsureReady`, init.cc: "Attempt to use communicator before the previous operation
+    /// As `ncclCommEnsureReady`, init.cc:422: "Attempt to use communicator before the previous operation
     /// returned ncclSuccess".
     pub(super) fn ensure_ready(&self) -> c_int {
         match self.state.load(Ordering::Acquire) {
@@ -269,7 +269,7 @@ impl Comm {
         }
     }
 
-    /// Ends what is on the device, and takes no more (`setCommAbortFlags`, init.cc: kernels look at the
+    /// Ends what is on the device, and takes no more (`setCommAbortFlags`, init.cc:2915: kernels look at the
     /// flag while they wait for a peer).
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);

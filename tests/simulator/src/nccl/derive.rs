@@ -1,6 +1,6 @@
 //! Communicators made from others: split and shrink.
 //!
-//! As in init.cc (`ncclCommSplit`, `ncclCommShrink`, `ncclCommInitChildComm`): "*newcomm should be
+//! As in init.cc (`ncclCommSplit`, 3392; `ncclCommShrink`, 3177; `ncclCommInitChildComm`, 3073 and 3098): "*newcomm should be
 //! NCCL_COMM_NULL until comm split fully complete", and the parent is in progress meanwhile.
 
 use super::comm::{Comm, WaitsFor, admit, comm_of};

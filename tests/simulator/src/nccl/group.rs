@@ -1,6 +1,6 @@
 //! Operations on their way to a stream: `ncclGroupStart` and `ncclGroupEnd`, and what runs there.
 //!
-//! As in group.cc: groups belong to the thread that opened them and nest; nothing is launched before the
+//! As in group.cc (`ncclGroupStart`, 97; `ncclGroupEndInternal`, 766; `doLaunches`, 309): groups belong to the thread that opened them and nest; nothing is launched before the
 //! outermost ends; what a group holds for one communicator runs as one kernel, so that sends and receives
 //! do not wait for each other.
 

@@ -48,7 +48,7 @@ pub(super) unsafe fn is_blocking(config: *const ConfigHead, default: bool) -> Re
     let Some(head) = (unsafe { config.as_ref() }) else {
         return Ok(default);
     };
-    // init.cc, parseCommConfig.
+    // parseCommConfig, init.cc:2250: the magic number at 2265, blocking at 2314.
     if head.magic != 0xcafe_beef || head.size < size_of::<ConfigHead>() || head.version == 0 {
         let text = "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER";
         return Err(fail(INVALID_ARGUMENT, text));
@@ -79,7 +79,7 @@ pub(super) fn run_or_spawn(
     }
 }
 
-/// Starts a hub in this process (`bootstrapGetUniqueId`, bootstrap.cc).
+/// Starts a hub in this process (`bootstrapGetUniqueId`, bootstrap.cc:430).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     SUCCESS
 }
 
-/// The handle is there at once, ready or not (`ncclCommInitRankDev`, init.cc).
+/// The handle is there at once, ready or not (`ncclCommInitRankDev`, init.cc:2477; a rank out of range, 2501).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
     out: *mut *mut c_void,
@@ -132,9 +132,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     config: *mut ConfigHead,
 ) -> c_int {
     if count < 1 || count > ranks {
-        // init.cc, ncclCommInitRankScalable.
-        let text =
-            format!("improper usage of ncclCommInitRankScalable: nId = {count}, nranks={ranks}");
+        // init.cc:2480.
+        let text = format!("improper usage of ncclCommInitRank: nId = {count}, nranks={ranks}");
         return fail(INVALID_ARGUMENT, &text);
     }
     // SAFETY: the caller passes `count` ids; the first one's hub serves all, which no rank can tell.
@@ -143,7 +142,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     unsafe { ncclCommInitRankConfig(out, ranks, first, rank, config) }
 }
 
-/// "Flushes all issued communications, and marks communicator state as ncclInProgress" (nccl.h).
+/// "Flushes all issued communications, and marks communicator state as ncclInProgress" (nccl.h;
+/// `ncclCommFinalize`, init.cc:2783).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(handle) else {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
-    // "comm is NULL: nothing to do" (init.cc).
+    // Null is nothing to do (`ncclCommDestroy`, init.cc:2880).
     let Some(comm) = dismiss(handle) else {
         return SUCCESS;
     };
@@ -176,7 +176,8 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     SUCCESS
 }
 
-/// Kernels that wait for peers see the flag and end; then everything is freed (init.cc, ncclCommAbort).
+/// Kernels that wait for peers see the flag and end; then everything is freed (`ncclCommAbort`,
+/// init.cc:3025; `setCommAbortFlags`, 2915; `commReclaim`, 2824).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     trouble::hang_in_abort();
@@ -186,7 +187,8 @@ pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     SUCCESS
 }
 
-/// "Stops all in-flight operations"; "management operations can proceed safely" afterwards (nccl.h).
+/// "Stops all in-flight operations"; "management operations can proceed safely" afterwards (nccl.h;
+/// `ncclCommRevoke`, init.cc:2965).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_int {
     let Some(comm) = comm_of(handle) else {
@@ -199,7 +201,7 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     comm.stop();
     let is_blocking = comm.is_blocking;
     // What was in progress is joined first, and what it says does not count (`ncclCommRevoke`: the error of
-    // `ncclCommEnsureReady` is dropped); then the flags are put back (`commRevokeAsync`).
+    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958).
     comm.state.store(IN_PROGRESS, Ordering::Release);
     run_or_spawn(is_blocking, move || {
         while comm.is_busy() && !comm.aborted.load(Ordering::Acquire) {

@@ -12,7 +12,7 @@ struct Registered;
 
 static REGISTERED: Handles<Registered> = Handles::new("registration");
 
-/// allocator.cc, ncclMemAlloc.
+/// `ncclMemAlloc`, allocator.cc:17.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_int {
     if size == 0 {
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     }
 }
 
-/// register/register.cc, ncclCommRegister.
+/// `ncclCommRegister`, register/register.cc:155.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     comm: *mut c_void,

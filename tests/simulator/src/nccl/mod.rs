@@ -1,5 +1,5 @@
 //! The symbols of `libnccl.so.2`. Contracts are those of `nccl.h` 2.30.7; what the header leaves open
-//! follows NCCL's sources (file and function are named where it matters) and its user guide.
+//! follows NCCL's sources and its user guide. Lines are those of the files below `src` at tag v2.30.7-1.
 
 mod comm;
 mod derive;
@@ -26,14 +26,14 @@ const IN_PROGRESS: c_int = 7;
 
 static LAST_ERROR: Mutex<Option<CString>> = Mutex::new(None);
 
-/// Notes the text that `ncclGetLastError` returns (`ncclDebugLog` keeps the last WARN, debug.cc).
+/// Notes the text that `ncclGetLastError` returns (`ncclDebugLog` keeps the last WARN, debug.cc:268).
 fn fail(status: c_int, text: &str) -> c_int {
     *lock(&LAST_ERROR) = CString::new(text.replace('\0', " ")).ok();
     status
 }
 
 fn no_comm() -> c_int {
-    // argcheck.cc, CommCheck.
+    // CommCheck, misc/argcheck.cc:38.
     fail(INVALID_ARGUMENT, "comm argument is NULL")
 }
 
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
-    // init.cc, ncclGetErrorString.
+    // ncclGetErrorString, init.cc:3415.
     let text = match status {
         0 => c"no error",
         1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLastError(_comm: *mut c_void) -> *const c_char {
     // Leaked: the real library's text lives until the next error, in any thread. It ignores the
-    // communicator (init.cc, ncclGetLastError).
+    // communicator (ncclGetLastError, init.cc:3444).
     lock(&LAST_ERROR)
         .clone()
         .map_or(c"".as_ptr(), |text| text.into_raw().cast_const())

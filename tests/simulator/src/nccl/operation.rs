@@ -1,5 +1,6 @@
 //! Collectives, sends and receives: what `nccl.h` calls them, and their arguments checked as in
-//! argcheck.cc and enqueue.cc (`ncclEnqueueCheck`).
+//! `ArgsCheck` (misc/argcheck.cc:201) and `ncclEnqueueCheck` (enqueue.cc:3124); user reductions as in
+//! `ncclRedOpCreatePreMulSum` (enqueue.cc:3176).
 
 use super::comm::{Comm, comm_of};
 use super::group::{Item, Launch, enqueue};
@@ -59,7 +60,7 @@ impl Call {
         };
         let state = comm.state.load(Ordering::Acquire);
         if state != SUCCESS {
-            // ncclCommEnsureReady, init.cc.
+            // ncclCommEnsureReady, init.cc:422.
             let text =
                 "Attempt to use communicator before the previous operation returned ncclSuccess";
             let status = if state == IN_PROGRESS {

@@ -1,10 +1,13 @@
 //! Windows and one-sided operations, as between devices of one host that reach each other's memory.
 //!
-//! Follows dev_runtime.cc (`ncclCommWindowRegister`, `ncclGetPeerDevicePointer`), enqueue.cc
-//! (`rmaTaskAppend`) and rma/rma_ce.cc of NCCL 2.30.7: registration is collective, without symmetric memory
-//! it succeeds and gives no window; the source of a put must lie in a window; the first one-sided operation
-//! of a communicator connects all its ranks (`ncclRmaCeInit`), and waits for them; a signal is counted for
-//! each pair of ranks of the communicator, and a wait blocks the stream.
+//! Registration is collective, and without symmetric memory it succeeds and gives no window
+//! (`ncclCommWindowRegister`, dev_runtime.cc:1333 and 1342). A peer out of reach has no address
+//! (`ncclGetPeerDevicePointer`, dev_runtime.cc:1768). The source of a put must lie in a symmetric window
+//! (`rmaTaskAppend`, enqueue.cc:2866), and what is missing is an error of the communicator (2813). The first
+//! one-sided operation of a communicator connects all its ranks (enqueue.cc:2912; `ncclRmaCeInit`,
+//! rma/rma_ce.cc:19), and waits for them. A signal is counted for each pair of ranks of the communicator, after
+//! the data of its put (`ncclRmaCePutLaunch`, rma/rma_ce.cc:372), and a wait blocks the stream until the count
+//! is reached (`ncclRmaCeWaitLaunch`, 384).
 
 use super::comm::{Comm, WaitsFor, comm_of};
 use super::group::is_in_group;

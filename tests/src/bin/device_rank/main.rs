@@ -2,8 +2,10 @@
 //! place. `device_rank SCENARIO`; what it finds it says on its standard error.
 #![allow(clippy::print_stderr)]
 
+mod cudarc;
 mod graph;
 mod lists;
+mod stuck;
 mod window;
 
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
@@ -42,6 +44,8 @@ fn run(scenario: &str) -> Result<()> {
         "memory" => memory(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,
         "lists" => lists::gather_and_scatter(&world, &gpu)?,
+        "stuck" => return stuck::stuck(world, &gpu),
+        "cudarc" => cudarc::all_reduce_slices(&world, &gpu)?,
         "windows" => window::windows(&world, &gpu)?,
         "no_windows" => window::refusals(&world, &gpu)?,
         "linger" => return linger(&world, &gpu),

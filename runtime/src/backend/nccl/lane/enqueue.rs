@@ -1,7 +1,7 @@
 //! Putting operations on a lane's stream: after what their buffers' streams have in hand, between two
 //! marks, or into the graph that those streams are captured into.
 
-use super::{Door, Enqueued, Lane, Stage};
+use super::{Captured, Door, Enqueued, Lane, Stage};
 use crate::backend::nccl::comm::Comm;
 use crate::backend::nccl::device::{CudaStream, Mark};
 use crate::backend::nccl::graph::Graph;
@@ -71,9 +71,7 @@ impl Lane {
         self.launched.fetch_add(1, Ordering::Relaxed);
         let (Some(start), None) = (start, graph) else {
             settled.map_err(early)?;
-            let graph = graph.map_or(0, |graph| graph.id);
-            *self.graphs().entry(graph).or_default() += 1;
-            return Ok(Enqueued::Captured);
+            return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
         let end = shared.marks.mark(&self.stream);
         match (settled, end) {
@@ -177,7 +175,19 @@ impl Lane {
         graph.keep(&self.shared.device, Box::new(memory))
     }
 
-    pub(super) fn graphs(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    /// Notes which operation went into a graph.
+    pub(in crate::backend::nccl) fn note_captured(&self, graph: u64, seq: u64) {
+        const MOST: usize = 64;
+        let mut graphs = self.graphs();
+        let captured = graphs.entry(graph).or_default();
+        captured.count += 1;
+        captured.ends = Some((captured.ends.map_or(seq, |(first, _)| first), seq));
+        if graphs.len() > MOST {
+            graphs.pop_first();
+        }
+    }
+
+    pub(super) fn graphs(&self) -> MutexGuard<'_, BTreeMap<u64, Captured>> {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

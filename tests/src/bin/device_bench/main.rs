@@ -1,0 +1,239 @@
+//! What the NCCL backend costs on a real device: beside calls of NCCL's own, and beside other work.
+//!
+//! `device_bench [--quiet]`, one process for each rank as for `device_rank`. Every rank measures; rank 0 says what
+//! it found, on its standard output. With `--quiet` everything is done and no number is said: where the library
+//! is a simulator they mean nothing.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod driver;
+
+use driver::{Events, Gemm, RawComm};
+use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
+use rcomm::{Config, DType, Op, ReduceOp, Result, World};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of an all-reduce.
+const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20];
+const WARM_UP: u32 = 20;
+
+fn main() -> ExitCode {
+    let quiet = std::env::args().nth(1).as_deref() == Some("--quiet");
+    match run(if quiet { Voice::Quiet } else { Voice::Numbers }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether numbers are said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    Numbers,
+    Quiet,
+}
+
+/// What everything below works with.
+struct Bench {
+    world: World,
+    device: Arc<CudaDevice>,
+    stream: Arc<CudaStream>,
+    raw: RawComm,
+    events: Events,
+    voice: Voice,
+}
+
+/// Of one way to make calls: per call.
+#[derive(Clone, Copy)]
+struct Cost {
+    device_us: f64,
+    host_ns: f64,
+}
+
+fn run(voice: Voice) -> Result<()> {
+    let mut config = Config::from_environment()?;
+    config.backend = "cpu:cpu,cuda:nccl".to_owned();
+    let world = World::init(config)?;
+    let local = world.place().local_rank.unwrap_or(world.rank());
+    let device = world.config().nccl.open_device(local)?;
+    let stream = CudaStream::new(&device, Priority::Normal)?;
+    let events = Events::new(&world, &stream);
+    let raw = RawComm::new(&world)?;
+    let bench = Bench {
+        world,
+        device,
+        stream,
+        raw,
+        events,
+        voice,
+    };
+    bench.say(
+        "# all_reduce: device us and host ns of a call, raw NCCL and ProcessGroup, and their ratio",
+    );
+    // A simulator moves bytes as messages.
+    let sizes = match voice {
+        Voice::Numbers => &SIZES[..],
+        Voice::Quiet => &SIZES[..2],
+    };
+    for &bytes in sizes {
+        bench.compare(bytes)?;
+    }
+    bench.overlap()?;
+    bench.world.shutdown()
+}
+
+impl Bench {
+    fn say(&self, line: &str) {
+        if self.world.rank() == 0 && self.voice == Voice::Numbers {
+            println!("{line}");
+        }
+    }
+
+    fn calls(&self, bytes: usize) -> u32 {
+        match self.voice {
+            Voice::Quiet => 3,
+            // A second or so at 100 GB/s, within reason.
+            Voice::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
+                .unwrap_or(u32::MAX)
+                .clamp(50, 2_000),
+        }
+    }
+
+    fn compare(&self, bytes: usize) -> Result<()> {
+        let buffer = DeviceBuffer::zeroed(&self.stream, DType::F32, bytes / 4)?;
+        let calls = self.calls(bytes);
+        let raw = |many: u32| {
+            for _ in 0..many {
+                self.raw.all_reduce(&buffer, &self.stream);
+            }
+            Ok(())
+        };
+        let ours = |many: u32| self.issue(&buffer, many);
+        // By turns, so that neither has the device cooler than the other.
+        let (mut theirs, mut mine) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            theirs.push(self.measure(calls, raw)?);
+            mine.push(self.measure(calls, ours)?);
+        }
+        let (theirs, mine) = (best(&theirs), best(&mine));
+        self.say(&format!(
+            "{bytes:>10} bytes: device {:9.1} {:9.1} x{:.3}; host {:8.0} {:8.0}",
+            theirs.device_us,
+            mine.device_us,
+            mine.device_us / theirs.device_us,
+            theirs.host_ns,
+            mine.host_ns
+        ));
+        Ok(())
+    }
+
+    /// Issues so many all-reduces and has the stream wait for the last.
+    fn issue(&self, buffer: &DeviceBuffer, many: u32) -> Result<()> {
+        let mut last = None;
+        for _ in 0..many {
+            let op = Op::AllReduce {
+                buffer: buffer.buffer()?,
+                op: ReduceOp::Sum.into(),
+            };
+            last = Some(self.world.group().execute_async(op)?);
+        }
+        last.map_or(Ok(()), |work| work.wait_stream(&self.stream))
+    }
+
+    fn measure(&self, calls: u32, make: impl Fn(u32) -> Result<()>) -> Result<Cost> {
+        make(calls.min(WARM_UP))?;
+        self.stream.synchronize()?;
+        self.world.group().barrier()?;
+        self.events.start(&self.stream);
+        let begun = Instant::now();
+        make(calls)?;
+        let host = begun.elapsed();
+        self.events.stop(&self.stream);
+        self.stream.synchronize()?;
+        Ok(Cost {
+            device_us: self.events.milliseconds() * 1e3 / f64::from(calls),
+            host_ns: host.as_secs_f64() * 1e9 / f64::from(calls),
+        })
+    }
+
+    /// A matrix product beside an all-reduce on another stream: how much longer both take than the longer of
+    /// them alone.
+    fn overlap(&self) -> Result<()> {
+        let side = if self.voice == Voice::Quiet { 32 } else { 4096 };
+        let gemm = Gemm::load(&self.world, &self.device, &self.stream, side)?;
+        let bytes = if self.voice == Voice::Quiet {
+            1 << 16
+        } else {
+            256 << 20
+        };
+        let apart = CudaStream::new(&self.device, Priority::Normal)?;
+        let buffer = DeviceBuffer::zeroed(&apart, DType::F32, bytes / 4)?;
+        let timing = self.world.config().nccl.timing;
+        let alone = self.time(|| {
+            gemm.launch(&self.stream);
+            Ok(())
+        })?;
+        for (name, way) in [
+            ("raw NCCL, no record", Way::Raw),
+            ("ProcessGroup", Way::Ours),
+        ] {
+            let comm = self.time(|| self.communicate(way, &buffer, &apart))?;
+            let both = self.time(|| {
+                // The product first: what follows must not wait for it.
+                gemm.launch(&self.stream);
+                self.communicate(way, &buffer, &apart)
+            })?;
+            self.say(&format!(
+                "overlap, {name}, timing {timing:?}: product {alone:.3} ms, all_reduce {comm:.3} ms, both {both:.3} ms, \
+                 x{:.3} of the longer",
+                both / alone.max(comm)
+            ));
+        }
+        Ok(())
+    }
+
+    /// An all-reduce that the bench's stream does not wait for before it is measured.
+    fn communicate(&self, way: Way, buffer: &DeviceBuffer, apart: &Arc<CudaStream>) -> Result<()> {
+        match way {
+            Way::Raw => {
+                self.raw.all_reduce(buffer, apart);
+                self.events.join(apart, &self.stream);
+                Ok(())
+            }
+            Way::Ours => self.issue(buffer, 1),
+        }
+    }
+
+    /// The device's milliseconds of a step, the best of some.
+    fn time(&self, step: impl Fn() -> Result<()>) -> Result<f64> {
+        let rounds = if self.voice == Voice::Quiet { 1 } else { 10 };
+        let mut best = f64::INFINITY;
+        for _ in 0..rounds {
+            self.world.group().barrier()?;
+            self.events.start(&self.stream);
+            step()?;
+            self.events.stop(&self.stream);
+            self.stream.synchronize()?;
+            best = best.min(self.events.milliseconds());
+        }
+        Ok(best)
+    }
+}
+
+/// How a call is made.
+#[derive(Clone, Copy)]
+enum Way {
+    Raw,
+    Ours,
+}
+
+fn best(costs: &[Cost]) -> Cost {
+    let least = |of: fn(&Cost) -> f64| costs.iter().map(of).fold(f64::INFINITY, f64::min);
+    Cost {
+        device_us: least(|cost| cost.device_us),
+        host_ns: least(|cost| cost.host_ns),
+    }
+}

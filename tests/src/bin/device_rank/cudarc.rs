@@ -1,0 +1,65 @@
+//! Memory and streams that cudarc holds, as buffers and streams of ours.
+
+use super::{Gpu, all_reduce};
+use ::cudarc::driver::{CudaContext, CudaSlice, CudaStream as TheirStream, DriverError};
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer};
+use rcomm::{Result, World};
+use std::sync::Arc;
+
+/// cudarc's own errors are none of rcomm's: this program ends with them.
+fn theirs<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
+    result.unwrap_or_else(|error| panic!("cudarc: {what}: {error:?}"))
+}
+
+pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
+    const LEN: usize = 1000;
+    let group = world.group();
+    let ordinal = usize::from(gpu.device.ordinal());
+    let context = theirs("a context", CudaContext::new(ordinal));
+    let stream = theirs("a stream", context.new_stream());
+    let own = group.rank() as f32 + 1.0;
+    let sum: f32 = (1..=group.size()).map(|rank| rank as f32).sum();
+    let slice: CudaSlice<f32> = theirs("a slice", stream.clone_htod(&vec![own; LEN]));
+    let slice = Arc::new(slice);
+    let read = |stream: &Arc<TheirStream>| theirs("a copy", stream.clone_dtoh(&*slice));
+
+    // A whole slice; what cudarc enqueues on the stream afterwards comes after it, without the host.
+    let ours = CudaStream::from_cudarc(&gpu.device, &stream)?;
+    let whole = DeviceBuffer::from_cudarc(&gpu.device, &slice)?;
+    let work = group.execute_async(all_reduce(&whole)?)?;
+    work.wait_stream(&ours)?;
+    assert_eq!(read(&stream), vec![sum; LEN]);
+
+    // Part of it, which the slice keeps alive.
+    let view = slice.slice(100..200);
+    // SAFETY: the view's memory is the slice's.
+    let part = unsafe { DeviceBuffer::from_cudarc_view(&gpu.device, &view, slice.clone())? };
+    group.execute_async(all_reduce(&part)?)?.wait()?;
+    let size = group.size() as f32;
+    let expected = |at: usize| {
+        if (100..200).contains(&at) {
+            sum * size
+        } else {
+            sum
+        }
+    };
+    let expected: Vec<f32> = (0..LEN).map(expected).collect();
+    assert_eq!(read(&stream), expected);
+
+    // The buffer keeps the slice alive, and gives it back.
+    drop((whole, part, work));
+    eprintln!("cudarc: sum {sum}, {} owners", Arc::strong_count(&slice));
+
+    // A slice of another device is refused.
+    let count = theirs("a count", CudaContext::device_count());
+    if count > 1 {
+        let next = (ordinal + 1) % usize::try_from(count).unwrap_or(1);
+        let elsewhere = theirs("a context", CudaContext::new(next));
+        let apart = theirs("a stream", elsewhere.new_stream());
+        let there = Arc::new(theirs("a slice", apart.clone_htod(&[1.0f32])));
+        let refused = DeviceBuffer::from_cudarc(&gpu.device, &there);
+        let error = refused.map(|_| ()).expect_err("it is on another device");
+        eprintln!("refused: {error}");
+    }
+    Ok(())
+}

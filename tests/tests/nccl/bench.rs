@@ -1,0 +1,24 @@
+//! The program that measures on real devices, as far as the simulator carries it: its numbers are not said.
+
+use super::{RANKS, over};
+use rcomm_tests::process::Job;
+use rcomm_tests::simulator;
+
+#[test]
+fn the_bench_goes_through_and_says_no_number_of_the_simulator() {
+    let simulator = simulator::path();
+    let program = env!("CARGO_BIN_EXE_device_bench");
+    for timing in ["0", "1"] {
+        let mut job = Job::start_as(program, RANKS, "--quiet", |_, command| {
+            over(&simulator, command);
+            command
+                .env("RCOMM_NCCL_TIMING", timing)
+                .env("RCOMM_TIMEOUT_MS", "60000")
+                .env("RCOMM_NCCL_RAS", "0");
+        });
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        }
+    }
+}

@@ -4,7 +4,8 @@
 //! program in another order than all others: for each rank of the cycle, and each place where it is
 //! missed, the ranks of the job are asked which of the two they do first. Who stands against most is
 //! the culprit, and the cycle its proof. Where the job is split evenly the rank's own past is asked,
-//! if it is regular; the sides stay alternatives.
+//! if it is regular; the sides stay alternatives. Where a rank has a single peer to compare with, which
+//! contradicts it, it is the culprit if nobody contradicts anybody else of the cycle.
 //!
 //! A rank that has already issued more, and still not what it is missed at, did not swap two steps
 //! but left one out: then the finding is E103.
@@ -243,6 +244,7 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
     let mut asked: HashMap<(Event, Event), Votes> = HashMap::new();
     let mut odd: Vec<Odd> = Vec::new();
+    let mut contradicted: Vec<Odd> = Vec::new();
     for &place in places {
         for &(node, why) in &case.graph.missing[place] {
             if !inside.contains(&node) || why == Missing::Candidate {
@@ -280,17 +282,26 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                 }
                 let by_past = votes.first == votes.second
                     && past(case.aligned, record, expected, done) == Some(true);
+                let one = Odd {
+                    node,
+                    votes,
+                    by_past,
+                    instead: place,
+                    at,
+                };
                 if votes.first > votes.second || by_past {
-                    odd.push(Odd {
-                        node,
-                        votes,
-                        by_past,
-                        instead: place,
-                        at,
-                    });
+                    odd.push(one);
+                } else if votes.first > 0 {
+                    contradicted.push(one);
                 }
             }
         }
+    }
+    // One against one says nothing alone. It does if everybody else does what all others do.
+    let first = contradicted.first().map(|one| one.node);
+    let is_alone = |one: &Odd| Some(one.node) == first && one.votes.second <= 1;
+    if odd.is_empty() && contradicted.iter().all(is_alone) {
+        odd = contradicted;
     }
     odd.sort_by_key(|one| {
         (

@@ -128,7 +128,10 @@ fn try_at(
                 Act::Collective { group: g, .. } if *g == group => single(act),
                 _ => None,
             })?;
-            if next == call || call.op == OpType::Gather {
+            // Where the next one in the group is like it, what lies between in other groups shows it.
+            let roles = mesh.roles(rank);
+            let between = group == 0 && roles.pp.is_some() && roles.dp.is_some();
+            if (next == call && !between) || call.op == OpType::Gather {
                 return None;
             }
             program.acts.remove(at);

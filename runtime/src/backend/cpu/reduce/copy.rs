@@ -94,7 +94,8 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
     if to.len() < SHORT {
         to.copy_from_slice(from);
     } else {
-        copy_at(Level::detect(), to, from, Stores::Cached);
+        // SAFETY: the level is this processor's.
+        unsafe { copy_at(Level::detect(), to, from, Stores::Cached) }
     }
 }
 
@@ -104,7 +105,8 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
 /// If the lengths differ.
 pub(crate) fn copy_past_caches(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as its original");
-    copy_at(Level::detect(), to, from, Stores::Streaming);
+    // SAFETY: the level is this processor's.
+    unsafe { copy_at(Level::detect(), to, from, Stores::Streaming) }
 }
 
 /// Where stores go.
@@ -114,8 +116,11 @@ enum Stores {
     Streaming,
 }
 
-/// Copies with the instructions of `level`, which the processor has.
-fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
+/// Copies between slices of one length.
+///
+/// # Safety
+/// The processor has `level`.
+unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     /// What one turn of the loops moves.
     const BLOCK: usize = 256;
     // Streaming stores are to aligned addresses.
@@ -247,7 +252,9 @@ mod tests {
                 for (start, len) in [(0, 0), (1, 63), (3, 1000), (17, 1024), (0, 4096), (5, 4500)] {
                     let mut to = vec![255; 6000];
                     let source = &from[start..start + len];
-                    copy_at(level, &mut to[start + 9..start + 9 + len], source, stores);
+                    let target = &mut to[start + 9..start + 9 + len];
+                    // SAFETY: the processor has the level.
+                    unsafe { copy_at(level, target, source, stores) };
                     assert_eq!(
                         &to[start + 9..start + 9 + len],
                         source,

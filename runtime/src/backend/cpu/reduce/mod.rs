@@ -86,7 +86,9 @@ pub(crate) fn combine(
         assert_eq!(input.len(), out.len(), "inputs are as long as the output");
         sources.push(input.as_ptr());
     }
-    run(Level::detect(), op, dtype, sources.as_slice(), out, also);
+    // SAFETY: the inputs are as long as the output, and apart from what is borrowed for writing; the level
+    // is this processor's.
+    unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
 }
 
 /// As [`combine`], with `out` itself as input number `own` among `others`.
@@ -98,18 +100,21 @@ pub(crate) fn combine_in_place(
     others: &[&[u8]],
     also: Option<&mut [u8]>,
 ) {
+    // It is read and written: by one pointer, since a reference would promise that nobody else does.
+    let out: *mut [u8] = out;
     let mut sources = Sources::new(others.len() + 1);
     for (at, input) in others.iter().enumerate() {
         assert_eq!(input.len(), out.len(), "inputs are as long as the output");
         if at == own {
-            sources.push(out.as_ptr());
+            sources.push(out.cast::<u8>());
         }
         sources.push(input.as_ptr());
     }
     if own == others.len() {
-        sources.push(out.as_ptr());
+        sources.push(out.cast::<u8>());
     }
-    run(Level::detect(), op, dtype, sources.as_slice(), out, also);
+    // SAFETY: as in `combine`, and one source is the output itself.
+    unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
 }
 
 /// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
@@ -159,12 +164,17 @@ impl Sources {
     }
 }
 
-fn run(
+/// Combines what is at `sources` into `out`, and into `also` where there is one.
+///
+/// # Safety
+/// Every source is readable over the bytes of `out`, which are writable. A source either overlaps neither
+/// output or is where `out` begins; the outputs do not overlap. The processor has `level`.
+unsafe fn run(
     level: Level,
     op: ReduceOp,
     dtype: DType,
     sources: &[*const u8],
-    out: &mut [u8],
+    out: *mut [u8],
     also: Option<&mut [u8]>,
 ) {
     assert!(is_supported(op, dtype), "{op} of {dtype} is refused before");
@@ -177,13 +187,12 @@ fn run(
     });
     let job = Job {
         sources,
-        out: out.as_mut_ptr(),
+        out: out.cast(),
         also,
         count: out.len() / size,
         terms: sources.len(),
     };
-    // SAFETY: every source is readable over `count` elements (lengths were compared), `out` and
-    // `also` are exclusive slices of that length, and a source is either apart from both or `out`
-    // itself. `level` came from `detect` (or from a test that asked the processor).
+    // SAFETY: the caller's promise is handed on; `out` and `also` hold `count` elements, and there is a
+    // source (both checked).
     unsafe { fold::run(level, op, dtype, &job) }
 }

@@ -82,7 +82,9 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                     let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr()).collect();
                     let mut out = vec![0xa5; count * size];
                     let mut also = vec![0x5a; count * size];
-                    run(level, op, dtype, &pointers, &mut out, Some(&mut also));
+                    let results = (&mut out[..], Some(&mut also[..]));
+                    // SAFETY: all are equally long and apart, and the processor has the level.
+                    unsafe { run(level, op, dtype, &pointers, results.0, results.1) };
                     assert_eq!(out, also);
                     for at in 0..count {
                         let range = at * size..(at + 1) * size;
@@ -141,14 +143,9 @@ fn all_sixteen_bit_floats_survive_the_way_through_f32() {
             for level in levels() {
                 let block: Vec<u8> = input.repeat(64);
                 let mut out = vec![0; block.len()];
-                run(
-                    level,
-                    ReduceOp::Max,
-                    dtype,
-                    &[block.as_ptr()],
-                    &mut out,
-                    None,
-                );
+                let max = ReduceOp::Max;
+                // SAFETY: both are equally long and apart, and the processor has the level.
+                unsafe { run(level, max, dtype, &[block.as_ptr()], &mut out[..], None) };
                 let got = u16::from_le_bytes([out[0], out[1]]);
                 let want = if is_nan(dtype, &input) {
                     bits | quiet

@@ -222,14 +222,37 @@ impl<'a> Buffer<'a> {
     /// A `Bool` element becomes true for any byte that is not 0.
     ///
     /// # Errors
-    /// `InvalidArgument` if the memory is not the host's, or may only be read.
+    /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
+    /// `bool`s, which no other byte may ever stand in for ([`as_mut_slice`](Self::as_mut_slice) does).
     pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if self.dtype == DType::Bool && matches!(self.hold, Hold::Lent) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
+            ));
+        }
+        self.bytes_to_fill()
+    }
+
+    /// As [`as_bytes_mut`](Self::as_bytes_mut), of any loan. Whoever writes other bytes than 0 and 1 to
+    /// `bool`s sees to it that the buffer is dropped, or [`settle`](Self::settle)d.
+    pub(crate) fn bytes_to_fill(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
         self.check_writable()?;
         // SAFETY: as in `as_bytes`, and exclusive: lent and owned memory belongs to this buffer
         // alone, foreign memory by the promise made to `from_raw`. Every bit pattern is a value of
         // every element type but `bool`, whose bytes are settled before anybody sees them as `bool`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
+    }
+
+    /// Has the elements written as bytes, whatever these are.
+    ///
+    /// # Errors
+    /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
+    pub(crate) fn fill(&mut self, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let written = write(self.bytes_to_fill()?);
+        self.settle();
+        written
     }
 
     /// The elements, if they are `T` on the host.
@@ -284,8 +307,11 @@ impl<'a> Buffer<'a> {
                 format!("{other:?} does not fit into {self:?}"),
             ));
         }
-        self.as_bytes_mut()?.copy_from_slice(other.as_bytes()?);
-        Ok(())
+        let bytes = other.as_bytes()?;
+        self.fill(|own| {
+            own.copy_from_slice(bytes);
+            Ok(())
+        })
     }
 
     /// The same foreign memory, its owner held once more; `None` for lent and owned memory.
@@ -343,7 +369,7 @@ impl<'a> Buffer<'a> {
         if self.dtype != DType::Bool || !rust_owns_it {
             return;
         }
-        if let Ok(bytes) = self.as_bytes_mut() {
+        if let Ok(bytes) = self.bytes_to_fill() {
             for byte in bytes {
                 *byte = u8::from(*byte != 0);
             }
@@ -355,8 +381,10 @@ impl Buffer<'static> {
     /// Takes the vector over; [`into_vec`](Self::into_vec) gives it back. Nothing is copied.
     pub fn from_vec<T: Element>(vec: Vec<T>) -> Self {
         let mut vec = ManuallyDrop::new(vec);
+        // Not from a slice: a pointer to one must not be used for the room behind it.
+        let data = NonNull::new(vec.as_mut_ptr()).map_or_else(NonNull::dangling, NonNull::cast);
         Self {
-            data: NonNull::from(vec.as_mut_slice()).cast(),
+            data,
             len: vec.len() as u64,
             shape: None,
             dtype: T::DTYPE,
@@ -382,8 +410,8 @@ impl Buffer<'static> {
     /// # Safety
     /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
     ///   buffer makes sure of; on the host, its bytes are initialised.
-    /// * Nobody writes to it while the operation runs, and with [`Access::Write`] nobody reads it
-    ///   either.
+    /// * On the host, nobody else writes to it as long as the buffer lives, and with [`Access::Write`]
+    ///   nobody else reads it either. On a device that is up to the order of what is enqueued there.
     ///
     /// # Errors
     /// `InvalidArgument` for [`DType::Other`], or if the size in bytes does not fit in `isize`.

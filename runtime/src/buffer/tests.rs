@@ -24,7 +24,7 @@ fn a_vector_of_another_type_is_refused_and_kept() {
 fn a_bool_is_valid_whatever_a_backend_wrote() {
     let mut flags = [false, true];
     Buffer::from_mut(&mut flags)
-        .as_bytes_mut()
+        .bytes_to_fill()
         .unwrap()
         .copy_from_slice(&[7, 0]);
     assert_eq!(flags, [true, false]);
@@ -33,6 +33,20 @@ fn a_bool_is_valid_whatever_a_backend_wrote() {
     owned.as_bytes_mut().unwrap()[0] = 9;
     assert!(owned.as_slice::<bool>().is_none());
     assert_eq!(owned.into_vec::<bool>().unwrap(), [true]);
+}
+
+#[test]
+fn a_loan_of_bools_holds_bools_even_if_its_buffer_is_never_dropped() {
+    let mut odd = Buffer::from_vec(vec![false, false]);
+    odd.as_bytes_mut().unwrap().copy_from_slice(&[7, 0]);
+    let mut flags = [false, true];
+    let mut lent = Buffer::from_mut(&mut flags);
+    let error = lent.as_bytes_mut().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(lent.as_mut_slice::<bool>().unwrap(), [false, true]);
+    lent.copy_from(&odd).unwrap();
+    lent.leak();
+    assert_eq!(flags, [true, false]);
 }
 
 #[test]

@@ -198,7 +198,7 @@ pub(super) fn for_each_step(
         Op::AllReduce { buffer, op } => {
             let notice = of(notice, buffer);
             let by = combination(buffer, *op);
-            let data = buffer.as_bytes_mut().map_err(bad)?;
+            let data = buffer.bytes_to_fill().map_err(bad)?;
             let by = premultiply(by, data, op.factor);
             perform(step(notice, Collective::AllReduce { data, by }))
         }
@@ -210,7 +210,7 @@ pub(super) fn for_each_step(
             for (at, buffer) in buffers.iter_mut().enumerate() {
                 let notice = parted(of(notice, buffer), at, count);
                 let by = combination(buffer, *op);
-                let data = buffer.as_bytes_mut().map_err(bad)?;
+                let data = buffer.bytes_to_fill().map_err(bad)?;
                 let by = premultiply(by, data, op.factor);
                 perform(step(notice, Collective::AllReduce { data, by }))?;
             }
@@ -221,7 +221,7 @@ pub(super) fn for_each_step(
             let by = combination(buffer, *op);
             let root = *root as usize;
             if rank == root {
-                let data = buffer.as_bytes_mut().map_err(bad)?;
+                let data = buffer.bytes_to_fill().map_err(bad)?;
                 let by = premultiply(by, data, op.factor);
                 let data = Data::Write(data);
                 return perform(step(notice, Collective::Reduce { data, by, root }));
@@ -239,14 +239,14 @@ pub(super) fn for_each_step(
             let data = if rank == root {
                 Data::Read(buffer.as_bytes().map_err(bad)?)
             } else {
-                Data::Write(buffer.as_bytes_mut().map_err(bad)?)
+                Data::Write(buffer.bytes_to_fill().map_err(bad)?)
             };
             perform(step(notice, Collective::Broadcast { data, root }))
         }
         Op::AllGatherSingle { input, output } => {
             let notice = of(notice, input);
             let input = input.as_bytes().map_err(bad)?;
-            let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+            let outputs = Outputs::Even(output.bytes_to_fill().map_err(bad)?, size);
             perform(step(notice, Collective::AllGather { input, outputs }))
         }
         Op::AllGather { input, outputs } => {
@@ -275,7 +275,7 @@ pub(super) fn for_each_step(
             for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
                 let notice = parted(of(notice, input), at, count);
                 let input = input.as_bytes().map_err(bad)?;
-                let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+                let outputs = Outputs::Even(output.bytes_to_fill().map_err(bad)?, size);
                 perform(step(notice, Collective::AllGather { input, outputs }))?;
             }
             Ok(())
@@ -321,7 +321,7 @@ pub(super) fn for_each_step(
                 bytes
             };
             let inputs = Inputs::List(inputs);
-            let output = output.as_bytes_mut().map_err(bad)?;
+            let output = output.bytes_to_fill().map_err(bad)?;
             perform(step(
                 notice,
                 Collective::ReduceScatter { inputs, output, by },
@@ -330,7 +330,7 @@ pub(super) fn for_each_step(
         Op::AllToAllSingle { input, output } => {
             let notice = of(notice, input);
             let inputs = Inputs::Even(input.as_bytes().map_err(bad)?, size);
-            let outputs = Outputs::Even(output.as_bytes_mut().map_err(bad)?, size);
+            let outputs = Outputs::Even(output.bytes_to_fill().map_err(bad)?, size);
             perform(step(notice, Collective::AllToAll { inputs, outputs }))
         }
         Op::AllToAll { inputs, outputs } => {
@@ -361,7 +361,7 @@ pub(super) fn for_each_step(
                 inputs.push(part);
                 rest = after;
             }
-            let mut rest = output.as_bytes_mut().map_err(bad)?;
+            let mut rest = output.bytes_to_fill().map_err(bad)?;
             let mut outputs = Vec::with_capacity(size);
             for &count in &*output_splits {
                 let (part, after) = rest.split_at_mut(count * element);
@@ -424,7 +424,7 @@ pub(super) fn for_each_step(
             } else {
                 None
             };
-            let output = output.as_bytes_mut().map_err(bad)?;
+            let output = output.bytes_to_fill().map_err(bad)?;
             perform(Step {
                 notice,
                 lists,
@@ -453,7 +453,7 @@ fn reduce_scatter_single(
     let bytes = input.as_bytes().map_err(Failure::Argument)?;
     let (by, copy) = premultiplied(combination(output, op), bytes, op.factor);
     let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
-    let output = output.as_bytes_mut().map_err(Failure::Argument)?;
+    let output = output.bytes_to_fill().map_err(Failure::Argument)?;
     perform(Step {
         notice,
         lists: Vec::new(),
@@ -498,7 +498,7 @@ fn readable<'a>(buffers: &'a [Buffer<'_>]) -> Result<Vec<&'a [u8]>, Error> {
 }
 
 fn writable<'a>(buffers: &'a mut [Buffer<'_>]) -> Result<Vec<&'a mut [u8]>, Error> {
-    buffers.iter_mut().map(Buffer::as_bytes_mut).collect()
+    buffers.iter_mut().map(Buffer::bytes_to_fill).collect()
 }
 
 fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {

@@ -101,7 +101,7 @@ fn bytes_of(buffer: &Buffer<'_>) -> Result<Vec<u8>> {
 }
 
 fn write(buffer: &mut Buffer<'_>, bytes: &[u8]) -> Result<()> {
-    let target = buffer.as_bytes_mut()?;
+    let target = buffer.bytes_to_fill()?;
     if target.len() != bytes.len() {
         return Err(Error::new(
             ErrorKind::Mismatch,

@@ -315,7 +315,7 @@ impl DeviceBuffer {
     /// driver's words.
     pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
         self.check_twin(elements)?;
-        let bytes = elements.as_bytes_mut()?;
+        let bytes = elements.bytes_to_fill()?;
         if bytes.is_empty() {
             return Ok(());
         }

@@ -151,7 +151,7 @@ impl P2p {
                 let Some(request) = requests.next() else {
                     return Ok(false);
                 };
-                let bytes = buffer.as_bytes_mut().map_err(Failure::Argument)?;
+                let bytes = buffer.bytes_to_fill().map_err(Failure::Argument)?;
                 let result = self.advance_receive(request, bytes, patience);
                 request.keep_mismatch(result)
             }

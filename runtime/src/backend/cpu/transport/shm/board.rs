@@ -7,7 +7,6 @@ use super::segment::{PAGE, Segment, align};
 use super::stream::ShmStream;
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
-use rustix::mm::Advice;
 use rustix::thread::futex;
 use std::io;
 use std::net::TcpStream;
@@ -165,7 +164,7 @@ impl Board {
     ) -> io::Result<Self> {
         let area = segment.map_area(place, 0, board_len(ranks.len()))?;
         // Without huge pages it works as well, only slower; most systems do not give them here.
-        let _ = area.advise(Advice::LinuxHugepage);
+        let _ = area.ask_for_huge_pages();
         let next_slot = round_at(ranks.len());
         Ok(Self {
             segment,
@@ -213,6 +212,8 @@ impl Board {
     /// Begins with the slots anew, on all ranks at once: after a phase whose slots nobody reads, since
     /// the ranks do not agree how long they are.
     pub(crate) fn restart_slots(&mut self) {
+        // The next one may begin where this phase's is.
+        self.shown = 0;
         self.traffic = Traffic::OneWay;
         self.next_slot = round_at(self.ranks.len());
     }
@@ -449,7 +450,7 @@ impl Board {
     }
 }
 
-/// The streams between each two ranks of a group. Its board outlives them.
+/// The streams between each two ranks of a group, which are not used after its board.
 pub(crate) struct Streams {
     segment: Arc<Segment>,
     place: usize,

@@ -58,10 +58,10 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
-    pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is this whole mapping. The advice given here (huge pages, or dropping the
-        // pages when nobody uses the area any more) leaves every address valid.
-        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice)? };
+    pub(super) fn ask_for_huge_pages(&self) -> io::Result<()> {
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
+        unsafe { rustix::mm::madvise(start, self.len, Advice::LinuxHugepage)? };
         Ok(())
     }
 }

@@ -14,6 +14,12 @@
 //! everybody's flag p + 1, which they stored after they had read everything of phase p. For the same
 //! reason two ranks may swap the places of their slots from phase p to phase p + 2.
 //!
+//! Whoever has the segment is a rank of this job: it was handed to a process of the same user, which knows
+//! the job's secret. Of such a rank it is believed that it keeps to the phases: what it writes out of turn
+//! spoils results, as wrong numbers would, and may be seen by halves; any bytes are numbers, and lengths
+//! among them are checked as those that come by a socket are. A rank that dies has not stored the flag of
+//! what it left half done, so nobody reads that.
+//!
 //! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
 //! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be
 //! missed in the nanoseconds that a store takes to become visible, and the waiter then finds the flag

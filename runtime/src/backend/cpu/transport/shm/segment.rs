@@ -82,6 +82,8 @@ pub(crate) struct Segment {
     file: OwnedFd,
     table: Mapping,
     world_size: usize,
+    /// Bytes from one area to the next.
+    stride: usize,
     rank: Rank,
     /// Tells when a process ends; opened when first asked.
     processes: Vec<OnceLock<OwnedFd>>,
@@ -135,6 +137,7 @@ impl Segment {
             file,
             table,
             world_size,
+            stride: Self::stride(world_size),
             rank,
             processes: std::iter::repeat_with(OnceLock::new)
                 .take(world_size)
@@ -146,8 +149,10 @@ impl Segment {
         align(HEAD + world_size * RANK + GROUPS * ENTRY, HUGE_PAGE)
     }
 
+    /// Room for a group of any size: a smaller one may have a longer area, since it has more for each rank.
     fn stride(world_size: usize) -> usize {
-        align(area_len(world_size), HUGE_PAGE)
+        let longest = (1..=world_size).map(area_len).max();
+        align(longest.unwrap_or(0), HUGE_PAGE)
     }
 
     fn rank_entry(rank: Rank) -> usize {
@@ -252,11 +257,15 @@ impl Segment {
     }
 
     fn area(&self, at: usize) -> usize {
-        Self::table_len(self.world_size) + at * Self::stride(self.world_size)
+        Self::table_len(self.world_size) + at * self.stride
     }
 
     /// Some bytes of an area.
     pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
+        let end = start.checked_add(len);
+        if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
+            return Err(io::Error::other("that reaches beyond the group's area"));
+        }
         Mapping::new(&self.file, self.area(at) + start, len)
     }
 
@@ -353,6 +362,21 @@ mod tests {
             set[at / 64] |= 1 << (at % 64);
         }
         set
+    }
+
+    #[test]
+    fn a_group_of_any_size_stays_in_its_area() {
+        for world_size in [1, 2, 19, 22, 23, 64, 300] {
+            let segment = Segment::create(0, world_size).unwrap();
+            for size in 1..=world_size {
+                let len = area_len(size);
+                assert!(len <= segment.stride, "{size} of {world_size}");
+            }
+            let last = segment.stride - PAGE;
+            assert!(segment.map_area(GROUPS - 1, last, PAGE).is_ok());
+            assert!(segment.map_area(0, last, 2 * PAGE).is_err());
+            assert!(segment.map_area(GROUPS, 0, PAGE).is_err());
+        }
     }
 
     #[test]

@@ -14,7 +14,9 @@ thread_local! {
 /// the next call of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_last_error() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
+    // A thread that is ending may have no text any more.
+    let last = LAST.try_with(|text| text.borrow().as_ptr());
+    last.unwrap_or_else(|_| c"".as_ptr())
 }
 
 /// Runs the body of a call. A panic ends here: it must not cross into C.
@@ -35,18 +37,19 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
 fn keep(text: &str) {
     let text: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
-    LAST.with_borrow_mut(|last| *last = text);
+    // As in `rcomm_last_error`: the code has to do then.
+    let _ = LAST.try_with(|last| last.replace(text));
 }
 
 pub(crate) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
-/// A handle that C gave back.
+/// A handle that C gave back, perhaps on several threads at once.
 ///
 /// # Safety
 /// `handle` is NULL or came from this crate and was not freed.
-pub(crate) unsafe fn borrow<'a, T>(handle: *const T, what: &str) -> Result<&'a T> {
+pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result<&'a T> {
     // SAFETY: by the contract.
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
 }
@@ -92,7 +95,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
 ///
 /// # Safety
 /// As [`put`].
-pub(crate) unsafe fn give<T>(place: *mut *mut T, value: T) -> Result<()> {
+pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Result<()> {
     if place.is_null() {
         return Err(refused("the place for the handle is NULL"));
     }

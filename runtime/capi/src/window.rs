@@ -268,8 +268,10 @@ pub unsafe extern "C" fn rcomm_window_map(
 pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
         // SAFETY: by the contract.
-        let window = unsafe { consume(window, "the window")? };
-        window.window.close().map(drop)
+        let Window { window, mapped, .. } = *unsafe { consume(window, "the window")? };
+        // What is still mapped is not given back to its rank.
+        drop(mapped);
+        window.close().map(drop)
     })
 }
 

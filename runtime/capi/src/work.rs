@@ -107,7 +107,9 @@ impl WorkHandle {
             if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
                 return Ok(false);
             }
-            let taken = State::Ended(Ending::of(Ok(Done::default()), false));
+            // What is found here if this panics.
+            let lost = rcomm::Error::new(ErrorKind::Backend, "how the operation ended was lost");
+            let taken = State::Ended(Ending::of(Err(lost), false));
             if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
                 *state = State::Ended(work.end());
             }

@@ -54,8 +54,9 @@ impl Pages {
 
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: `start` is page-aligned and `words` words from it stay mapped, initialised (zero or
-        // the file's) and readable until `self` is dropped. Other processes change them only as the
-        // hardware's atomics do, which is what `AtomicU64` expects.
+        // the file's) and readable until `self` is dropped. Whatever another process stores there, it is
+        // seen through relaxed loads of whole words, of which any value is one; what is read from pages
+        // that cannot be written is read by no other operation (`View`).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
@@ -85,7 +86,9 @@ impl Map {
 
     fn of(file: Option<BorrowedFd<'_>>, bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let pages = Pages::map(file, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
-        // A child that is forked from a rank must not write into its record.
+        // A child that is forked from a rank must not write into its record. It has no use for this value
+        // either: after a fork of a process with threads, until it executes another program, it may only
+        // do what a signal handler may.
         // SAFETY: this advice changes what a child inherits and nothing in this process.
         unsafe {
             mm::madvise(

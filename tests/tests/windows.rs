@@ -218,6 +218,73 @@ fn mapped_memory_is_counted_in_together() {
 }
 
 #[test]
+fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
+    run(Road::Mapped, 2, |world, road| {
+        let group = world.group();
+        let own = group.rank();
+        for is_kept in [true, false] {
+            let window = group.new_window(memory(group, road, 4)).unwrap();
+            let theirs = window.map_remote(1 - own).unwrap();
+            theirs.write(0, &[own as u8 + 1]).unwrap();
+            let kept = Some(theirs).filter(|_| is_kept && own == 1);
+            let back = window.close().unwrap();
+            assert_eq!(back.is_none(), is_kept && own == 0);
+            if let Some(back) = back {
+                assert_eq!(back.as_slice::<u32>().unwrap()[0], 2 - own);
+            }
+            // The one who keeps it may go on writing.
+            if let Some(kept) = kept {
+                kept.write(0, &[9]).unwrap();
+            }
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn what_was_put_at_once_is_there_when_the_window_has_closed() {
+    for road in ROADS {
+        run(road, 3, |world, road| {
+            let group = world.group();
+            let (own, size) = (group.rank(), group.size());
+            let len = 300_000;
+            let window = group.new_window(memory(group, road, len)).unwrap();
+            let puts: Vec<_> = (0..size)
+                .filter(|&peer| peer != own)
+                .map(|peer| {
+                    let part = vec![own + 1; len / size as usize];
+                    window.put_async(peer, own as usize * part.len(), part)
+                })
+                .collect();
+            let back = window.close().unwrap().expect("the memory comes back");
+            let got = back.as_slice::<u32>().unwrap();
+            for (peer, part) in (0..size).zip(got.chunks_exact(len / size as usize)) {
+                let expected = if peer == own { 0 } else { peer + 1 };
+                assert!(part.iter().all(|&number| number == expected));
+            }
+            puts.into_iter()
+                .for_each(|put| drop(put.unwrap().wait().unwrap()));
+            world.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_window_that_is_dropped_ends_whatever_was_asked_of_it() {
+    for road in ROADS {
+        run(road, 2, |world, road| {
+            let group = world.group();
+            let window = group.new_window(memory(group, road, 4)).unwrap();
+            group.barrier().unwrap();
+            let signal = window.wait_signal_async(1 - group.rank()).unwrap();
+            drop(window);
+            let status = signal.wait_timeout(Duration::from_secs(30));
+            assert_eq!(status, WorkStatus::Failed);
+        });
+    }
+}
+
+#[test]
 fn types_that_differ_are_told_to_all() {
     run(Road::Own, 2, |world, _| {
         let memory = if world.rank() == 0 {

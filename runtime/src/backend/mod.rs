@@ -375,12 +375,19 @@ pub trait Window: Send + Sync {
     /// `Unsupported` where it cannot be mapped; `put` and `get` reach it all the same.
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
 
-    /// Ends the window; all members call it. Gives this rank's memory back, unless somebody in this
-    /// process still has it mapped.
+    /// Ends the window; all members call it. Gives this rank's memory back, unless a member still has
+    /// it mapped.
     ///
     /// # Blocking
     /// Until all members have come, or the deadline.
     fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
+
+    /// Ends the window at once, for this rank alone, whoever else still holds it: when this returns nobody
+    /// uses its memory but who has it [mapped](Self::map_remote).
+    ///
+    /// The default does nothing. That will do for memory which its owner keeps alive for as long as anybody
+    /// reaches it.
+    fn give_up(&self) {}
 }
 
 /// [`Backend::run`] for backends that only issue.

@@ -3,13 +3,18 @@
 //! Rust has no slice of such bytes, so there is none here: they are copied by atomic loads and stores,
 //! a word at a time, or used in place as atomic words. A copy is not one atomic step; order between
 //! ranks comes from signals.
+//!
+//! So one place may be used by operations of several widths at once: copied as part of eight bytes, say,
+//! and counted in as four. Rust's memory model, which is C++'s, has no meaning for that. It is relied on
+//! here as processes that share memory have to: each operation is one instruction, on an address that is
+//! a multiple of its width, and what the processors promise of those holds whatever the widths.
 
 use crate::error::{Error, ErrorKind, Result};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 const WORD: usize = size_of::<u64>();
 
@@ -126,6 +131,15 @@ impl RemoteMemory {
             len,
             owner: self.owner.clone(),
         })
+    }
+
+    /// Whether nobody else in this process has this memory, or any part of it. Who had it before is
+    /// through with it then, and what it wrote is seen.
+    pub(crate) fn is_alone(&self) -> bool {
+        let is_alone = Arc::strong_count(&self.owner) == 1;
+        // Others let go of it with a release; the count alone is read without order.
+        fence(Ordering::Acquire);
+        is_alone
     }
 
     fn range(&self, offset: usize, len: usize) -> Result<*mut u8> {

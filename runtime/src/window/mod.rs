@@ -3,6 +3,7 @@
 //! The public face over a backend's windows: typed, recorded, with the group's time-outs. What carries
 //! the bytes is the backend's.
 
+mod errands;
 #[allow(unsafe_code)]
 mod memory;
 mod signal;
@@ -17,6 +18,7 @@ use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process_group::{End, Noted, Parts, ProcessGroup};
 use crate::work::Work;
+use errands::Errands;
 use rcomm_recorder::model::{DType, OpType, Peer};
 use rcomm_recorder::record::Tensor;
 use signal::SignalWait;
@@ -54,6 +56,8 @@ pub struct Window {
     group: ProcessGroup,
     inner: Arc<dyn backend::Window>,
     dtype: DType,
+    /// What this rank has put aside.
+    errands: Arc<Errands>,
 }
 
 impl ProcessGroup {
@@ -132,6 +136,7 @@ impl ProcessGroup {
                 group,
                 inner,
                 dtype,
+                errands: Arc::default(),
             })
         })
     }
@@ -200,9 +205,10 @@ impl Window {
         let offset = self.bytes(OpType::Put, &from, offset)?;
         let shape = from.shape().to_vec();
         let noted = noted(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
-        let inner = self.inner.clone();
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
                 inner.put(peer, offset, &from, share.deadline())?;
                 Ok(from)
             })
@@ -248,9 +254,10 @@ impl Window {
         let offset = self.bytes(OpType::Get, &into, offset)?;
         let shape = into.shape().to_vec();
         let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
-        let inner = self.inner.clone();
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
                 inner.get(peer, offset, &mut into, share.deadline())?;
                 Ok(into)
             })
@@ -270,9 +277,10 @@ impl Window {
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
         let noted = noted(OpType::Signal, peer, None);
-        let inner = self.inner.clone();
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
                 inner.signal(peer, share.deadline())
             })
     }
@@ -314,14 +322,20 @@ impl Window {
         mapped.map_err(|error| error.in_group(self.group.desc()))
     }
 
-    /// Ends the window, once all members have called this. Gives this rank's memory back, unless it is
-    /// still mapped by [`map_remote`](Self::map_remote).
+    /// Ends the window, once all members have called this and what this rank has put, got and signalled
+    /// at once is done. Gives this rank's memory back, unless a member still has it mapped by
+    /// [`map_remote`](Self::map_remote).
     ///
     /// # Blocking
     /// Until all members have come, or the time-out.
     pub fn close(self) -> Result<Option<Buffer<'static>>> {
         let deadline = Deadline::In(self.group.timeout()).started();
-        let closed = self.inner.close(deadline);
+        let closed = if self.errands.wait(deadline) {
+            self.inner.close(deadline)
+        } else {
+            let message = "what was put, got or signalled at once has not ended";
+            Err(Error::new(ErrorKind::Timeout, message))
+        };
         closed.map_err(|error| error.in_group(self.group.desc()))
     }
 
@@ -363,6 +377,13 @@ fn no_backend(device: DeviceKind) -> Error {
         ErrorKind::Unsupported,
         format!("the group has no backend for {device} memory"),
     )
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // Works under way hold it too.
+        self.inner.give_up();
+    }
 }
 
 impl fmt::Debug for Window {

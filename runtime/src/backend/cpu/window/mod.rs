@@ -23,7 +23,7 @@ use rcomm_recorder::model::{DType, Rank};
 use rustix::event::Timespec;
 use rustix::thread::futex;
 use service::{Service, ask_bytes, give_bytes, say_bye, say_signal};
-use shared::SharedMemory;
+use shared::{Kept, SharedMemory};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
@@ -175,34 +175,22 @@ pub(super) struct CpuWindow {
     service: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Keeps the caller's buffer while others may reach it.
-struct Kept(Buffer<'static>);
-
 impl CpuWindow {
     /// Opens a window over `memory`; `side` is a backend of the same members for it alone, `name` the
     /// group's.
     pub(super) fn open(
         side: CpuBackend,
         name: &str,
-        mut memory: Buffer<'static>,
+        memory: Buffer<'static>,
         deadline: Deadline,
     ) -> Result<Self> {
         let deadline = deadline.started();
         let group = side.group.clone();
         let (rank, size) = (group.rank, group.ranks.len());
-        let mapped = match memory.owner() {
-            Some(owner) => owner.clone().downcast::<SharedMemory>().ok(),
-            None => None,
-        };
+        let data = shared::file_of(&memory).unwrap_or((-1, 0));
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
-        let start = std::ptr::NonNull::new(memory.as_mut_ptr()?);
-        let kept = Arc::new(Kept(memory));
-        let own = match (&mapped, start) {
-            (Some(mapped), _) => mapped.access().part(0, bytes)?,
-            (None, Some(start)) => shared::access_to(start, bytes, kept.clone()),
-            (None, None) => return Err(Error::new(ErrorKind::InvalidArgument, "no memory")),
-        };
+        let (kept, own) = Kept::give_up(memory)?;
         let counters = SharedMemory::create(size * 4)
             .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
         let counters = Arc::new(counters);
@@ -211,10 +199,7 @@ impl CpuWindow {
             pid: std::process::id(),
             dtype,
             bytes: bytes as u64,
-            data: match &mapped {
-                Some(mapped) => (mapped.number(), mapped.len() as u64),
-                None => (-1, 0),
-            },
+            data,
             counters: counters.number(),
         };
         let shared = Arc::new(Shared {
@@ -261,6 +246,12 @@ impl CpuWindow {
 
     fn parts(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
         self.reach.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all parts away: who asks for one finds the window closed.
+    fn take_reach(&self) -> Vec<Reach> {
+        let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *reach)
     }
 
     fn refuse_if_stopped(&self) -> Result<()> {
@@ -381,17 +372,16 @@ impl Window for CpuWindow {
         into: &mut Buffer<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let bytes = into.as_bytes_mut()?;
         self.check_peer(peer)?;
         let parts = self.parts();
-        let part = range(&parts, peer, offset, bytes.len())?;
-        match &part.data {
+        let part = range(&parts, peer, offset, into.size_bytes())?;
+        into.fill(|bytes| match &part.data {
             Some(memory) => memory.read(offset, bytes),
             None => {
                 let _talk = lock(&part.talk);
                 ask_bytes(&self.shared, peer, offset, bytes, deadline.started())
             }
-        }
+        })
     }
 
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
@@ -471,33 +461,38 @@ impl Window for CpuWindow {
         self.refuse_if_stopped()?;
         let deadline = deadline.started();
         let shared = &self.shared;
-        let service = lock(&self.service).take();
-        if service.is_some() {
+        // Nothing of this rank's is put or got from here on.
+        let reach = self.take_reach();
+        if lock(&self.service).is_some() {
             for peer in (0..shared.ranks.len()).filter(|&peer| peer != shared.rank) {
                 say_bye(shared, peer as u32, deadline)?;
             }
         }
-        shared.run(&mut Op::Barrier, 3, deadline)?;
-        if let Some(service) = service {
+        // Whose part is still mapped here is told so: it must not be used as memory of one rank again.
+        let still_mapped = |(at, part): (usize, &Reach)| {
+            let data = part.data.as_ref().filter(|_| at != shared.rank);
+            u8::from(data.is_some_and(|data| !data.is_alone()))
+        };
+        let mut said = Op::AllToAllSingle {
+            input: Buffer::from_vec(reach.iter().enumerate().map(still_mapped).collect()),
+            output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
+        };
+        drop(reach);
+        // Nobody has said it before it has come here.
+        shared.run(&mut said, 3, deadline)?;
+        let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
+        if let Some(service) = lock(&self.service).take() {
             // It ends with the last farewell, which all have sent by now. A panic in it was reported.
             let _ = service.join();
         }
         let closed = Error::new(ErrorKind::Closed, "the window was closed");
         shared.stop.raise(closed);
         shared.side.shutdown(deadline)?;
-        let reach = &self.reach;
-        std::mem::take(&mut *reach.write().unwrap_or_else(PoisonError::into_inner));
-        let kept = lock(&self.memory).take().and_then(Arc::into_inner);
-        // A part that somebody still has mapped is never seen as a slice again.
-        Ok(kept.and_then(|kept| {
-            let users = kept.0.owner().map_or(1, Arc::strong_count);
-            (users == 1).then_some(kept.0)
-        }))
+        let kept = lock(&self.memory).take().filter(|_| !is_mapped);
+        Ok(kept.and_then(Kept::into_buffer))
     }
-}
 
-impl Drop for CpuWindow {
-    fn drop(&mut self) {
+    fn give_up(&self) {
         let error = Error::new(ErrorKind::Closed, "the window was dropped");
         if self.shared.stop.raise(error.clone()) {
             self.shared.side.abort(&AbortReason { error });
@@ -506,6 +501,15 @@ impl Drop for CpuWindow {
             // A panic in it was reported where it happened.
             let _ = service.join();
         }
+        // Waits for whoever is in the middle of a copy.
+        drop(self.take_reach());
+        drop(lock(&self.memory).take());
+    }
+}
+
+impl Drop for CpuWindow {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 

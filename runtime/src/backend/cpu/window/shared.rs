@@ -1,8 +1,9 @@
-//! Memory of one rank that the other processes of its host can map: a sealed memfd.
+//! Memory of one rank that the other processes of its host can map: a sealed memfd. And any memory that
+//! was given up to a window.
 //!
-//! Others open it through `/proc/<pid>/fd/<n>`, which the kernel allows to processes of the same user.
+//! Others open the file through `/proc/<pid>/fd/<n>`, which the kernel allows to processes of the same
+//! user.
 
-use super::Kept;
 use crate::buffer::{Access, Buffer, Device, element_size};
 use crate::error::{Error, ErrorKind, Result};
 use crate::window::RemoteMemory;
@@ -76,11 +77,6 @@ impl SharedMemory {
         self.file.as_raw_fd()
     }
 
-    /// Bytes.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// All of it as elements of one type.
     pub(super) fn into_buffer(self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let start = self.start;
@@ -93,25 +89,54 @@ impl SharedMemory {
                 format!("{} bytes do not hold {len} elements of {dtype}", self.len),
             ));
         }
-        let owner = Arc::new(self);
-        // SAFETY: mapped and zeroed for at least this many elements (checked) while `owner` lives, and
-        // given to nobody else.
+        let owner = Arc::new(Backing(self));
+        // SAFETY: mapped and zeroed for at least this many elements (checked) while `owner` lives. It is
+        // given to nobody else: what is inside a `Backing` has no other access.
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, owner) }
     }
 
-    /// Access to all of it. Nobody holds a [`Buffer`](crate::Buffer) over it that is still in use.
+    /// Access to all of it.
     pub(super) fn access(self: &Arc<Self>) -> RemoteMemory {
-        // SAFETY: mapped, zeroed by the kernel, until `self` goes. A buffer over it was made by
-        // `CpuBackend::allocate` and given up to the window, so atomic access is the only one.
+        // SAFETY: mapped, zeroed by the kernel, until `self` goes. A mapping that can be shared like this
+        // has no buffer over it (`into_buffer` takes it), so atomic access is the only one.
         unsafe { RemoteMemory::new(self.start, self.len, self.clone()) }
     }
 }
 
-/// Access to a caller's own memory, which `keeper` holds and nobody uses meanwhile.
-pub(super) fn access_to(start: NonNull<u8>, len: usize, keeper: Arc<Kept>) -> RemoteMemory {
-    // SAFETY: the start and length of the buffer that the keeper holds, given up to the window by its
-    // owner; the keeper hands it to nobody before all access is gone.
-    unsafe { RemoteMemory::new(start, len, keeper) }
+/// Memory that a buffer stands on.
+struct Backing(SharedMemory);
+
+/// The file that others can map to have all of this buffer's memory, and its bytes; `None` if there is none.
+pub(super) fn file_of(memory: &Buffer<'_>) -> Option<(i32, u64)> {
+    let Backing(backing) = memory.owner()?.downcast_ref()?;
+    // What others map begins with the file.
+    let is_whole = std::ptr::eq(backing.start.as_ptr(), memory.as_ptr());
+    is_whole.then(|| (backing.number(), backing.len as u64))
+}
+
+/// A buffer that was given up to a window.
+pub(super) struct Kept(Buffer<'static>);
+
+impl Kept {
+    /// Keeps the buffer as long as there is access to its memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it may only be read.
+    pub(super) fn give_up(mut memory: Buffer<'static>) -> Result<(Arc<Self>, RemoteMemory)> {
+        let start = memory.as_mut_ptr()?;
+        let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
+        let len = memory.size_bytes();
+        let kept = Arc::new(Self(memory));
+        // SAFETY: start and length of a buffer of the host's that may be written, and that is in here from
+        // now on, where nobody uses it: it comes out when no access is left (`into_buffer`).
+        let access = unsafe { RemoteMemory::new(start, len, kept.clone()) };
+        Ok((kept, access))
+    }
+
+    /// The buffer, unless somebody in this process still has access.
+    pub(super) fn into_buffer(self: Arc<Self>) -> Option<Buffer<'static>> {
+        Arc::into_inner(self).map(|kept| kept.0)
+    }
 }
 
 impl Drop for SharedMemory {

@@ -288,6 +288,7 @@ impl DeviceBuffer {
         }
         let device = self.stream().device();
         let entered = device.enter()?;
+        self.refuse_capture()?;
         let copy = device.driver().table().memcpy_to_device;
         // SAFETY: both sides hold that many bytes (checked), and live until the copy is done: this
         // waits below, also after an error.
@@ -315,26 +316,28 @@ impl DeviceBuffer {
     /// driver's words.
     pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
         self.check_twin(elements)?;
-        let bytes = elements.bytes_to_fill()?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
         let device = self.stream().device();
-        let entered = device.enter()?;
-        let copy = device.driver().table().memcpy_to_host;
-        // SAFETY: as in `fill_from`, and the host side is borrowed for writing.
-        let status = unsafe {
-            copy(
-                bytes.as_mut_ptr().cast::<c_void>(),
-                self.at,
-                bytes.len(),
-                self.stream().raw(),
-            )
-        };
-        drop(entered);
-        let copied = device.driver().check("cuMemcpyDtoHAsync", status);
-        self.stream().synchronize()?;
-        copied
+        elements.fill(|bytes| {
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let entered = device.enter()?;
+            self.refuse_capture()?;
+            let copy = device.driver().table().memcpy_to_host;
+            // SAFETY: as in `fill_from`, and the host side is borrowed for writing.
+            let status = unsafe {
+                copy(
+                    bytes.as_mut_ptr().cast::<c_void>(),
+                    self.at,
+                    bytes.len(),
+                    self.stream().raw(),
+                )
+            };
+            drop(entered);
+            let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+            self.stream().synchronize()?;
+            copied
+        })
     }
 
     /// A copy of the elements.
@@ -348,6 +351,22 @@ impl DeviceBuffer {
         let mut elements = vec![T::default(); self.len];
         self.copy_to(&mut Buffer::from_mut(&mut elements))?;
         Ok(elements)
+    }
+
+    /// Refuses to copy while the stream is captured: the graph would copy to or from memory of the host's
+    /// whenever it is launched. The context is current.
+    fn refuse_capture(&self) -> Result<()> {
+        match self.stream().graph()? {
+            None => Ok(()),
+            Some(graph) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "the stream of {self:?} is being captured into graph {}, where nothing runs that could \
+                     be waited for",
+                    graph.id
+                ),
+            )),
+        }
     }
 
     fn check_twin(&self, other: &Buffer<'_>) -> Result<()> {

@@ -423,24 +423,25 @@ impl Window for NcclWindow {
         let at = self.address_of(open, peer, offset)?;
         let device = &self.lane.shared.device;
         if into.device().kind() == DeviceKind::Cpu {
-            let bytes = into.as_bytes_mut()?;
-            let status = {
-                let _entered = device.enter()?;
-                let copy = device.driver().table().memcpy_to_host;
-                // SAFETY: the range lies in the peer's part, which stays registered while this is open;
-                // the target is borrowed until the copy is done: this waits below, also after an error.
-                unsafe {
-                    copy(
-                        bytes.as_mut_ptr().cast(),
-                        at,
-                        bytes.len(),
-                        self.copies.raw(),
-                    )
-                }
-            };
-            let copied = device.driver().check("cuMemcpyDtoHAsync", status);
-            self.copies.synchronize()?;
-            return copied;
+            return into.fill(|bytes| {
+                let status = {
+                    let _entered = device.enter()?;
+                    let copy = device.driver().table().memcpy_to_host;
+                    // SAFETY: the range lies in the peer's part, which stays registered while this is open;
+                    // the target is borrowed until the copy is done: this waits below, also after an error.
+                    unsafe {
+                        copy(
+                            bytes.as_mut_ptr().cast(),
+                            at,
+                            bytes.len(),
+                            self.copies.raw(),
+                        )
+                    }
+                };
+                let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+                self.copies.synchronize()?;
+                copied
+            });
         }
         self.lane.shared.check_place(into)?;
         let held = hold(into)?;

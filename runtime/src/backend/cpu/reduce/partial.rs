@@ -116,9 +116,11 @@ impl Partial {
 /// Divides every element as an average of so many does.
 fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let Some(size) = dtype.size() else { return };
+    // Read and written by one pointer.
+    let start = data.as_mut_ptr();
     let job = Job {
-        sources: &[data.as_ptr()],
-        out: data.as_mut_ptr(),
+        sources: &[start.cast_const()],
+        out: start,
         also: std::ptr::null_mut(),
         count: data.len() / size,
         terms,

@@ -9,11 +9,20 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is registered, by the library's number, with what keeps it alive; and the memory of windows.
+/// What is registered, with what keeps it alive; and the memory of windows.
 #[derive(Default)]
 pub(super) struct Registry {
-    registered: Mutex<BTreeMap<u64, Arc<dyn Any + Send + Sync>>>,
+    /// By the library's number.
+    registered: Mutex<BTreeMap<u64, Registered>>,
     windows: Mutex<Windows>,
+}
+
+/// Ranges that the library knows by one number: it gives one that lies in the pages of another the other's,
+/// and counts (`ncclRegister`, register.cc). So all owners stay until the last is undone.
+#[derive(Default)]
+struct Registered {
+    count: usize,
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -47,7 +56,7 @@ impl Registry {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<dyn Any + Send + Sync>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
         self.registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -77,7 +86,9 @@ impl Lane {
         // the registration is undone or the lane is gone, and a lane's communicator goes first; where it
         // stays for ever the owner does, too.
         let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
-        registered.insert(id, owner.clone());
+        let known = registered.entry(id).or_default();
+        known.count += 1;
+        known.owners.push(owner.clone());
         Ok(Registration {
             id,
             owner: owner.clone(),
@@ -86,22 +97,29 @@ impl Lane {
 
     /// Undoes it.
     pub(super) fn deregister(&self, registration: Registration) -> Result<()> {
-        if self.registry.lock().remove(&registration.id).is_none() {
+        let mut registered = self.registry.lock();
+        let Some(known) = registered.get_mut(&registration.id) else {
             let message = format!(
                 "there is no registration {:#x} in this group",
                 registration.id
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
-        }
-        let Some(comm) = self.comm() else {
-            return Ok(());
         };
-        let _entered = self.shared.device.enter()?;
-        // SAFETY: it was in the map, so it comes from this communicator and was not undone before.
-        match unsafe { comm.deregister(registration.id) } {
-            // The communicator has taken its registrations with it.
-            Err(error) if error.kind() == ErrorKind::Closed => Ok(()),
-            undone => undone,
+        if let Some(comm) = self.comm() {
+            let _entered = self.shared.device.enter()?;
+            // SAFETY: it is in the map, so it comes from this communicator, and no more are undone than
+            // were made.
+            match unsafe { comm.deregister(registration.id) } {
+                // The communicator has taken its registrations with it.
+                Err(error) if error.kind() == ErrorKind::Closed => {}
+                // What the library may still refer to stays.
+                undone => undone?,
+            }
         }
+        known.count -= 1;
+        if known.count == 0 {
+            registered.remove(&registration.id);
+        }
+        Ok(())
     }
 }

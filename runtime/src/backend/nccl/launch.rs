@@ -289,7 +289,9 @@ impl Calls<'_> {
                 comm,
             )
         };
-        self.note("ncclRedOpCreatePreMulSum", status)?;
+        // Nothing can be called with what is not there yet.
+        // SAFETY: the communicator is live.
+        unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
         // SAFETY: made above; it may go as soon as the last call that names it has returned.
         let status = unsafe { (library.table().red_op_destroy)(op, comm) };

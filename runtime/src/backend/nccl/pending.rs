@@ -25,6 +25,8 @@ pub(super) struct Ticket {
     /// The end of what may be on the device of an operation that could not be launched whole.
     debris: OnceLock<Debris>,
     outcome: OnceLock<Result<Done>>,
+    /// Something may have been put on the device; what, is said above once that is known.
+    touched: OnceLock<()>,
 }
 
 /// What a failed launch has left on the device.
@@ -46,6 +48,7 @@ impl Ticket {
             captured: OnceLock::new(),
             debris: OnceLock::new(),
             outcome: OnceLock::new(),
+            touched: OnceLock::new(),
         })
     }
 
@@ -62,6 +65,7 @@ impl Ticket {
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
+        let _ = self.touched.set(());
         match enqueue(op, self.deadline) {
             // All are set once: a ticket is launched once.
             Ok(Enqueued::Between(marks)) => {
@@ -122,8 +126,8 @@ impl Ticket {
         let end = match (self.marks.get(), self.debris.get()) {
             (Some([_, end]), _) | (None, Some(Debris::Until(end))) => end,
             (None, Some(Debris::Unknown)) => return false,
-            // It never came to the device, and never will: it has an outcome.
-            (None, None) => return true,
+            // It never came to the device, and never will: it has an outcome. Or it is the graph's.
+            (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
         };
         let entered = self.lane.shared.device.enter();
         entered.is_ok() && matches!(end.is_done(), Ok(true))

@@ -23,7 +23,7 @@ use std::time::Duration;
 impl Lane {
     /// Puts one operation on the stream, between two marks.
     ///
-    /// `Err` with a mark: something may be on the device before it.
+    /// `Err` with a mark: something may be on the device before it. Without one: nobody knows until when.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
@@ -64,8 +64,12 @@ impl Lane {
             // kept by the graph, for itself and all that is made of it.
             unsafe { target.launch(op) }
         });
+        let mut is_marked = true;
         let settled = match launched {
-            Ok(Ok(launched)) => self.finish(comm, launched, deadline),
+            // While the library is still at it, what it enqueues comes after any mark.
+            Ok(Ok(launched)) => self
+                .finish(comm, launched, deadline)
+                .inspect_err(|_| is_marked = false),
             Ok(Err(error)) | Err(error) => Err(error),
         };
         self.launched.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +80,7 @@ impl Lane {
         let end = shared.marks.mark(&self.stream);
         match (settled, end) {
             (Ok(()), Ok(end)) => Ok(Enqueued::Between([start, end])),
-            (Err(error), end) => Err((error, end.ok())),
+            (Err(error), end) => Err((error, end.ok().filter(|_| is_marked))),
             (Ok(()), Err(error)) => Err((error, None)),
         }
     }

@@ -55,7 +55,7 @@ struct Child {
     rank: u32,
     size: u32,
     /// Left to the parent if this is dropped before its time: the library writes to it in the end.
-    place: Option<Box<AtomicPtr<c_void>>>,
+    place: Option<Arc<AtomicPtr<c_void>>>,
     /// As the place: the library copies them during the call, but it costs nothing to be sure.
     input: Option<Box<Input>>,
 }
@@ -262,7 +262,7 @@ fn derive(
 ) -> Result<Birth> {
     let config = options.to_raw(&seat.name)?;
     let input = Box::new(Input { config, excluded });
-    let place: Box<AtomicPtr<c_void>> = Box::default();
+    let place: Arc<AtomicPtr<c_void>> = Arc::default();
     let (library, parent) = (library.clone(), parent.clone());
     let begin = move || -> Result<Child> {
         let mut child = Child {

@@ -158,7 +158,8 @@ pub(super) struct Comm {
 /// A child of a communicator that nobody waits for any more: the library may still write its handle to
 /// `place`, and read what stands beside it, until the parent has been aborted.
 pub(super) struct Orphan {
-    pub(super) place: Box<AtomicPtr<c_void>>,
+    /// Shared, not owned, in the eyes of the compiler: the library writes to it wherever this moves.
+    pub(super) place: Arc<AtomicPtr<c_void>>,
     #[allow(dead_code, reason = "held, not read")]
     pub(super) input: Box<dyn Send>,
 }
@@ -455,16 +456,17 @@ fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResul
     }
 }
 
-impl Drop for Comm {
-    /// On a thread of its own, since the library may never come back from it.
-    fn drop(&mut self) {
+impl Comm {
+    /// Aborts what is still there, on a thread of its own, since the library may never come back from it;
+    /// says whether it has.
+    pub(super) fn end_at_last(&mut self) -> bool {
         let handle = self
             .handle
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         let handle = Handle(std::mem::replace(&mut handle.0, std::ptr::null_mut()));
         if handle.0.is_null() {
-            return;
+            return true;
         }
         let (sender, done) = channel();
         let library = self.library.clone();
@@ -480,16 +482,28 @@ impl Drop for Comm {
         };
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let rank = self.rank;
-        match thread.spawn(abort) {
-            Err(error) => tracing::error!(%error, rank, "no thread to abort a communicator on"),
-            // The thread ends when the call returns.
-            Ok(_) => match done.recv_timeout(Self::LAST_ABORT) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, rank, "a communicator could not be aborted");
-                }
-                Err(_) => tracing::error!(rank, "NCCL does not come back from an abort"),
-            },
+        let spawned = thread.spawn(abort);
+        if let Err(error) = spawned {
+            tracing::error!(%error, rank, "no thread to abort a communicator on");
+            return false;
         }
+        // The thread ends when the call returns.
+        match done.recv_timeout(Self::LAST_ABORT) {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, rank, "a communicator could not be aborted");
+                false
+            }
+            Err(_) => {
+                tracing::error!(rank, "NCCL does not come back from an abort");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.end_at_last();
     }
 }

@@ -24,6 +24,7 @@ pub(super) struct Graph {
 /// What a graph keeps alive.
 struct Kept {
     device: Arc<CudaDevice>,
+    #[allow(dead_code, reason = "held, not read")]
     memory: Box<dyn Send>,
 }
 
@@ -73,6 +74,7 @@ impl Graph {
 unsafe extern "C" fn let_go(kept: *mut c_void) {
     // SAFETY: made by `Graph::keep`, and handed back once.
     let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
-    let Kept { device, memory } = *kept;
-    device.lay_aside(memory);
+    // With its device, which must not end here: that would call the driver.
+    let device = kept.device.clone();
+    device.lay_aside(kept);
 }

@@ -67,11 +67,11 @@ struct Captured {
 pub(super) struct Lane {
     pub(super) shared: Arc<Shared>,
     scope: Scope,
+    /// Goes before what it uses: to free memory that a kernel uses is to wait for the kernel.
+    comm: OnceLock<Arc<Comm>>,
+    pub(super) registry: Registry,
     stream: Arc<CudaStream>,
     barrier: DeviceBuffer,
-    comm: OnceLock<Arc<Comm>>,
-    /// After the communicator, which must go first.
-    pub(super) registry: Registry,
     /// What tells this communicator from all others, the same on all members.
     hash: OnceLock<u64>,
     /// Operations put on the device.

@@ -216,6 +216,14 @@ impl Drop for Lane {
             comm.forsake();
             self.registry.leak();
         }
+        // Before what it uses. Where it stays, in the library or with whoever else holds it, that does too.
+        if let Some(comm) = self.comm.take()
+            && !Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
+        {
+            self.registry.leak();
+            let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget((self.stream.clone(), self.barrier.clone(), staging.clone()));
+        }
         if self.sweep() {
             return;
         }

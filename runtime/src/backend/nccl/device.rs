@@ -160,8 +160,8 @@ impl Drop for Entered<'_> {
         // SAFETY: exchanges one int through a valid pointer: the thread's own mode comes back.
         unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
         let mut popped: CuContext = null_mut();
-        // SAFETY: pops what `enter` pushed on this thread; guards are dropped in reverse order, or the
-        // borrow of a later one would outlive it, and contexts of the same device are alike.
+        // SAFETY: as many are popped as `enter` pushed on this thread. Guards are held by scopes, so that is
+        // the one; another order would leave a wrong context, which is an error of the next call.
         unsafe { (table.ctx_pop_current)(&mut popped) };
     }
 }

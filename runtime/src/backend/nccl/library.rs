@@ -6,7 +6,7 @@
 use super::sys::{self, NcclComm, NcclResult, NcclTable, UniqueId, result};
 use crate::error::{Error, ErrorKind, Result};
 use libloading::Library;
-use std::ffi::{CStr, c_int};
+use std::ffi::{c_char, c_int};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
@@ -200,7 +200,7 @@ impl NcclLibrary {
         }
         // SAFETY: takes any code; the string is static.
         let name = unsafe { text((self.table.get_error_string)(status)) };
-        // SAFETY: the caller vouches for `comm`; the string lives until the next failing call.
+        // SAFETY: the caller vouches for `comm`; the text is in memory that stays.
         let last = unsafe { text((self.table.get_last_error)(comm)) };
         let mut message = format!(
             "{call} failed: {} (code {status})",
@@ -249,14 +249,19 @@ impl NcclLibrary {
     }
 }
 
+/// A copy of a text of the library's. Its last error is one text for all threads, and another one may be
+/// writing it at this moment (`ncclLastError`, debug.cc): so no reference is made to it.
+///
 /// # Safety
-/// `at` is null or a NUL-terminated string that lives for the duration of the call.
-unsafe fn text(at: *const std::ffi::c_char) -> Option<String> {
+/// `at` is null, or the start of memory that stays and in which a NUL always follows.
+unsafe fn text(at: *const c_char) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: not null; the caller vouches for the rest.
-    Some(unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+    // SAFETY: up to the first NUL, says the caller.
+    let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
+    let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// An open `ncclGroupStart`. Not `Send`: NCCL's groups belong to the thread that opened them.

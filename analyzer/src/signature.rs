@@ -79,19 +79,27 @@ impl Call {
         }
     }
 
-    /// The operation with what matters of its arguments: `all_reduce [64] Float`.
+    /// The operation with what matters of its arguments: `all_reduce [64] Float`, and where parts differ
+    /// in length what they go into: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
-        let (sizes, dtypes) = if self.signature.input_sizes.is_empty() {
-            (&self.signature.output_sizes, &self.signature.output_dtypes)
+        let Signature {
+            input_sizes,
+            output_sizes,
+            input_dtypes,
+            output_dtypes,
+            ..
+        } = &self.signature;
+        let (sizes, dtypes) = if input_sizes.is_empty() {
+            (output_sizes, output_dtypes)
         } else {
-            (&self.signature.input_sizes, &self.signature.input_dtypes)
+            (input_sizes, input_dtypes)
         };
         let mut text = self.op_name().to_owned();
-        for shape in sizes.iter().take(3) {
-            text.push_str(&format!(" {shape:?}"));
-        }
-        if sizes.len() > 3 {
-            text.push_str(&format!(" and {} more", sizes.len() - 3));
+        describe_shapes(sizes, &mut text);
+        let uneven = output_sizes.windows(2).any(|pair| pair[0] != pair[1]);
+        if !input_sizes.is_empty() && (uneven || self.op == OpType::AllGatherV) {
+            text.push_str(" into");
+            describe_shapes(output_sizes, &mut text);
         }
         if let Some(dtype) = dtypes.first() {
             text.push(' ');
@@ -169,6 +177,19 @@ impl Call {
             root: self.root,
             reduce_op: self.reduce_op,
         }
+    }
+}
+
+/// The first few shapes; of more, how many elements they are together.
+fn describe_shapes(sizes: &[Vec<u64>], text: &mut String) {
+    const SHOWN: usize = 3;
+    for shape in sizes.iter().take(SHOWN) {
+        text.push_str(&format!(" {shape:?}"));
+    }
+    if sizes.len() > SHOWN {
+        let shape = |shape: &Vec<u64>| shape.iter().fold(1, |all: u64, &n| all.saturating_mul(n));
+        let all = sizes.iter().map(shape).fold(0, u64::saturating_add);
+        text.push_str(&format!(" and {} more ({all} elements)", sizes.len() - SHOWN));
     }
 }
 

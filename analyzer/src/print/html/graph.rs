@@ -65,7 +65,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         let nodes = if finding.cycle.is_empty() {
             place_chain(report, finding)
         } else {
-            place_cycle(&finding.cycle, &report.waits)
+            place_cycle(finding, &report.waits)
         };
         if nodes.len() > 1 {
             write_svg(&nodes, &report.waits, out)?;
@@ -139,7 +139,8 @@ fn place_link(link: &Link, row: usize) -> Node {
 }
 
 /// One box a rank, in order of the cycle.
-fn place_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<Node> {
+fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
+    let (cycle, culprits) = (&finding.cycle, &finding.culprit_ranks);
     cycle
         .iter()
         .zip(cycle.iter().cycle().skip(1))
@@ -154,7 +155,11 @@ fn place_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<Node> {
                 text: wait.map_or_else(String::new, |wait| {
                     operation(&wait.op, wait.seq, &wait.group)
                 }),
-                class: "root",
+                class: if culprits.is_empty() || culprits.contains(&rank) {
+                    "root"
+                } else {
+                    "cycle"
+                },
                 column,
                 row: 0,
             }
@@ -211,7 +216,7 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
 /// Whether a rank of `from` waits for a rank of `to`, one column nearer to the root (or, in a cycle,
 /// anywhere).
 fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
-    let cycle = from.class == to.class && from.class == "root";
+    let cycle = from.class != "waits" && to.class != "waits";
     if !cycle && to.column + 1 != from.column {
         return false;
     }

@@ -60,7 +60,16 @@ impl<'a> History<'a> {
 
         let culprits: BTreeSet<Rank> = loud()
             .filter(|finding| finding.caused_by.is_none())
-            .flat_map(|finding| finding.culprit_ranks.iter().chain(&finding.cycle))
+            .flat_map(|finding| {
+                // Of a circle all are, unless one of them is to blame.
+                let blamed = !finding.culprit_ranks.is_empty();
+                let ranks = if blamed {
+                    &finding.culprit_ranks
+                } else {
+                    &finding.cycle
+                };
+                ranks.iter()
+            })
             .copied()
             .collect();
         let read: BTreeSet<Rank> = dumps.iter().map(|&(rank, _)| rank).collect();

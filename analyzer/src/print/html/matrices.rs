@@ -2,8 +2,9 @@
 
 use super::Text;
 use super::history::History;
-use crate::matrix::{Cell, Rows, matrix};
+use crate::matrix::{Cell, Matrix, Row, Rows, matrix};
 use crate::words::{Ranks, Spans, count, group_label};
+use rcomm_recorder::model::Rank;
 use std::io::{self, Write};
 
 /// Newest sequence numbers shown.
@@ -41,24 +42,14 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         }
         writeln!(out, "</tr></thead><tbody>")?;
         for row in table.rows.iter().take(MAX_ROWS) {
-            let at_fault = row.ranks.iter().any(|rank| history.culprits.contains(rank));
-            write!(
-                out,
-                "<tr{}><th>{}",
-                if at_fault { " class=\"fault\"" } else { "" },
-                Text(&Spans(&row.ranks).to_string())
-            )?;
-            for ((cell, seq), op) in row.cells.iter().zip(&table.seqs).zip(&table.ops) {
-                write!(
-                    out,
-                    "<td class=\"cell {}\" title=\"{} #{seq}: {}\">{}",
-                    class(*cell),
-                    Text(op),
-                    meaning(*cell),
-                    cell.letter()
-                )?;
+            let guilty = |rank: &Rank| history.culprits.contains(rank);
+            let (at_fault, others): (Vec<Rank>, Vec<Rank>) =
+                row.ranks.iter().copied().partition(guilty);
+            for (ranks, class) in [(at_fault, " class=\"fault\""), (others, "")] {
+                if !ranks.is_empty() {
+                    write_row(&ranks, class, row, &table, out)?;
+                }
             }
-            writeln!(out, "</tr>")?;
         }
         writeln!(out, "</tbody></table></div>")?;
         if table.rows.len() > MAX_ROWS {
@@ -75,6 +66,32 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
     }
     writeln!(out, "</section>")
+}
+
+/// Ranks that did the same, as one line.
+fn write_row(
+    ranks: &[Rank],
+    class_of_row: &str,
+    row: &Row,
+    table: &Matrix,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    write!(
+        out,
+        "<tr{class_of_row}><th>{}",
+        Text(&Spans(ranks).to_string())
+    )?;
+    for ((cell, seq), op) in row.cells.iter().zip(&table.seqs).zip(&table.ops) {
+        write!(
+            out,
+            "<td class=\"cell {}\" title=\"{} #{seq}: {}\">{}",
+            class(*cell),
+            Text(op),
+            meaning(*cell),
+            cell.letter()
+        )?;
+    }
+    writeln!(out, "</tr>")
 }
 
 const fn class(cell: Cell) -> &'static str {

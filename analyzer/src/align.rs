@@ -11,6 +11,7 @@ use crate::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Position of a record in [`Aligned::records`].
@@ -22,7 +23,8 @@ pub(crate) type GroupIx = usize;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) group: GroupIx,
-    /// Group rank; [`NONE`] if the rank is no member, as the record has it.
+    /// Group rank; [`NONE`] if the rank is no member, as the record has it, or has its part in the
+    /// group told by another recorder.
     pub(crate) member: u32,
     /// Collectives by sequence, as positions in the record's operations.
     pub(crate) collectives: Vec<u32>,
@@ -47,6 +49,9 @@ pub(crate) struct Group {
     pub(crate) family: u32,
     /// Some record names the members; else they are those that name the group.
     pub(crate) told: bool,
+    /// The backend, where two of one process each number operations of the group by themselves; then
+    /// each has a group of its own.
+    pub(crate) backend: Option<String>,
     /// Starts of operations are recorded, so that "not started" means "not arrived".
     pub(crate) shows_starts: bool,
 }
@@ -81,9 +86,9 @@ pub(crate) enum Why {
 #[derive(Debug)]
 pub(crate) struct Aligned<'a> {
     pub(crate) shared: &'a Shared,
-    /// By rank, ascending.
+    /// By rank, ascending; several recorders of one rank's process, the newest first.
     pub(crate) records: &'a [Record],
-    by_rank: HashMap<Rank, RecordIx>,
+    by_rank: HashMap<Rank, Range<RecordIx>>,
     pub(crate) groups: Vec<Group>,
     /// Of each record: its lanes, as its groups stand.
     pub(crate) lanes: Vec<Vec<Lane>>,
@@ -99,7 +104,7 @@ pub(crate) struct Aligned<'a> {
 }
 
 impl<'a> Aligned<'a> {
-    /// Aligns `records`, which are sorted by rank, one for each.
+    /// Aligns `records`, which are sorted by rank.
     pub(crate) fn new(shared: &'a Shared, records: &'a [Record], world_size: Option<u32>) -> Self {
         let mut aligned = Self::as_told(shared, records, world_size);
         aligned.reopen();
@@ -113,11 +118,10 @@ impl<'a> Aligned<'a> {
         records: &'a [Record],
         world_size: Option<u32>,
     ) -> Self {
-        let by_rank = records
-            .iter()
-            .enumerate()
-            .map(|(i, record)| (record.rank, i))
-            .collect();
+        let mut by_rank: HashMap<Rank, Range<RecordIx>> = HashMap::with_capacity(records.len());
+        for (at, record) in records.iter().enumerate() {
+            by_rank.entry(record.rank).or_insert(at..at).end = at + 1;
+        }
         let (groups, group_of) = resolve_groups(shared, records);
         let mut aligned = Self {
             shared,
@@ -144,9 +148,39 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// The record of a rank.
+    /// The record of a rank; the newest, where several recorders of its process left one.
     pub(crate) fn record_of(&self, rank: Rank) -> Option<RecordIx> {
-        self.by_rank.get(&rank).copied()
+        self.records_of(rank).next()
+    }
+
+    /// All records of a rank, the newest first.
+    pub(crate) fn records_of(&self, rank: Rank) -> Range<RecordIx> {
+        self.by_rank.get(&rank).cloned().unwrap_or_default()
+    }
+
+    /// Ranks of which a record was read.
+    pub(crate) fn ranks_read(&self) -> usize {
+        self.by_rank.len()
+    }
+
+    /// The record of a rank that tells of a group: `None` if it left none, or only those of recorders
+    /// that do not record this group.
+    pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
+        let mut own = self.records_of(rank);
+        if self.by_rank.len() == self.records.len() {
+            return own.next();
+        }
+        let group = &self.groups[group];
+        let member = position(&group.ranks, rank);
+        if let Some((record, _)) = member.and_then(|member| group.lanes[member]) {
+            return Some(record);
+        }
+        match group.lanes.iter().flatten().next() {
+            Some(&(peer, _)) => {
+                own.find(|&at| self.records[at].recorder == self.records[peer].recorder)
+            }
+            None => own.next(),
+        }
     }
 
     pub(crate) fn op(&self, record: RecordIx, position: u32) -> &Op {
@@ -213,7 +247,7 @@ impl<'a> Aligned<'a> {
     /// What a member's record says of one collective of the group.
     pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
         let rank = self.groups[group].ranks[member];
-        let Some(record) = self.record_of(rank) else {
+        let Some(record) = self.record_in(group, rank) else {
             return Presence::Unknown(Why::NoRecord);
         };
         let presence = match self.groups[group].lanes[member] {
@@ -337,8 +371,11 @@ impl<'a> Aligned<'a> {
     fn lanes_of(&self, at: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
         let mut lanes: Vec<Lane> = group_of[at]
             .iter()
-            .map(|&group| {
+            .enumerate()
+            .map(|(lane, &group)| {
                 let member = position(&self.groups[group].ranks, record.rank);
+                let member =
+                    member.filter(|&member| self.groups[group].lanes[member] == Some((at, lane)));
                 Lane {
                     group,
                     member: member.map_or(NONE, |member| member as u32),

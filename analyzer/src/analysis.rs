@@ -155,7 +155,7 @@ fn judge(
     let input = Input {
         files,
         ranks_expected: aligned.expected.len(),
-        ranks_read: aligned.records.len(),
+        ranks_read: aligned.ranks_read(),
         entries,
     };
     assemble::report(&case, drafts, problems, input)

@@ -148,6 +148,19 @@ impl Case<'_> {
         }
     }
 
+    /// The record in which a rank tells of a place's group.
+    pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
+        self.aligned
+            .record_in(self.group_at(place), self.rank(node))
+    }
+
+    /// The group of a place.
+    pub(crate) fn group_at(&self, place: usize) -> GroupIx {
+        let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
+            self.graph.places[place];
+        group
+    }
+
     /// The rank of a node.
     pub(crate) fn rank(&self, node: Node) -> Rank {
         self.aligned.expected[node]
@@ -449,7 +462,7 @@ impl Case<'_> {
             Place::Collective { group, seq } => {
                 let arrived = self.graph.arrived[place].iter();
                 let times = arrived.filter_map(|&node| {
-                    let record = self.aligned.record_of(self.rank(node))?;
+                    let record = self.aligned.record_in(group, self.rank(node))?;
                     let pending = self.graph.pending[record].iter().find(|one| {
                         one.group == group
                             && matches!(one.what, What::Collective { seq: s } if s == seq)

@@ -12,18 +12,21 @@ use std::collections::{HashMap, VecDeque};
 /// Newest common collectives that an estimate rests on.
 const SAMPLES: usize = 33;
 
+/// Fewer samples do not show how far they scatter: the true difference lies outside of them too often.
+const LEAST_SAMPLES: usize = 6;
+
 /// Members of a group that are asked for the others' clocks: one ring may be too short to have anything
 /// in common with another's.
 const MEMBERS_ASKED: usize = 4;
 
 /// Where one record's clock stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {
     /// What to take from it to get common time, ns.
     pub(crate) ns: i64,
     /// How far from that it may be, ns: half of what most of the samples span, summed over the way from
-    /// the clock that is the common one.
-    pub(crate) spread_ns: i64,
+    /// the clock that is the common one; `None` where they were too few to tell.
+    pub(crate) spread_ns: Option<i64>,
 }
 
 /// The clock of each record; `None` where no common collective connects it to most of the others.
@@ -58,10 +61,21 @@ fn circle_of(
 ) -> Vec<RecordIx> {
     let members = |group: GroupIx| aligned.groups[group].lanes.iter().flatten().count();
     let mut asked: HashMap<GroupIx, usize> = HashMap::new();
-    offsets[start] = Some(Offset::default());
+    offsets[start] = Some(Offset {
+        ns: 0,
+        spread_ns: Some(0),
+    });
     let mut circle = vec![start];
     let mut queue = VecDeque::from([start]);
     while let Some(record) = queue.pop_front() {
+        // The recorders of one process read one clock.
+        for sibling in aligned.records_of(aligned.records[record].rank) {
+            if offsets[sibling].is_none() {
+                offsets[sibling] = offsets[record];
+                circle.push(sibling);
+                queue.push_back(sibling);
+            }
+        }
         let lanes = aligned.lanes[record].iter();
         let mut groups: Vec<GroupIx> = lanes
             .map(|lane| lane.group)
@@ -77,7 +91,7 @@ fn circle_of(
                 {
                     offsets[other] = Some(Offset {
                         ns: base.ns.saturating_add(difference.ns),
-                        spread_ns: base.spread_ns.saturating_add(difference.spread_ns),
+                        spread_ns: sum(base.spread_ns, difference.spread_ns),
                     });
                     circle.push(other);
                     queue.push_back(other);
@@ -124,6 +138,11 @@ fn difference(
     median(ends).or_else(|| median(issues))
 }
 
+/// Both together, where both are known.
+pub(crate) fn sum(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+    a.zip(b).map(|(a, b)| a.saturating_add(b))
+}
+
 /// The median, and half of what the middle four fifths span.
 fn median(mut values: Vec<i64>) -> Option<Offset> {
     values.sort_unstable();
@@ -131,6 +150,6 @@ fn median(mut values: Vec<i64>) -> Option<Offset> {
     let (low, high) = (values[last / 10], values[last - last / 10]);
     Some(Offset {
         ns: values[values.len() / 2],
-        spread_ns: high.saturating_sub(low) / 2,
+        spread_ns: (values.len() >= LEAST_SAMPLES).then(|| high.saturating_sub(low) / 2),
     })
 }

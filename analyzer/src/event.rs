@@ -344,7 +344,7 @@ fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32
     let lanes = aligned.lanes[record].iter();
     lanes
         .take_while(|lane| lane.group != group)
-        .filter(|lane| aligned.groups[lane.group].family == family)
+        .filter(|lane| aligned.groups[lane.group].family == family && lane.member != NONE)
         .count() as u32
 }
 

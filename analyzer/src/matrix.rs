@@ -113,7 +113,11 @@ pub fn matrix<'a>(
         }
         if let Some(line) = Line::read(rank, dump, group, columns as u64) {
             newest = newest.max(line.entries.keys().copied().max().unwrap_or(0));
-            lines.insert(rank, line);
+            // Of several recorders of one process the one that tells most of the group is shown.
+            let known = lines.get(&rank).map_or(0, |known| known.entries.len());
+            if known == 0 || known < line.entries.len() {
+                lines.insert(rank, line);
+            }
         }
     }
     let oldest = lines

@@ -15,16 +15,16 @@ pub(crate) fn resolve_groups(
     // Groups that entries name and no record describes: their members are the ranks that name them.
     let mut nameless_world: Option<&Arc<[Rank]>> = None;
     let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
-    for record in records {
-        let mut used = vec![false; record.groups.len()];
-        for op in &record.ops {
-            used[usize::from(op.group)] = true;
-        }
+    let used: Vec<Vec<Option<&str>>> = records
+        .iter()
+        .map(|record| backends_of(shared, record))
+        .collect();
+    for (record, used) in records.iter().zip(&used) {
         for (local, used) in record.groups.iter().zip(used) {
             let group = &shared.groups[local.group as usize];
             if group.name.is_empty() && !group.ranks.is_empty() {
                 nameless_world = Some(&group.ranks);
-            } else if group.ranks.is_empty() && used {
+            } else if group.ranks.is_empty() && used.is_some() {
                 named_by.entry(local.group).or_default().insert(record.rank);
             }
         }
@@ -39,14 +39,18 @@ pub(crate) fn resolve_groups(
     if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
         add_unread_members(shared, records, world, &mut named_by);
     }
+    let parts = parts_of_groups(records, &used);
     let mut groups: Vec<Group> = Vec::new();
-    let mut numbers: HashMap<u32, GroupIx> = HashMap::new();
+    let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
     let mut group_of = Vec::with_capacity(records.len());
     for (at, record) in records.iter().enumerate() {
         let mut of_record = Vec::with_capacity(record.groups.len());
         for (lane, local) in record.groups.iter().enumerate() {
-            let ix = *numbers.entry(local.group).or_insert_with(|| {
+            let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
+            let part = part_of(parts, record, used[at][lane]);
+            let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
+                let backend = parts.get(part).map(|part| part.backend.to_owned());
                 let told = !group.ranks.is_empty()
                     || (nameless_world.is_some() && group.desc == "default_pg");
                 let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
@@ -61,17 +65,24 @@ pub(crate) fn resolve_groups(
                 };
                 groups.push(Group {
                     name: group.name.clone(),
-                    desc: group.desc.clone(),
+                    desc: match &backend {
+                        Some(backend) => format!("{} ({backend})", group.desc),
+                        None => group.desc.clone(),
+                    },
                     lanes: vec![None; ranks.len()],
                     ranks,
                     told,
+                    backend,
                     family: 0,
                     shows_starts: false,
                 });
                 groups.len() - 1
             });
             let group = &mut groups[ix];
-            if let Some(member) = position(&group.ranks, record.rank) {
+            // Another recorder of the rank may list the group and have nothing to do with it.
+            if let Some(member) = position(&group.ranks, record.rank)
+                && (group.lanes[member].is_none() || used[at][lane].is_some())
+            {
                 group.lanes[member] = Some((at, lane));
             }
             of_record.push(ix);
@@ -79,6 +90,74 @@ pub(crate) fn resolve_groups(
         group_of.push(of_record);
     }
     (groups, group_of)
+}
+
+/// One of several recorders' share in a group that each of them numbers by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Part<'a> {
+    recorder: &'a str,
+    backend: &'a str,
+}
+
+/// Of each of a record's groups: the backend that carried its operations; `None` if it has none.
+fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> {
+    let mut backends = vec![None; record.groups.len()];
+    for op in &record.ops {
+        backends[usize::from(op.group)]
+            .get_or_insert_with(|| shared.calls.get(op.call).signature.backend.as_str());
+    }
+    backends
+}
+
+/// Groups that two recorders of one process both have operations of: `cpu:gloo,cuda:nccl` is one group of
+/// two backends, and each counts its collectives for itself.
+fn parts_of_groups<'a>(
+    records: &[Record],
+    used: &[Vec<Option<&'a str>>],
+) -> HashMap<u32, Vec<Part<'a>>> {
+    let parts = |at: usize| {
+        let groups = records[at].groups.iter().zip(&used[at]);
+        groups.filter_map(move |(local, &backend)| {
+            let recorder = records[at].recorder.name();
+            Some((
+                local.group,
+                Part {
+                    recorder,
+                    backend: backend?,
+                },
+            ))
+        })
+    };
+    let mut apart: HashMap<u32, Vec<Part<'a>>> = HashMap::new();
+    for (at, pair) in records.windows(2).enumerate() {
+        if pair[0].rank != pair[1].rank {
+            continue;
+        }
+        // All records of the rank, of which these are two.
+        let first = records[..at]
+            .iter()
+            .rposition(|one| one.rank != pair[0].rank);
+        for one in first.map_or(0, |before| before + 1)..=at {
+            for (group, mine) in parts(one) {
+                for (_, other) in parts(at + 1).filter(|&(other, _)| other == group) {
+                    apart.entry(group).or_default().extend([mine, other]);
+                }
+            }
+        }
+    }
+    for parts in apart.values_mut() {
+        parts.sort_unstable();
+        parts.dedup();
+    }
+    apart
+}
+
+/// Which part of a group a record tells of.
+fn part_of(parts: &[Part<'_>], record: &Record, backend: Option<&str>) -> usize {
+    let same = |part: &Part<'_>| part.recorder == record.recorder.name();
+    let exact = |part: &Part<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
+    let found = parts.iter().position(exact);
+    found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }
 
 /// Gives ranks without a record to the groups that only their members' records tell of: where one group

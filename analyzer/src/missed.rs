@@ -35,8 +35,7 @@ pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missin
             let score = others.map(|other| match (events[one], events[other]) {
                 (Some(a), Some(b)) if a != b => {
                     let like = case
-                        .aligned
-                        .record_of(rank)
+                        .record_at(places[one].0, node)
                         .or_else(|| witness(case, places[one].0));
                     let votes = like
                         .map(|like| ask(case.aligned, case.messages, like, a, b))
@@ -56,7 +55,7 @@ pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missin
 fn witness(case: &Case<'_>, place: usize) -> Option<RecordIx> {
     case.graph.arrived[place]
         .iter()
-        .find_map(|&node| case.aligned.record_of(case.rank(node)))
+        .find_map(|&node| case.record_at(place, node))
 }
 
 /// What `rank` would do to come to a place.
@@ -64,7 +63,9 @@ pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Even
     let aligned = case.aligned;
     match case.graph.places[place] {
         Place::Collective { group, seq } => {
-            let like = aligned.record_of(rank).or_else(|| witness(case, place))?;
+            let like = aligned
+                .record_in(group, rank)
+                .or_else(|| witness(case, place))?;
             Some(event::collective(aligned, like, group, seq))
         }
         Place::Batch {
@@ -103,7 +104,7 @@ pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event
     match case.graph.places[place] {
         Place::Collective { group, seq } => Some(event::collective(
             aligned,
-            aligned.record_of(rank)?,
+            aligned.record_in(group, rank)?,
             group,
             seq,
         )),

@@ -31,21 +31,37 @@ pub(crate) fn ask(
 ) -> Votes {
     let (mut sure, mut unsure) = (Votes::default(), Votes::default());
     let point = point_before(aligned, like, first, second);
-    for record in 0..aligned.records.len() {
-        let votes = match (point, point_before(aligned, record, first, second)) {
+    let mut next = 0;
+    while next < aligned.records.len() {
+        // Each of several recorders of a process may tell of one of the two.
+        let own = aligned.records_of(aligned.records[next].rank);
+        next = own.end;
+        let there = own
+            .clone()
+            .find_map(|record| point_before(aligned, record, first, second));
+        let votes = match (point, there) {
             (Some(point), Some(other)) if point != other => continue,
             (Some(_), None) => &mut unsure,
             _ => &mut sure,
         };
-        let (Some(a), Some(b)) = (
-            when(aligned, messages, record, first),
-            when(aligned, messages, record, second),
-        ) else {
+        let told = [first, second].map(|event| {
+            let mut own = own.clone();
+            own.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
+        });
+        let [Some((one, a)), Some((other, b))] = told else {
             continue;
         };
+        let before = |(one, a): (RecordIx, u32), (other, b): (RecordIx, u32)| {
+            let created = |record: RecordIx, at: u32| aligned.op(record, at).created_ns;
+            if one == other {
+                a < b
+            } else {
+                created(one, a) < created(other, b)
+            }
+        };
         match (a, b) {
-            (When::At(a), When::At(b)) if a < b => votes.first += 1,
-            (When::At(a), When::At(b)) if a > b => votes.second += 1,
+            (When::At(a), When::At(b)) if before((one, a), (other, b)) => votes.first += 1,
+            (When::At(a), When::At(b)) if before((other, b), (one, a)) => votes.second += 1,
             (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => {
                 votes.first += 1
             }

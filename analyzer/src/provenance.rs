@@ -14,7 +14,7 @@ use crate::report::Problem;
 use crate::signature::Difference;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Clocks of one job are nearer than this; a record further off, and not in step, is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
@@ -24,7 +24,8 @@ const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
 const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
-/// Keeps one record for each rank of one job, by rank; the others become problems.
+/// Keeps the records of one job, by rank, and of each rank one, or one of each of the recorders that its
+/// process ran side by side, the newest first; the others become problems.
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
@@ -34,7 +35,7 @@ pub(crate) fn select(
     records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
     keep_one_job(&mut records, problems);
     keep_one_world(shared, &mut records, problems);
-    keep_newest_of_each_rank(&mut records, problems);
+    keep_newest_of_each_recorder(shared, &mut records, problems);
     if !policy.snapshot {
         // Leaving one aside may show the next: two files of one older run support each other.
         for _ in 0..3 {
@@ -155,7 +156,13 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
     });
 }
 
-fn keep_newest_of_each_rank(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
+/// Of several records of a rank the newest stays, and with it those that other recorders of the same
+/// process left: what one backend did stands in one, what another did in the other.
+fn keep_newest_of_each_recorder(
+    shared: &Shared,
+    records: &mut Vec<Record>,
+    problems: &mut Vec<Problem>,
+) {
     // Two forms of one moment: the one that says where the calls were made.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
@@ -169,25 +176,83 @@ fn keep_newest_of_each_rank(records: &mut Vec<Record>, problems: &mut Vec<Proble
             with_stack(record),
         )
     };
+    records.sort_by_cached_key(|record| (record.rank, Reverse(better(record))));
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     for record in records.drain(..) {
-        match kept.last_mut() {
-            Some(last) if last.rank == record.rank => {
-                let older = if better(&record) > better(last) {
-                    std::mem::replace(last, record)
-                } else {
-                    record
-                };
-                let why = match last.path.as_str() {
-                    "" => "another record of this rank is newer".to_owned(),
-                    path => format!("{path} is of the same rank and as new or newer"),
-                };
-                leave(&older, &why, problems);
-            }
-            _ => kept.push(record),
-        }
+        let of_rank = kept
+            .iter()
+            .rev()
+            .take_while(|other| other.rank == record.rank);
+        let rival = of_rank
+            .filter(|other| !are_side_by_side(shared, other, &record))
+            .last();
+        let Some(rival) = rival else {
+            kept.push(record);
+            continue;
+        };
+        let why = match rival.path.as_str() {
+            "" => "another record of this rank is newer".to_owned(),
+            path => format!("{path} is of the same rank and as new or newer"),
+        };
+        leave(&record, &why, problems);
     }
     *records = kept;
+}
+
+/// Whether two records of one rank are of two recorders in one process: they overlap in time and hold
+/// different operations, each the groups or the backends of its own.
+fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
+    let (a, b) = (&one.identity, &other.identity);
+    let apart = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
+    if apart(&a.host, &b.host) || (a.pid != 0 && b.pid != 0 && a.pid != b.pid) {
+        return false;
+    }
+    let from = |record: &Record| record.ops.iter().map(|op| op.created_ns).min();
+    let (Some(one_from), Some(other_from)) = (from(one), from(other)) else {
+        return false;
+    };
+    if one_from > other.latest_ns() || other_from > one.latest_ns() {
+        return false;
+    }
+    let (ours, theirs) = (used_by(shared, one), used_by(shared, other));
+    let one_backend = |a: &Use<'_>, b: &Use<'_>| are_one_backend(a.1, b.1);
+    if meet(&ours, &theirs, |a, b| a.0 == b.0 && one_backend(a, b)) {
+        return false;
+    }
+    // One recorder lists all groups that it knows, so an older look at a ring names those of a newer one.
+    let lists = |record: &Record, group: u32| record.groups.iter().any(|it| it.group == group);
+    one.recorder != other.recorder
+        || !meet(&ours, &theirs, one_backend)
+        || !one.groups.iter().any(|it| lists(other, it.group))
+}
+
+/// A group, and a backend that carried operations of it.
+type Use<'a> = (u32, &'a str);
+
+fn meet<'a>(
+    ours: &BTreeSet<Use<'a>>,
+    theirs: &BTreeSet<Use<'a>>,
+    test: impl Fn(&Use<'a>, &Use<'a>) -> bool,
+) -> bool {
+    ours.iter().any(|a| theirs.iter().any(|b| test(a, b)))
+}
+
+/// A recorder that wraps a backend may add to its name.
+fn are_one_backend(a: &str, b: &str) -> bool {
+    a.ends_with(b) || b.ends_with(a)
+}
+
+/// The groups that a record has operations of, and the backends that carried them.
+fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
+    let mut seen: HashSet<(u16, u32)> = HashSet::new();
+    let mut used = BTreeSet::new();
+    for op in &record.ops {
+        if seen.insert((op.group, op.call)) {
+            let group = record.groups[usize::from(op.group)].group;
+            used.insert((group, shared.calls.get(op.call).signature.backend.as_str()));
+        }
+    }
+    used
 }
 
 #[derive(Clone, Default)]
@@ -445,15 +510,15 @@ fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Tally]) {
             if group.lanes[member].is_some() {
                 continue;
             }
-            let Some(record) = aligned.record_of(rank) else {
-                continue;
-            };
-            let elsewhere = aligned.lanes[record].iter().any(|lane| {
-                let other = &aligned.groups[lane.group];
-                other.name == group.name && !lane.collectives.is_empty()
-            });
-            if elsewhere {
-                tallies[record].misplaced += 1;
+            for record in aligned.records_of(rank) {
+                // What another backend did in a group of this name is no contradiction.
+                let elsewhere = aligned.lanes[record].iter().any(|lane| {
+                    let other = &aligned.groups[lane.group];
+                    other.name == group.name
+                        && other.backend == group.backend
+                        && !lane.collectives.is_empty()
+                });
+                tallies[record].misplaced += usize::from(elsewhere);
             }
         }
     }

@@ -114,6 +114,13 @@ impl Record {
         self.first_id > first_id_of(self.recorder)
     }
 
+    /// Operations that were dropped or overwritten before the first that is here.
+    pub(crate) fn lost(&self) -> u64 {
+        let dropped = self.status.as_ref().map_or(0, |status| status.dropped);
+        let before = self.first_id.saturating_sub(first_id_of(self.recorder));
+        before.saturating_add(dropped)
+    }
+
     /// The newest moment that the record knows of, ns; 0 if none.
     pub(crate) fn newest_ns(&self) -> i64 {
         let times = self.ops.iter().rev().take(64);

@@ -31,7 +31,8 @@ impl Aligned<'_> {
         for member in 0..self.groups[group].ranks.len() {
             let Some((record, lane)) = self.groups[group].lanes[member] else {
                 let rank = self.groups[group].ranks[member];
-                let whole = self.record_of(rank).map(|record| &self.records[record]);
+                let whole = self.record_in(group, rank);
+                let whole = whole.map(|record| &self.records[record]);
                 if whole
                     .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
                 {
@@ -113,14 +114,16 @@ impl Aligned<'_> {
             let group = self.lanes[record][lane].group;
             // Nobody has to wait where a member left no record: it may have taken all with it.
             let mut members = self.groups[group].ranks.iter();
-            if !missed.contains(&record) && members.all(|&rank| self.record_of(rank).is_some()) {
+            if !missed.contains(&record)
+                && members.all(|&rank| self.record_in(group, rank).is_some())
+            {
                 continue;
             }
             if self.groups[group].ranks.len() < 2 {
                 continue;
             }
             let together = self.groups[group].ranks.iter().all(|&rank| {
-                let Some(other) = self.record_of(rank) else {
+                let Some(other) = self.record_in(group, rank) else {
                     return true;
                 };
                 let there = newest(other).map(|(lane, seq)| (self.lanes[other][lane].group, seq));
@@ -166,7 +169,7 @@ impl Aligned<'_> {
     /// Records whose rank has not issued what a peer waits in.
     fn missed(&self) -> BTreeSet<RecordIx> {
         let mut missed = BTreeSet::new();
-        for group in &self.groups {
+        for (at, group) in self.groups.iter().enumerate() {
             let waits_in = group.lanes.iter().flatten().filter_map(|&(record, lane)| {
                 let lane = &self.lanes[record][lane];
                 let newest = *lane.collectives.last()?;
@@ -181,7 +184,7 @@ impl Aligned<'_> {
                     Some(self.seq(record, *newest))
                 });
                 if newest.is_none_or(|newest| newest < waits_in) {
-                    missed.extend(self.record_of(rank));
+                    missed.extend(self.record_in(at, rank));
                 }
             }
         }

@@ -189,7 +189,10 @@ fn describe_shapes(sizes: &[Vec<u64>], text: &mut String) {
     if sizes.len() > SHOWN {
         let shape = |shape: &Vec<u64>| shape.iter().fold(1, |all: u64, &n| all.saturating_mul(n));
         let all = sizes.iter().map(shape).fold(0, u64::saturating_add);
-        text.push_str(&format!(" and {} more ({all} elements)", sizes.len() - SHOWN));
+        text.push_str(&format!(
+            " and {} more ({all} elements)",
+            sizes.len() - SHOWN
+        ));
     }
 }
 

@@ -95,6 +95,10 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
         .map(|&rank| {
             let record = aligned.record_of(rank);
             let whole = record.map(|record| &aligned.records[record]);
+            // Several recorders of one process each tell a part.
+            let all = || aligned.records_of(rank);
+            let costs = all().map(|record| case.lateness.ranks[record].cost_ms);
+            let cost_ms = costs.fold(0.0, f64::max);
             let status = whole.and_then(|whole| whole.status.as_ref());
             RankReport {
                 rank,
@@ -109,19 +113,14 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
                 step: status
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
-                pending: record.map_or(0, |record| case.graph.pending[record].len()),
-                lost: whole.map_or(0, |whole| {
-                    whole.first_id + status.map_or(0, |status| status.dropped)
-                }),
+                pending: all().map(|record| case.graph.pending[record].len()).sum(),
+                lost: all().map(|record| aligned.records[record].lost()).sum(),
                 last_call: record
                     .and_then(|record| Some(case.describe_op(record, case.last_op(record)?))),
                 lag_p50_ms: record.and_then(|record| case.lateness.ranks[record].lag_p50_ms()),
                 lag_share: record
                     .filter(|_| case.lateness.span_ms > 0.0)
-                    .map(|record| {
-                        let share = case.lateness.ranks[record].cost_ms / case.lateness.span_ms;
-                        share.clamp(0.0, 1.0)
-                    }),
+                    .map(|_| (cost_ms / case.lateness.span_ms).clamp(0.0, 1.0)),
             }
         })
         .collect()
@@ -287,6 +286,10 @@ pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
 pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for (at, record) in case.aligned.records.iter().enumerate() {
+        // The newest call of the rank, whichever of its recorders tells of it.
+        if case.aligned.record_of(record.rank) != Some(at) {
+            continue;
+        }
         let newest = record
             .ops
             .iter()

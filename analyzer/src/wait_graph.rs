@@ -117,6 +117,9 @@ impl WaitGraph {
         for record in 0..aligned.records.len() {
             graph.enter_places(aligned, record);
         }
+        if graph.places.is_empty() {
+            graph.enter_unstarted(aligned);
+        }
         for place in 0..graph.places.len() {
             graph.missing[place] = match graph.places[place] {
                 Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
@@ -126,8 +129,10 @@ impl WaitGraph {
                     pending,
                 } => graph.missing_from_batch(aligned, messages, group, record, pending),
             };
+            let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
+                graph.places[place];
             for (node, why) in &mut graph.missing[place] {
-                let record = aligned.record_of(aligned.expected[*node]);
+                let record = aligned.record_in(group, aligned.expected[*node]);
                 if record.is_some_and(|record| front_is_lost(&aligned.records[record])) {
                     *why = Missing::Unknown(Why::HistoryLost);
                 }
@@ -218,6 +223,19 @@ impl WaitGraph {
         reversed
     }
 
+    /// Starts are recorded and nothing unfinished has started anywhere, so no device has come to it: each
+    /// rank's oldest is where it stands, for then all of them stand before their first.
+    fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
+        for record in 0..aligned.records.len() {
+            if let Some(oldest) = self.pending[record].first_mut()
+                && !front_is_lost(&aligned.records[record])
+            {
+                oldest.arrival = Arrival::Arrived;
+                self.enter_places(aligned, record);
+            }
+        }
+    }
+
     fn enter_places(&mut self, aligned: &Aligned<'_>, record: RecordIx) {
         let Some(node) = self.node(aligned.records[record].rank) else {
             return;
@@ -271,7 +289,7 @@ impl WaitGraph {
             let why = match aligned.presence(group, member, seq) {
                 Presence::Lost => continue,
                 Presence::Issued(_) => {
-                    let record = aligned.record_of(rank);
+                    let record = aligned.record_in(group, rank);
                     match record.and_then(|record| self.arrival(record, group, seq)) {
                         None | Some(Arrival::Arrived) => continue,
                         Some(arrival) => Missing::Held(arrival),
@@ -356,7 +374,7 @@ impl WaitGraph {
                     Err(_) => Other::Lost,
                 }
             });
-        let Some(there) = aligned.record_of(rank) else {
+        let Some(there) = aligned.record_in(group, rank) else {
             return vec![(rank, Missing::Unknown(Why::NoRecord))];
         };
         match other {
@@ -395,7 +413,8 @@ fn possible_senders(
     let mut all_tell = true;
     for member in others {
         let rank = ranks[member as usize];
-        let record = aligned.record_of(rank).map(|at| &aligned.records[at]);
+        let record = aligned.record_in(group, rank);
+        let record = record.map(|at| &aligned.records[at]);
         let why = match record {
             None => Missing::Unknown(Why::NoRecord),
             Some(record) if record.cut => Missing::Unknown(Why::Cut),

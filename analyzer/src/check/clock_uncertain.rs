@@ -8,6 +8,7 @@
 
 use super::Check;
 use crate::case::{Case, Draft, name_time};
+use crate::clocks::sum;
 use crate::finding::Code;
 use rcomm_recorder::model::Rank;
 
@@ -32,7 +33,7 @@ impl Check for ClockUncertain {
 }
 
 /// How far apart the clocks of two ranks may be after what is known of them was taken off, ns; `None` if
-/// nothing is known. One host has one clock.
+/// that is not known. One host has one clock.
 fn uncertainty_ns(case: &Case<'_>, ranks: [Rank; 2]) -> Option<i64> {
     let [a, b] = ranks.map(|rank| case.aligned.record_of(rank));
     let (a, b) = (a?, b?);
@@ -40,17 +41,13 @@ fn uncertainty_ns(case: &Case<'_>, ranks: [Rank; 2]) -> Option<i64> {
     if a == b || (!host(a).is_empty() && host(a) == host(b)) {
         return Some(0);
     }
-    Some(
-        case.clocks[a]?
-            .spread_ns
-            .saturating_add(case.clocks[b]?.spread_ns),
-    )
+    sum(case.clocks[a]?.spread_ns, case.clocks[b]?.spread_ns)
 }
 
 fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> Draft {
     let ms = |ns: i64| name_time(ns as f64 / 1e6);
     let known = known_ns.map_or_else(
-        || "nothing tells how far their clocks are apart".to_owned(),
+        || "too few collectives that both completed tell how far their clocks are apart".to_owned(),
         |known| format!("their clocks are known within {} only", ms(known)),
     );
     let mut draft = Draft::new(

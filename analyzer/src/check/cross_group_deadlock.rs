@@ -100,14 +100,11 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
             case.group_name(spot.group)
         )
     };
-    let site = case
-        .aligned
-        .record_of(case.rank(first.node))
-        .and_then(|record| {
-            let at = position_of(case, record, first.at)?;
-            let position = case.graph.pending[record][at].position;
-            Some(case.at_site(case.aligned.op(record, position)))
-        });
+    let site = case.record_at(first.at, first.node).and_then(|record| {
+        let at = position_of(case, record, first.at)?;
+        let position = case.graph.pending[record][at].position;
+        Some(case.at_site(case.aligned.op(record, position)))
+    });
     let site = site.unwrap_or_default();
     let sentence = format!(
         "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
@@ -134,7 +131,7 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
     let all = (first.votes.first + first.votes.second) as f64;
     draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
     for one in odd.iter().take(4) {
-        let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
+        let Some(record) = case.record_at(one.at, one.node) else {
             continue;
         };
         if let Some(op) = case.last_op(record) {
@@ -154,7 +151,7 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
 
 /// Whether a rank issued more after the place where it waits, and still not what it is missed at.
 fn left_out(case: &Case<'_>, one: &Odd) -> bool {
-    let Some(record) = case.aligned.record_of(case.rank(one.node)) else {
+    let Some(record) = case.record_at(one.at, one.node) else {
         return false;
     };
     let Some(here) = position_of(case, record, one.at) else {
@@ -251,7 +248,7 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                 continue;
             }
             let rank = case.rank(node);
-            let Some(record) = case.aligned.record_of(rank) else {
+            let Some(record) = case.record_at(place, node) else {
                 continue;
             };
             let Some(expected) = event_for(case, place, rank) else {

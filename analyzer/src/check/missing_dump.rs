@@ -7,7 +7,8 @@
 
 use super::Check;
 use super::cross_group_deadlock::{blamed, oddest};
-use crate::case::{Case, Draft, count_ranks, name_ranks, name_time};
+use super::rank_failed::first_failure;
+use crate::case::{Case, Draft, count_ranks, died, name_ranks, name_time};
 use crate::finding::Code;
 use crate::missed::first_missed;
 use crate::record::Record;
@@ -171,11 +172,24 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
         );
         draft.alternatives.push(vec![case.rank(alone)]);
     }
-    if culprits.iter().any(|&rank| exchanges_messages(case, rank)) {
-        draft.ruled_out.push(
-            "no certainty: it exchanges messages, and a peer that left one out would leave the same records"
-                .to_owned(),
-        );
+    let peers = known_to_nobody_else(case, &culprits);
+    if !peers.is_empty() {
+        draft.ruled_out.push(format!(
+            "no certainty: what {} did or left out with it, only its own record would tell",
+            name_ranks(&peers)
+        ));
+    }
+    let ended = ended_early(case, &culprits);
+    if !ended.is_empty() {
+        draft.ruled_out.push(format!(
+            "no certainty: {} ended early, and it may be what it waits for itself",
+            name_ranks(&ended)
+        ));
+    }
+    for rank in ended.into_iter().chain(peers).take(16) {
+        if !draft.alternatives.iter().any(|known| *known == [rank]) {
+            draft.alternatives.push(vec![rank]);
+        }
     }
     draft.ruled_out.push(
         "no certainty: had it come there too, and nobody finished, the others would have left the same records"
@@ -202,7 +216,7 @@ fn failed_there(case: &Case<'_>, place: usize) -> Vec<Rank> {
         return Vec::new();
     };
     let failed = case.graph.arrived[place].iter().filter(|&&node| {
-        let record = case.aligned.record_of(case.rank(node));
+        let record = case.record_at(place, node);
         record.is_some_and(|record| {
             let lane = case.aligned.lanes[record]
                 .iter()
@@ -220,15 +234,42 @@ fn failed_there(case: &Case<'_>, place: usize) -> Vec<Rank> {
     failed
 }
 
-/// Whether peers recorded messages to or from a rank.
-fn exchanges_messages(case: &Case<'_>, rank: Rank) -> bool {
-    case.messages
-        .pairs
-        .keys()
-        .any(|&(group, (source, destination))| {
-            let ranks = &case.aligned.groups[group].ranks;
-            [source, destination]
-                .iter()
-                .any(|&end| ranks.get(end as usize) == Some(&rank))
+/// Ranks that share with one of these what no third one takes part in: messages, and groups of two.
+fn known_to_nobody_else(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let messages = case.messages.pairs.keys().map(|&(group, (one, other))| {
+        let ranks = &case.aligned.groups[group].ranks;
+        [one, other].map(|end| ranks.get(end as usize).copied())
+    });
+    let groups = case.aligned.groups.iter();
+    let twos = groups.filter_map(|group| match *group.ranks {
+        [one, other] => Some([Some(one), Some(other)]),
+        _ => None,
+    });
+    let mut peers: Vec<Rank> = messages
+        .chain(twos)
+        .filter_map(|ends| match ends {
+            [Some(one), Some(other)] if culprits.contains(&one) => Some(other),
+            [Some(one), Some(other)] if culprits.contains(&other) => Some(one),
+            _ => None,
         })
+        .filter(|rank| !culprits.contains(rank))
+        .collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+/// Other ranks whose process is gone, or of which an operation failed by itself.
+fn ended_early(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let records = case.aligned.records.iter().enumerate();
+    let ended = records
+        .filter(|&(at, record)| died(record) || first_failure(case, at).is_some())
+        .map(|(_, record)| record.rank);
+    let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
+    ended.dedup();
+    // All may have been ended because of the hang.
+    if ended.len() * 2 > case.aligned.ranks_read() {
+        ended.clear();
+    }
+    ended
 }

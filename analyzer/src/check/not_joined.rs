@@ -55,6 +55,12 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
     let waited = case
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" {}", name_time(ms)));
+    let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
+    let all = case.graph.waiting_for(&targets, &case.reversed);
+    let behind = match all.len().saturating_sub(arrived.len()) {
+        0 => String::new(),
+        n => format!(", and {n} behind"),
+    };
     let waiting = if waited.is_empty() {
         count_ranks(arrived.len(), "waits", "wait")
     } else {
@@ -72,7 +78,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         "never issued"
     };
     let mut sentence = format!(
-        "{who} {verb} {} #{} on group {group}; {waiting}",
+        "{who} {verb} {} #{} on group {group}; {waiting}{behind}",
         spot.op, spot.seq
     );
     if let [record] = records[..] {
@@ -86,10 +92,10 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         draft.alternatives.push(case.ranks(arrived));
     }
     draft.evidence = case.evidence_of_place(place, 2);
-    for &record in records.iter().take(4) {
-        draft
-            .evidence
-            .extend(case.evidence_of_newest(record, spot.group));
+    for &(node, _) in nodes.iter().take(4) {
+        let newest = case.record_at(place, node);
+        let newest = newest.and_then(|record| case.evidence_of_newest(record, spot.group));
+        draft.evidence.extend(newest);
     }
     draft.ruled_out = ruled_out(case, place, &spot);
     let unread = unread_and_vague(case, nodes);
@@ -107,7 +113,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         }
     }
     draft.next = next(case, &culprits, &records);
-    draft.targets = nodes.iter().map(|&(node, _)| node).collect();
+    draft.targets = targets;
     draft.culprits = culprits;
     draft.at = Some(spot);
     draft
@@ -119,8 +125,8 @@ fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64
         sure = 0.6;
     }
     let lossy = nodes.iter().any(|&(node, _)| {
-        let record = case.aligned.record_of(case.rank(node));
-        record.is_some_and(|record| case.aligned.records[record].only_active)
+        let mut records = case.aligned.records_of(case.rank(node));
+        records.any(|record| case.aligned.records[record].only_active)
     });
     if !unread_and_vague(case, nodes).is_empty() {
         sure = sure.min(0.5);
@@ -132,8 +138,8 @@ fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64
 /// wait for. Those ranks, ascending; none where the record tells.
 fn unread_and_vague(case: &Case<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
-        let record = case.aligned.record_of(case.rank(node));
-        record.is_some_and(|record| retiring_is_all(case.aligned.records[record].recorder))
+        let mut records = case.aligned.records_of(case.rank(node));
+        records.any(|record| retiring_is_all(case.aligned.records[record].recorder))
     });
     let expected = case.aligned.expected.iter().copied();
     expected

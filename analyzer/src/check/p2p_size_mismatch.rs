@@ -59,7 +59,7 @@ pub(super) fn both_ends(
         .iter()
         .position(|&rank| rank == aligned.records[record].rank)? as u32;
     let peer = crate::p2p::peer_of(op, me, ranks.len() as u32)?;
-    let there = aligned.record_of(ranks[peer as usize])?;
+    let there = aligned.record_in(group, ranks[peer as usize])?;
     let sends = op.kind == OpType::Send;
     let ends = if sends { (me, peer) } else { (peer, me) };
     let pair = case.messages.pairs.get(&(group, ends))?;

@@ -9,6 +9,7 @@ use crate::case::{Case, Draft, name_ranks, name_time};
 use crate::event;
 use crate::finding::Code;
 use crate::missed::{first_missed, peer_rank};
+use crate::record::{ANY, Op};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
 use rcomm_recorder::model::OpType;
@@ -138,8 +139,11 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
                 name_ranks(&case.ranks(&culprits))
             )
         };
+        // Who left out something else than a message may have come to its own too early.
+        let others = ranks.iter().filter(|node| !culprits.contains(node));
         draft.alternatives = culprits
             .iter()
+            .chain(others)
             .take(16)
             .map(|&node| vec![case.rank(node)])
             .collect();
@@ -148,6 +152,18 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     }
     draft.targets = ranks.to_vec();
     Some(draft)
+}
+
+/// Whether a message is one that its receiver takes from whoever sends first.
+fn is_from_any(case: &Case<'_>, place: usize, op: &Op) -> bool {
+    let receives = |member: u32| {
+        let key = (case.group_at(place), member);
+        case.messages.any.contains_key(&key)
+    };
+    match op.kind {
+        OpType::Send => receives(op.peer),
+        _ => op.peer == ANY,
+    }
 }
 
 /// Whether messages like that of a batch always came after something else of their group before.
@@ -283,7 +299,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         case.describe_op(record, op)
     );
     if let [one] = culprits[..]
-        && let Some(there) = case.aligned.record_of(one)
+        && let Some(there) = case.aligned.record_in(group, one)
     {
         sentence.push_str(&format!("; {}", case.last_seen(there)));
     }
@@ -292,7 +308,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
     draft.confidence = if possible { 0.5 } else { 0.9 };
     draft.evidence.push(case.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {
-        if let Some(there) = case.aligned.record_of(rank) {
+        if let Some(there) = case.aligned.record_in(group, rank) {
             draft.evidence.extend(case.evidence_of_newest(there, group));
             if let Some(op) = case.last_op(there) {
                 draft.frames.extend(case.frames_of(there, op, "last_seen"));
@@ -307,6 +323,15 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         name_ranks(&culprits)
     );
     draft.targets = nodes.to_vec();
+    if is_from_any(case, place, op) {
+        // The one that waits may have posted one too many.
+        draft.confidence = draft.confidence.min(0.6);
+        draft.alternatives = vec![culprits.clone(), vec![waiting]];
+        draft.ruled_out.push(format!(
+            "no certainty: what is taken from any rank does not tell whose turn it was, nor whether rank {waiting} \
+             posted one too many"
+        ));
+    }
     if possible {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
     } else {

@@ -42,7 +42,7 @@ impl Check for ProcessGone {
 /// were killed together, because of the hang.
 fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
     let inside = &case.graph.arrived[place];
-    let record = |node: Node| case.aligned.record_of(case.rank(node));
+    let record = |node: Node| case.record_at(place, node);
     let gone: Vec<Node> = inside
         .iter()
         .copied()
@@ -97,10 +97,8 @@ fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
 
 fn gone_draft(case: &Case<'_>, node: Node) -> Option<Draft> {
     let rank = case.rank(node);
-    let record = case.aligned.record_of(rank)?;
-    if !died(&case.aligned.records[record]) {
-        return None;
-    }
+    let mut records = case.aligned.records_of(rank);
+    let record = records.find(|&record| died(&case.aligned.records[record]))?;
     let (place, _) = first_missed(case, node)?;
     let spot = case.spot_of_place(place);
     let waiting = count_ranks(case.graph.arrived[place].len(), "waits", "wait");
@@ -151,7 +149,7 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 const TOGETHER_NS: i64 = 50_000_000;
 
 /// One failed operation.
-struct Failure {
+pub(super) struct Failure {
     record: usize,
     position: u32,
     /// When, common time, ns.
@@ -185,7 +183,7 @@ impl Check for OperationFailed {
 }
 
 /// The first operation of a record that failed long before its time-out, if its group went no further.
-fn first_failure(case: &Case<'_>, record: usize) -> Option<Failure> {
+pub(super) fn first_failure(case: &Case<'_>, record: usize) -> Option<Failure> {
     let pending = case.graph.pending[record].iter();
     pending
         .map(|one| (one.position, case.aligned.op(record, one.position)))

@@ -51,7 +51,8 @@ fn short_rings(case: &Case<'_>) -> Option<Draft> {
             short.push(record);
         }
     }
-    let ranks: Vec<Rank> = short.iter().map(|record| record.rank).collect();
+    let mut ranks: Vec<Rank> = short.iter().map(|record| record.rank).collect();
+    ranks.dedup();
     let entries = short.iter().map(|record| record.ops.len()).min()?;
     let why = match needed {
         Some(step) => format!("one step of the program has about {step}"),
@@ -100,7 +101,8 @@ fn lost_records(case: &Case<'_>) -> Option<Draft> {
         return None;
     }
     let total: u64 = records.iter().filter_map(lost).sum();
-    let ranks: Vec<Rank> = records.iter().map(|record| record.rank).collect();
+    let mut ranks: Vec<Rank> = records.iter().map(|record| record.rank).collect();
+    ranks.dedup();
     let mut draft = Draft::new(
         Code::W160,
         format!(

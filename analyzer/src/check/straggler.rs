@@ -168,7 +168,8 @@ fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
     let mut drafts = Vec::new();
     for (host, members) in members {
         let (mut net_ms, mut times) = lateness.hosts.get(host).copied().unwrap_or_default();
-        let ranks: Vec<Rank> = members.iter().map(|&(rank, _)| rank).collect();
+        let mut ranks: Vec<Rank> = members.iter().map(|&(rank, _)| rank).collect();
+        ranks.dedup();
         let mut apart: Vec<(f64, usize)> = members
             .iter()
             .map(|(_, rank)| {
@@ -189,7 +190,7 @@ fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
         // Where there is no other host, there is nobody that this one is late for.
         if times < TIMES
             || ranks.len() < 2
-            || ranks.len() == case.aligned.records.len()
+            || ranks.len() == case.aligned.ranks_read()
             || share < case.policy.straggler_share
             || net_ms / times as f64 <= late_ms
         {

@@ -335,7 +335,8 @@ pub(super) fn of(code: Code) -> Explanation {
         Code::N300 => (
             "A file does not belong with the others: another job or attempt, another shape of the world, \
              or an older time. It was left aside. Taken in, a stale file blames everybody else for being \
-             ahead of it.",
+             ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
+             are read together; of two files of one recorder the newer stays.",
             &[
                 "the dump folder was not emptied between two runs",
                 "a restart with another world size wrote beside the first attempt",

@@ -97,6 +97,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
             frames: true,
             splits: false,
             taken_at: None,
+            beside: None,
             notice_ms: 0,
         },
         faults: vec![Kind::Stuck],

@@ -76,7 +76,7 @@ fn try_at(
         // Messages that nobody records.
         Kind::LostMessage | Kind::MessageSize => recorder != Recorder::NativeGloo,
         // Nobody tells how long anything took.
-        Kind::Slow | Kind::Tiny | Kind::NearTimeout => recorder != Recorder::NativeGloo,
+        Kind::Tiny | Kind::NearTimeout => recorder != Recorder::NativeGloo,
         _ => true,
     };
     if !needs {
@@ -455,7 +455,10 @@ fn spoil(kind: Kind, call: &Call) -> Option<Call> {
         _ => {
             if !matches!(
                 call.op,
-                OpType::AllReduce | OpType::AllGatherSingle | OpType::ReduceScatterSingle
+                OpType::AllReduce
+                    | OpType::AllGatherSingle
+                    | OpType::AllGatherV
+                    | OpType::ReduceScatterSingle
             ) {
                 return None;
             }

@@ -62,6 +62,8 @@ pub struct Mix {
     pub rings: bool,
     /// The first rank takes a message from each other one, in whatever order they come.
     pub collects: bool,
+    /// Data-parallel replicas gather parts of different lengths.
+    pub ragged: bool,
 }
 
 /// A job with its truth.
@@ -82,10 +84,14 @@ pub struct Job {
 }
 
 impl Spec {
-    /// A random job of moderate size.
+    /// A random job of at most so many ranks; of thousands, where a job may have as many.
     pub fn random(seed: u64, most_ranks: u32) -> Self {
         let mut random = Random::new(seed);
         let (tp, pp, dp) = loop {
+            if most_ranks >= 1024 {
+                let pp = *random.pick(&[1, 2, 4]);
+                break (8, pp, most_ranks / (8 * pp));
+            }
             let tp = *random.pick(&[1, 2, 2, 4, 4, 8]);
             let pp = *random.pick(&[1, 1, 2, 2, 4]);
             let dp = *random.pick(&[1, 2, 2, 3, 4, 8]);
@@ -94,8 +100,8 @@ impl Spec {
             }
         };
         let ep = match dp {
-            4 | 8 if random.chance(0.3) => 4,
-            2 | 4 | 8 if random.chance(0.4) => 2,
+            _ if dp.is_multiple_of(4) && random.chance(0.3) => 4,
+            _ if dp.is_multiple_of(2) && random.chance(0.4) => 2,
             _ => 1,
         };
         let recorder = *random.pick(&[
@@ -135,6 +141,7 @@ impl Spec {
             sharded: beside.chance(0.25),
             rings: peers && beside.chance(0.2),
             collects: peers && tp * pp * dp <= 16 && beside.chance(0.2),
+            ragged: Random::new(seed ^ 0x0a99_ed00).chance(0.2),
         };
         Self {
             seed,
@@ -160,6 +167,7 @@ impl Spec {
                 frames: random.chance(0.5),
                 splits: random.chance(0.5),
                 taken_at: None,
+                beside: None,
                 notice_ms: *beside.pick(&[0, 0, 100]),
             },
             faults: Vec::new(),

@@ -36,6 +36,9 @@ pub struct Recording {
     pub batched: bool,
     /// Acts that the host issues beyond the first unfinished one.
     pub run_ahead: usize,
+    /// Another recorder of the same process, which has what another backend does: all that data-parallel
+    /// groups do, and what the world does beside sums.
+    pub beside: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
     /// The hosts' clocks are so far apart, ms, to either side.
@@ -92,9 +95,10 @@ pub(super) fn dumps(
         Some(share) => (end as f64 * share) as i64,
         None => end + 20_000_000_000,
     };
-    (0..spec.world())
-        .filter(|&rank| !crashed(rank))
-        .map(|rank| {
+    let ranks = (0..spec.world()).filter(|&rank| !crashed(rank));
+    let mut dumps = Vec::new();
+    for rank in ranks {
+        for share in spec.recording.shares() {
             let keep = match spec.recording.window {
                 Window::Whole => usize::MAX,
                 Window::Last => common,
@@ -104,7 +108,7 @@ pub(super) fn dumps(
                 offset: offsets[host_of(rank) as usize],
                 ppm: spec.recording.drift_ppm,
             };
-            let mut writer = Writer::new(spec, mesh, rank, clock);
+            let mut writer = Writer::new(spec, mesh, rank, clock, share);
             writer.taken = taken;
             writer.failed_at = faults
                 .iter()
@@ -114,9 +118,45 @@ pub(super) fn dumps(
             for fault in faults.iter().filter(|fault| fault.rank == rank) {
                 show_outside(fault.kind, spec.steps, &mut dump);
             }
-            dump
-        })
-        .collect()
+            dumps.push(dump);
+        }
+    }
+    dumps
+}
+
+/// What of a program one recorder sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// Everything.
+    All,
+    /// What the device's backend does, where a host's stands beside it.
+    Device,
+    /// What the host's backend does.
+    Host(Recorder),
+}
+
+impl Recording {
+    fn shares(&self) -> Vec<Share> {
+        match self.beside {
+            None => vec![Share::All],
+            Some(host) => vec![Share::Device, Share::Host(host)],
+        }
+    }
+}
+
+impl Share {
+    fn holds(self, mesh: &Mesh, act: &Act) -> bool {
+        let sums = |call: &Call| call.op == OpType::AllReduce;
+        let by_host = match act {
+            Act::Collective { group: 0, calls } => !calls.iter().any(sums),
+            act => matches!(mesh.groups[act.group()].desc, "dp" | "shard" | "replicate"),
+        };
+        match self {
+            Self::All => true,
+            Self::Device => !by_host,
+            Self::Host(_) => by_host,
+        }
+    }
 }
 
 /// Operations of the longest of the rings that hold as many on every rank.
@@ -177,13 +217,17 @@ pub(super) struct Writer<'a> {
     met: u32,
     /// Which act failed by itself.
     failed_at: Option<usize>,
+    share: Share,
 }
 
 impl<'a> Writer<'a> {
-    fn new(spec: &'a Spec, mesh: &'a Mesh, rank: Rank, clock: Clock) -> Self {
+    fn new(spec: &'a Spec, mesh: &'a Mesh, rank: Rank, clock: Clock, share: Share) -> Self {
         let dump = Dump {
             version: FormatVersion::WRITTEN,
-            recorder: spec.recording.recorder,
+            recorder: match share {
+                Share::Host(recorder) => recorder,
+                Share::All | Share::Device => spec.recording.recorder,
+            },
             identity: Identity {
                 rank: Some(rank),
                 ..Identity::default()
@@ -205,6 +249,7 @@ impl<'a> Writer<'a> {
             taken: 0,
             met: 0,
             failed_at: None,
+            share,
         }
     }
 
@@ -272,6 +317,9 @@ impl<'a> Writer<'a> {
             last
         };
         for (at, act) in program.acts[..issued].iter().enumerate() {
+            if !self.share.holds(self.mesh, act) {
+                continue;
+            }
             if self.failed_at == Some(at) {
                 let arrived = times.get(at).map_or(0, |times| times.arrived);
                 let failed = Outcome {

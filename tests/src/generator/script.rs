@@ -217,8 +217,21 @@ impl Script<'_> {
         self.issue(group, call);
     }
 
+    /// Parts of different lengths, gathered by all.
+    fn gather_parts(&mut self) {
+        let (Some(group), true) = (self.roles.dp, self.spec.mix.ragged) else {
+            return;
+        };
+        let part = |member: u64| 32 * (member + 1);
+        let own = self.mesh.member(group, self.rank).map_or(0, u64::from);
+        let all = (0..self.members(group)).map(part).sum();
+        let call = collective(OpType::AllGatherV, "all_gather_v", &[part(own)], &[all], 85);
+        self.issue(group, call);
+    }
+
     /// What replicas of the model exchange at the end of a step.
     fn gradients(&mut self) {
+        self.gather_parts();
         if self.roles.shard.is_some() {
             if let Some(group) = self.roles.replicate {
                 for layer in 0..self.layers {

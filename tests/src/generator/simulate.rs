@@ -71,6 +71,7 @@ fn agree(a: &[Call], b: &[Call]) -> bool {
             let same = a.op == b.op && a.dtype == b.dtype && a.fits && b.fits;
             same && match a.op {
                 OpType::AllToAllSingle => true,
+                OpType::AllGatherV => a.output == b.output,
                 OpType::Gather => a.input == b.input && a.root == b.root,
                 _ => a.input == b.input && a.output == b.output,
             }

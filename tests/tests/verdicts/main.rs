@@ -12,9 +12,10 @@ mod codes;
 mod tally;
 mod warnings;
 
-use rcomm_analyzer::{Code, Policy, Report, Verdict};
+use rcomm_analyzer::{Code, Policy, Problem, Report, Verdict};
 use rcomm_recorder::model::Rank;
-use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
+use rcomm_recorder::publish::Recorder;
+use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec, Window};
 use tally::{RIGHT, Tally, is_loud, roots, told, truth};
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
@@ -282,4 +283,64 @@ fn no_lost_dump_makes_an_innocent_rank_the_root() {
         wrong.len()
     );
     assert!(jobs > 0 && wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A job in which each process has two recorders: what the device's backend did stands in one record, what
+/// the host's did in another, and the world is a group of both.
+fn with_two_recorders(seed: u64, faults: Vec<Kind>) -> Job {
+    let mut spec = Spec::random(seed.wrapping_add(14 << 32), 32);
+    spec.dp = spec.dp.max(2);
+    spec.recording.recorder = Recorder::Nccl;
+    spec.recording.beside = Some(Recorder::Hook);
+    spec.recording.window = Window::Whole;
+    spec.recording.run_ahead = 0;
+    spec.faults = faults;
+    spec.make()
+}
+
+#[test]
+fn two_recorders_of_one_process_are_judged_together() {
+    let mut tally = Tally::default();
+    for seed in seeds(60) {
+        let job = with_two_recorders(seed, vec![hang(seed)]);
+        if job.faults.is_empty() || !job.decidable || job.blocked.is_empty() {
+            continue;
+        }
+        let report = judge(&job);
+        let aside = |problem: &&Problem| problem.code == Code::N300;
+        assert_eq!(
+            report.problems.iter().find(aside),
+            None,
+            "seed {seed}: {}",
+            truth(&job)
+        );
+        assert_eq!(report.input.ranks_read * 2, job.dumps.len(), "seed {seed}");
+        tally.take(seed, &job, 0.0);
+    }
+    tally.hold("two recorders", RIGHT);
+}
+
+#[test]
+fn healthy_jobs_of_two_recorders_are_silent() {
+    let jobs = seeds(25).map(|seed| (seed, with_two_recorders(seed, Vec::new())));
+    hold_silence("healthy, two recorders", jobs, &Policy::default());
+}
+
+#[test]
+fn one_recorder_read_twice_is_left_aside_once() {
+    for seed in seeds(10) {
+        let mut job = with_two_recorders(seed, vec![Kind::Stuck]);
+        let before = judge(&job);
+        // The first of the ranks' two records, once more and a moment older.
+        let mut older = job.dumps[0].clone();
+        older.entries.truncate(older.entries.len() - 1);
+        job.dumps.push(older);
+        let after = judge(&job);
+        assert_eq!(before.findings, after.findings, "seed {seed}");
+        let aside = after
+            .problems
+            .iter()
+            .filter(|problem| problem.code == Code::N300);
+        assert_eq!(aside.count(), 1, "seed {seed}: {:?}", after.problems);
+    }
 }

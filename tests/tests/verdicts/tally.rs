@@ -36,7 +36,9 @@ pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
 
 /// Whether the report leaves it open: it says nothing, or it is no surer than half and lists the truth.
 pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
-    let truth = job.culprits();
+    // Whom nobody can blame may still be listed.
+    let at = job.faults.iter().map(|fault| fault.rank);
+    let truth: Vec<Rank> = job.culprits().into_iter().chain(at).collect();
     let Some(first) = report
         .findings
         .iter()
@@ -112,9 +114,11 @@ impl Tally {
             counts[1] += 1;
         }
         if !right {
-            self.open += usize::from(is_open(job, &report));
+            let open = is_open(job, &report);
+            self.open += usize::from(open);
             self.misses.push(format!(
-                "seed {seed}: {} said {}",
+                "{}seed {seed}: {} said {}",
+                if open { "open, " } else { "" },
                 truth(job),
                 told(&report)
             ));
@@ -161,6 +165,9 @@ impl Tally {
         eprintln!("    {}", kinds.join(", "));
         for (sureness, share) in &self.sure {
             eprintln!("    {sureness:?}: {share}");
+        }
+        for wrong in self.misses.iter().filter(|miss| !miss.starts_with("open")) {
+            eprintln!("    wrong: {wrong}");
         }
         for (sureness, share) in &self.sure {
             assert!(

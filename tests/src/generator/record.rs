@@ -37,7 +37,7 @@ pub struct Recording {
     /// Acts that the host issues beyond the first unfinished one.
     pub run_ahead: usize,
     /// Another recorder of the same process, which has what another backend does: all that data-parallel
-    /// groups do, and what the world does beside sums.
+    /// groups do, and the parameters that the world begins with.
     pub beside: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
@@ -146,9 +146,10 @@ impl Recording {
 
 impl Share {
     fn holds(self, mesh: &Mesh, act: &Act) -> bool {
-        let sums = |call: &Call| call.op == OpType::AllReduce;
+        // By its place in the program: a wrong operation there goes to the same backend.
+        let parameters = |call: &Call| call.line == super::script::PARAMETERS;
         let by_host = match act {
-            Act::Collective { group: 0, calls } => !calls.iter().any(sums),
+            Act::Collective { group: 0, calls } => calls.iter().any(parameters),
             act => matches!(mesh.groups[act.group()].desc, "dp" | "shard" | "replicate"),
         };
         match self {

@@ -6,6 +6,9 @@ use super::program::{Act, Call, Message, Program, collective};
 use super::{Random, Spec};
 use rcomm_recorder::model::{OpType, Rank, ReduceOp};
 
+/// The line at which the first rank hands out the parameters.
+pub(super) const PARAMETERS: u32 = 10;
+
 /// Writes a rank's program.
 pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
     // What all ranks of the job draw alike.
@@ -25,7 +28,13 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
         0,
         Call {
             root: Some(0),
-            ..collective(OpType::Broadcast, "broadcast", &[hidden], &[hidden], 10)
+            ..collective(
+                OpType::Broadcast,
+                "broadcast",
+                &[hidden],
+                &[hidden],
+                PARAMETERS,
+            )
         },
     );
     for step in 0..spec.steps {

@@ -149,7 +149,7 @@ fn hold_under(damage: Damage, salt: u64, right: f64) {
             continue;
         };
         // Members of a batch stay `scheduled` for ever: without its marker it seems unfinished.
-        let batches = job.spec.pp > 1 && job.spec.recording.batched;
+        let batches = job.spec.pp > 1 && job.spec.recording.batched || job.spec.mix.rings;
         if damage == Damage::OnlyActive && batches {
             continue;
         }

@@ -348,8 +348,9 @@ fn try_at(
                 decidable: waited_for && spec.recording.window == super::Window::Whole,
             })
         }
-        // Stages of a pipeline are at one point of the program at different times.
-        Kind::Clocks if spec.pp > 1 => None,
+        // Stages of a pipeline are at one point of the program at different times, and a rank that collects
+        // has more acts than the others: the same act of both is not the same point.
+        Kind::Clocks if spec.pp > 1 || spec.mix.collects => None,
         Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
             program.late = step_starts(program)?;

@@ -52,6 +52,37 @@ fn a_message_arrives_whole_and_in_order() {
 }
 
 #[test]
+fn short_and_long_messages_keep_their_order_while_nobody_receives() {
+    // More short ones than any transport sets aside for such.
+    let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            let rounds = 0..200;
+            // Both ends of a lane are opened by its first message.
+            if rig.rank == 0 {
+                rig.run(send(1, 4, &[1])).unwrap();
+            } else {
+                rig.run(receive(Some(0), 4, &mut [0])).unwrap();
+            }
+            if rig.rank == 0 {
+                for round in rounds.clone() {
+                    rig.run(send(1, 5, &message(0, round, count(round))))
+                        .unwrap();
+                }
+            }
+            rig.run(Op::Barrier).unwrap();
+            if rig.rank == 1 {
+                for round in rounds {
+                    let mut into = vec![0; count(round)];
+                    rig.run(receive(Some(0), 5, &mut into)).unwrap();
+                    assert!(into == message(0, round, count(round)), "{round}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
 fn tags_are_received_in_any_order() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {

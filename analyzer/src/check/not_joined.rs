@@ -56,11 +56,6 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" {}", name_time(ms)));
     let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-    let all = case.graph.waiting_for(&targets, &case.reversed);
-    let behind = match all.len().saturating_sub(arrived.len()) {
-        0 => String::new(),
-        n => format!(", and {n} behind"),
-    };
     let waiting = if waited.is_empty() {
         count_ranks(arrived.len(), "waits", "wait")
     } else {
@@ -78,7 +73,7 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
         "never issued"
     };
     let mut sentence = format!(
-        "{who} {verb} {} #{} on group {group}; {waiting}{behind}",
+        "{who} {verb} {} #{} on group {group}; {waiting}",
         spot.op, spot.seq
     );
     if let [record] = records[..] {

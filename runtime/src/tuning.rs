@@ -10,7 +10,7 @@
 //! use rcomm::tuning::Tuning;
 //!
 //! let tuning: Tuning = "
-//!     # operation  topology  ranks  bytes  algorithm
+//!     ## operation topology  ranks  bytes  algorithm
 //!     all_reduce   sockets   4      32K    notice
 //!     streams      2
 //! ".parse()?;

@@ -5,6 +5,7 @@
 //! the half-open message.
 
 use super::Check;
+use crate::align::{Lane, RecordIx};
 use crate::case::{Case, Draft, name_ranks, name_time};
 use crate::event;
 use crate::finding::Code;
@@ -166,22 +167,25 @@ fn is_from_any(case: &Case<'_>, place: usize, op: &Op) -> bool {
     }
 }
 
-/// Whether messages like that of a batch always came after something else of their group before.
-fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
+/// Who posted the batch of a place, where its first message stands, and what else the rank did in its group.
+fn batch_at<'a>(case: &'a Case<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
     let Place::Batch {
         group,
         record,
         pending,
     } = case.graph.places[place]
     else {
-        return false;
+        return None;
     };
+    let mut lanes = case.aligned.lanes[record].iter();
+    let lane = lanes.find(|lane| lane.group == group)?;
+    Some((record, case.first_of_batch(record, pending), lane))
+}
+
+/// Whether messages like that of a batch always came after something else of their group before.
+fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
     let aligned = case.aligned;
-    let first = case.first_of_batch(record, pending);
-    let Some(lane) = aligned.lanes[record]
-        .iter()
-        .find(|lane| lane.group == group)
-    else {
+    let Some((record, first, lane)) = batch_at(case, place) else {
         return false;
     };
     let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
@@ -213,20 +217,8 @@ fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
 fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
     const LEAST: usize = 4;
     const MOST: usize = 64;
-    let Place::Batch {
-        group,
-        record,
-        pending,
-    } = case.graph.places[place]
-    else {
-        return false;
-    };
     let aligned = case.aligned;
-    let first = case.first_of_batch(record, pending);
-    let Some(lane) = aligned.lanes[record]
-        .iter()
-        .find(|lane| lane.group == group)
-    else {
+    let Some((record, first, lane)) = batch_at(case, place) else {
         return false;
     };
     let steps = lane.collectives.iter().chain(&lane.messages).copied();
@@ -252,7 +244,7 @@ fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
     let calls = &aligned.shared.calls;
     run >= LEAST
         && places.iter().any(|&other| match case.graph.places[other] {
-            Place::Collective { group: of, seq } if of == group => {
+            Place::Collective { group: of, seq } if of == lane.group => {
                 event::usual_call(aligned, of, seq)
                     .is_some_and(|call| calls.difference(call, expected.call).is_none())
             }

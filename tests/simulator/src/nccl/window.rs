@@ -330,6 +330,26 @@ fn launch(comm: &Arc<Comm>, stream: &Stream, work: Work) {
     }));
 }
 
+/// The communicator, if it may signal to the peer so.
+fn comm_that_signals(
+    handle: *mut c_void,
+    peer: c_int,
+    signal_context_flags: (c_int, c_int, c_uint),
+) -> Result<Arc<Comm>, c_int> {
+    let Some(comm) = comm_of(handle) else {
+        return Err(no_comm());
+    };
+    let status = check(&comm, peer);
+    if status != SUCCESS {
+        return Err(status);
+    }
+    if signal_context_flags != (0, 0, 0) {
+        let text = "signal index, context and flags must be 0";
+        return Err(fail(INVALID_ARGUMENT, text));
+    }
+    Ok(comm)
+}
+
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "as nccl.h has it")]
 pub unsafe extern "C" fn ncclPutSignal(
@@ -345,19 +365,10 @@ pub unsafe extern "C" fn ncclPutSignal(
     handle: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    let Some(comm) = comm_of(handle) else {
-        return no_comm();
+    let comm = match comm_that_signals(handle, peer, (signal, context, flags)) {
+        Ok(comm) => comm,
+        Err(status) => return status,
     };
-    let status = check(&comm, peer);
-    if status != SUCCESS {
-        return status;
-    }
-    if (signal, context, flags) != (0, 0, 0) {
-        return fail(
-            INVALID_ARGUMENT,
-            "signal index, context and flags must be 0",
-        );
-    }
     let Some(target) = WINDOWS.get(window) else {
         return fail(INVALID_ARGUMENT, "ncclPutSignal: peerWin is NULL");
     };
@@ -411,19 +422,10 @@ pub unsafe extern "C" fn ncclSignal(
     handle: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    let Some(comm) = comm_of(handle) else {
-        return no_comm();
+    let comm = match comm_that_signals(handle, peer, (signal, context, flags)) {
+        Ok(comm) => comm,
+        Err(status) => return status,
     };
-    let status = check(&comm, peer);
-    if status != SUCCESS {
-        return status;
-    }
-    if (signal, context, flags) != (0, 0, 0) {
-        return fail(
-            INVALID_ARGUMENT,
-            "signal index, context and flags must be 0",
-        );
-    }
     let own = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
     enqueue(&comm, cuda::stream_of(stream), move |signals| {

@@ -51,18 +51,18 @@ impl NcclBackend {
         })?;
         notes.leave("card", &card)?;
         let cards = notes.gather("card", deadline)?;
-        let (placeholder, words, copies) = prepared?;
+        let (stand_in, words, copies) = prepared?;
         let parts = self.check_cards(memory.dtype(), &cards)?;
         let register = |at: u64, bytes: usize| {
             let made = self.main.register_window(at, bytes, &notes, deadline);
             made.inspect_err(|error| notes.give_up(error))
         };
-        let (at, bytes) = match &placeholder {
-            Some(placeholder) => (placeholder.address(), placeholder.len()),
+        let (at, bytes) = match &stand_in {
+            Some(stand_in) => (stand_in.address(), stand_in.len()),
             None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
         };
         // From here on the library may refer to the memory for as long as the communicator is there.
-        let kept = (hold(&memory)?, placeholder, words.clone());
+        let kept = (hold(&memory)?, stand_in, words.clone());
         let kept = self.main.registry.keep(Box::new(kept));
         let data = register(at, bytes).inspect_err(|error| {
             if error.kind() == ErrorKind::Unsupported {
@@ -118,7 +118,7 @@ impl NcclBackend {
         let stream = self.main.stream();
         let make = |dtype, len| DeviceBuffer::from_library(shared, stream, dtype, len);
         // The library takes no empty range, and all ranks must make the call.
-        let placeholder = match memory.is_empty() {
+        let stand_in = match memory.is_empty() {
             true => Some(make(DType::U8, 1)?),
             false => None,
         };
@@ -126,7 +126,7 @@ impl NcclBackend {
         let copies = CudaStream::new(&shared.device, Priority::High)?;
         // What was just zeroed is so before anybody writes there.
         self.main.drain(deadline)?;
-        Ok((placeholder, words, copies))
+        Ok((stand_in, words, copies))
     }
 
     /// The bytes of everybody's part.

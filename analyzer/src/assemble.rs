@@ -302,7 +302,7 @@ fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input, shortfall: &Sho
     if !case.policy.snapshot && (unexplained || (pending && !waits)) {
         return Verdict::Inconclusive;
     }
-    if pending || summary::anything_pending(case) {
+    if pending || case.graph.young.iter().any(|young| !young.is_empty()) {
         Verdict::Running
     } else {
         Verdict::Healthy

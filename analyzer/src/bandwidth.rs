@@ -137,6 +137,7 @@ mod tests {
                 time_discovered_started_ns: created,
                 time_discovered_completed_ns: created + (duration_ms * 1e6) as i64,
                 duration_ms: Some(duration_ms),
+                graph_id: None,
                 timeout_ms: 0,
                 thread: None,
             });

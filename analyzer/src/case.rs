@@ -12,6 +12,7 @@ use crate::policy::Policy;
 use crate::record::{NONE, Op, Record};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
+use crate::words::{name_run, runs};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 use rcomm_recorder::publish::RingReader;
 
@@ -95,24 +96,33 @@ pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
     }
 }
 
-/// `rank 3`, `ranks 3 and 5`, `ranks 1, 2, 3 and 9 more`.
+/// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
 pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
     const SHOWN: usize = 6;
-    match ranks {
-        [] => "no rank".to_owned(),
-        [one] => format!("rank {one}"),
-        _ if ranks.len() > SHOWN + 1 => {
-            let shown: Vec<String> = ranks[..SHOWN].iter().map(Rank::to_string).collect();
-            format!(
-                "ranks {} and {} more",
-                shown.join(", "),
-                ranks.len() - SHOWN
-            )
-        }
-        [first @ .., last] => {
-            let first: Vec<String> = first.iter().map(Rank::to_string).collect();
-            format!("ranks {} and {last}", first.join(", "))
-        }
+    let [_, _, ..] = ranks else {
+        return ranks
+            .first()
+            .map_or_else(|| "no rank".to_owned(), |rank| format!("rank {rank}"));
+    };
+    let spans: Vec<&[Rank]> = runs(ranks).collect();
+    // One more is said as shortly as that there is one more.
+    let shown = match spans.len() {
+        n if n > SHOWN + 1 => SHOWN,
+        n => n,
+    };
+    let mut said: Vec<String> = spans[..shown]
+        .iter()
+        .map(|span| name_run(span, "-"))
+        .collect();
+    let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
+    let last = match left {
+        0 => said.pop(),
+        left => Some(format!("{left} more")),
+    };
+    let last = last.unwrap_or_default();
+    match said.is_empty() {
+        true => format!("ranks {last}"),
+        false => format!("ranks {} and {last}", said.join(", ")),
     }
 }
 

@@ -112,7 +112,8 @@ pub(crate) struct JudgeArgs {
     /// The records are a look at a running job: what is merely pending is no finding.
     #[arg(long)]
     pub(crate) snapshot: bool,
-    /// With --snapshot: from which age on a pending operation counts as stuck.
+    /// With --snapshot: from which age on a pending operation counts as stuck; from half of its own
+    /// time-out on, where that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
     /// How many ranks the job has, where the records do not tell.

@@ -11,10 +11,11 @@ pub struct Policy {
     /// `None` = each dump's own time, and where a dump carries none (PyTorch's), it is taken as made
     /// because something hung.
     pub now_ns: Option<i64>,
-    /// The dumps are a look at a running job: what is merely pending and younger than `overdue` is no
-    /// finding, and the verdict is `running`.
+    /// The dumps are a look at a running job: what is merely pending and not overdue is no finding, and
+    /// the verdict is `running`.
     pub snapshot: bool,
-    /// From which age on a pending operation counts as stuck in a snapshot.
+    /// From which age on a pending operation counts as stuck in a snapshot, at the latest
+    /// ([`Policy::overdue_after`]).
     pub overdue: Duration,
     /// Ranks that should be there, where something else than the dumps tells (a scheduler, a flag).
     pub world_size: Option<u32>,
@@ -40,5 +41,35 @@ impl Default for Policy {
             max_victims: 64,
             straggler_share: 0.02,
         }
+    }
+}
+
+impl Policy {
+    /// From which age on an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`,
+    /// or half of the time-out where that is shorter; 0 = the time-out is not known.
+    ///
+    /// Who waits for `overdue` alone would see the hang of a job with a short time-out only once the
+    /// job has given up.
+    pub fn overdue_after(&self, timeout_ms: u64) -> Duration {
+        match timeout_ms {
+            0 => self.overdue,
+            known => self.overdue.min(Duration::from_millis(known) / 2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_a_short_time_out_is_overdue_and_of_a_long_one_the_usual_time() {
+        let policy = Policy::default();
+        let after = |timeout_ms| policy.overdue_after(timeout_ms).as_millis();
+        assert_eq!(
+            (after(0), after(600_000), after(u64::MAX)),
+            (5000, 5000, 5000)
+        );
+        assert_eq!((after(10_000), after(3000), after(1)), (5000, 1500, 0));
     }
 }

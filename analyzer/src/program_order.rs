@@ -8,12 +8,15 @@
 use crate::align::{Aligned, RecordIx};
 use crate::event::{Event, Posted, When, lane_of_family, when};
 use crate::p2p::Messages;
+use crate::programs::Point;
 
 /// How many ranks put one of two events first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Votes {
     pub(crate) first: usize,
     pub(crate) second: usize,
+    /// Where in its program the first of those that put the first event first did so.
+    pub(crate) shown_by: Option<Point>,
 }
 
 /// Asks all ranks that are at the same point of the program as `like` which of two events they put
@@ -59,16 +62,21 @@ pub(crate) fn ask(
                 created(one, a) < created(other, b)
             }
         };
-        match (a, b) {
-            (When::At(a), When::At(b)) if before((one, a), (other, b)) => votes.first += 1,
-            (When::At(a), When::At(b)) if before((other, b), (one, a)) => votes.second += 1,
-            (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => {
-                votes.first += 1
-            }
-            (When::At(_) | When::Never, When::Lost) | (When::Never, When::At(_)) => {
-                votes.second += 1
-            }
-            _ => {}
+        let is_first = match (a, b) {
+            (When::At(a), When::At(b)) if before((one, a), (other, b)) => true,
+            (When::At(a), When::At(b)) if before((other, b), (one, a)) => false,
+            (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => true,
+            (When::At(_) | When::Never, When::Lost) | (When::Never, When::At(_)) => false,
+            _ => continue,
+        };
+        if !is_first {
+            votes.second += 1;
+            continue;
+        }
+        votes.first += 1;
+        if let (When::At(position), None) = (a, votes.shown_by) {
+            let record = one;
+            votes.shown_by = Some(Point { record, position });
         }
     }
     if sure == Votes::default() {

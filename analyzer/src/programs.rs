@@ -2,13 +2,17 @@
 
 use crate::align::{GroupIx, RecordIx};
 use crate::case::{Case, name_ranks};
-use rcomm_recorder::model::Rank;
+use crate::record::Op;
+use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
 /// Steps that both have in common, shown before the first difference.
 const BEFORE: usize = 1;
 /// Steps of each program shown from the first difference on.
 const AFTER: usize = 4;
+/// The same where the programs are shown over all groups.
+const BEFORE_IN_ALL: usize = 2;
+const AFTER_IN_ALL: usize = 6;
 
 /// Ranks that issued one call, by where in the source they did: one line for each place and its caller,
 /// since the call itself often stands in a wrapper that all share.
@@ -64,28 +68,80 @@ pub(crate) fn next_steps(
         format!("+++ rank {}", rank(odd)),
     ];
     let (usual, odd) = (steps(case, usual, group, seq), steps(case, odd, group, seq));
-    let same = |a: &Step, b: &Step| {
-        case.aligned
-            .shared
-            .calls
-            .difference(a.call, b.call)
-            .is_none()
-    };
+    lines.extend(difference(case, &usual, &odd));
+    lines
+}
+
+/// A point in the program of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) record: RecordIx,
+    /// Position in the record's operations.
+    pub(crate) position: u32,
+}
+
+/// The steps of two ranks in all their groups from just before these points on, in the order in which
+/// they issued them, as [`next_steps`] shows them. `usual` and `odd` have programs like theirs.
+pub(crate) fn orders(
+    case: &Case<'_>,
+    (usual, first): (&[Rank], Point),
+    (odd, second): (&[Rank], Point),
+) -> Vec<String> {
+    let mut lines = vec![
+        format!("--- {}", name_ranks(usual)),
+        format!("+++ {}", name_ranks(odd)),
+    ];
+    let (usual, odd) = (steps_in_all(case, first), steps_in_all(case, second));
+    lines.extend(difference(case, &usual, &odd));
+    lines
+}
+
+/// Whether two ranks did the same, over all groups, around these points and from them on.
+pub(crate) fn same_order(case: &Case<'_>, one: Point, other: Point) -> bool {
+    let (one, other) = (steps_in_all(case, one), steps_in_all(case, other));
+    one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(case, a, b))
+}
+
+struct Step {
+    family: u32,
+    kind: OpType,
+    call: u32,
+    text: String,
+    /// What ranks that do the same may say differently left out.
+    common: String,
+}
+
+fn same(case: &Case<'_>, a: &Step, b: &Step) -> bool {
+    let calls = &case.aligned.shared.calls;
+    a.family == b.family
+        && match a.kind.is_p2p() {
+            // Each rank has peers of its own.
+            true => a.kind == b.kind,
+            false => calls.difference(a.call, b.call).is_none(),
+        }
+}
+
+fn difference(case: &Case<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
     // Longest common part of what follows, by length of what is left of each.
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
         for b in (0..odd.len()).rev() {
-            common[a][b] = if same(&usual[a], &odd[b]) {
+            common[a][b] = if same(case, &usual[a], &odd[b]) {
                 common[a + 1][b + 1] + 1
             } else {
                 common[a + 1][b].max(common[a][b + 1])
             };
         }
     }
+    let mut lines = Vec::new();
     let (mut a, mut b) = (0, 0);
     while a < usual.len() || b < odd.len() {
-        if a < usual.len() && b < odd.len() && same(&usual[a], &odd[b]) {
-            lines.push(format!("  {}", usual[a].text));
+        if a < usual.len() && b < odd.len() && same(case, &usual[a], &odd[b]) {
+            let text = match usual[a].text == odd[b].text {
+                true => &usual[a].text,
+                false => &usual[a].common,
+            };
+            lines.push(format!("  {text}"));
             (a, b) = (a + 1, b + 1);
         } else if b == odd.len() || (a < usual.len() && common[a + 1][b] >= common[a][b + 1]) {
             lines.push(format!("- {}", usual[a].text));
@@ -96,11 +152,6 @@ pub(crate) fn next_steps(
         }
     }
     lines
-}
-
-struct Step {
-    call: u32,
-    text: String,
 }
 
 fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Step> {
@@ -118,12 +169,40 @@ fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Ste
         .map(|&at| {
             let op = case.aligned.op(record, at);
             let described = case.aligned.shared.calls.get(op.call).describe();
+            let text = format!("{described}{}", case.at_site(op));
             Step {
+                family: case.aligned.groups[group].family,
+                kind: op.kind,
                 call: op.call,
-                text: format!("{described}{}", case.at_site(op)),
+                common: text.clone(),
+                text,
             }
         })
         .collect()
+}
+
+fn steps_in_all(case: &Case<'_>, point: Point) -> Vec<Step> {
+    let Point { record, position } = point;
+    let lanes = &case.aligned.lanes[record];
+    let step = |op: &Op| {
+        let group = lanes[usize::from(op.group)].group;
+        let name = case.aligned.shared.calls.get(op.call).op_name();
+        Step {
+            family: case.aligned.groups[group].family,
+            kind: op.kind,
+            call: op.call,
+            text: format!("{}{}", case.describe_op(record, op), case.at_site(op)),
+            common: format!("{name} on group {}", case.group_name(group)),
+        }
+    };
+    let is_step = |op: &&Op| op.kind != OpType::Coalesced;
+    let ops = &case.aligned.records[record].ops;
+    let (before, after) = ops.split_at((position as usize).min(ops.len()));
+    let before = before.iter().rev().filter(is_step).take(BEFORE_IN_ALL);
+    let mut steps: Vec<Step> = before.map(step).collect();
+    steps.reverse();
+    steps.extend(after.iter().filter(is_step).take(AFTER_IN_ALL).map(step));
+    steps
 }
 
 fn position_of(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Option<u32> {

@@ -170,6 +170,15 @@ pub struct InstanceReport {
     pub state: InstanceState,
     /// Since its first issue, ms, where times are known.
     pub age_ms: Option<f64>,
+    /// It counts as stuck. In a look at a running job only what is overdue does
+    /// ([`Policy::overdue_after`](crate::Policy::overdue_after)); of the others nobody is accused.
+    #[serde(default = "is_overdue")]
+    pub overdue: bool,
+}
+
+/// Reports that did not say so listed nothing else.
+const fn is_overdue() -> bool {
+    true
 }
 
 /// Where a pending instance stands.

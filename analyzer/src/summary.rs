@@ -4,25 +4,16 @@ use crate::align::{GroupIx, Presence, RecordIx};
 use crate::bandwidth;
 use crate::case::Case;
 use crate::finding::SeqKind;
-use crate::pending::What;
+use crate::pending::{Arrival, Pending, What};
 use crate::report::{GroupReport, InstanceReport, InstanceState, RankReport, StackNode, Wait};
-use crate::wait_graph::{Missing, Place, now_ns};
+use crate::wait_graph::{Missing, Node, Place, now_ns};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 use std::collections::BTreeMap;
 
-/// Whether anything has not completed, whatever its age.
-pub(crate) fn anything_pending(case: &Case<'_>) -> bool {
-    case.aligned
-        .lanes
-        .iter()
-        .enumerate()
-        .any(|(record, lanes)| {
-            lanes.iter().any(|lane| {
-                lane.collectives[lane.pending_from..]
-                    .iter()
-                    .any(|&at| !case.aligned.op(record, at).completed())
-            })
-        })
+/// What a record shows as unfinished, with whether it is overdue.
+fn pending<'a>(case: &'a Case<'_>, record: RecordIx) -> impl Iterator<Item = (&'a Pending, bool)> {
+    let overdue = case.graph.pending[record].iter().map(|one| (one, true));
+    overdue.chain(case.graph.young[record].iter().map(|one| (one, false)))
 }
 
 /// Every group that somebody used, the largest first, then by name.
@@ -49,7 +40,7 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
             let mut in_flight: Vec<u32> = Vec::new();
             let mut oldest: Option<i64> = None;
             for &&(record, _) in &lanes {
-                for one in &case.graph.pending[record] {
+                for (one, _) in pending(case, record) {
                     if one.group == group
                         && let What::Collective { seq } = one.what
                     {
@@ -113,7 +104,7 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
                 step: status
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
-                pending: all().map(|record| case.graph.pending[record].len()).sum(),
+                pending: all().map(|record| pending(case, record).count()).sum(),
                 lost: all().map(|record| aligned.records[record].lost()).sum(),
                 last_call: record
                     .and_then(|record| Some(case.describe_op(record, case.last_op(record)?))),
@@ -130,57 +121,44 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
 pub(crate) fn in_flight(case: &Case<'_>) -> Vec<InstanceReport> {
     let aligned = case.aligned;
     let now = now_ns(aligned, case.policy);
-    let mut instances: BTreeMap<(GroupIx, u32), i64> = BTreeMap::new();
-    for (record, pending) in case.graph.pending.iter().enumerate() {
-        for one in pending {
-            if let What::Collective { seq } = one.what {
-                let created = aligned.created_ns(record, aligned.op(record, one.position));
-                let since = instances.entry((one.group, seq)).or_insert(created);
-                *since = (*since).min(created);
+    let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
+    let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
+    for record in 0..aligned.records.len() {
+        for (one, overdue) in pending(case, record) {
+            let created = aligned.created_ns(record, aligned.op(record, one.position));
+            match one.what {
+                What::Collective { seq } => {
+                    let known = instances.entry((one.group, seq));
+                    let (since, is_overdue) = known.or_insert((created, overdue));
+                    *since = (*since).min(created);
+                    *is_overdue |= overdue;
+                }
+                What::Batch { .. } if !overdue && one.arrival == Arrival::Arrived => {
+                    let missing =
+                        case.graph
+                            .missing_from_batch(aligned, case.messages, record, one);
+                    reports.push((created, message(case, record, one, &missing, overdue)));
+                }
+                // What is overdue has a place.
+                What::Batch { .. } => {}
             }
         }
     }
-    let mut reports: Vec<(i64, InstanceReport)> = instances
-        .into_iter()
-        .map(|((group, seq), since)| {
-            let mut report = instance(case, group, seq);
-            report.age_ms = now.map(|now| (now - since).max(0) as f64 / 1e6);
-            (since, report)
-        })
-        .collect();
-    for place in 0..case.graph.places.len() {
-        let Place::Batch {
-            group,
-            record,
-            pending,
-        } = case.graph.places[place]
-        else {
-            continue;
-        };
-        let position = case.first_of_batch(record, pending);
-        let spot = case.spot_of_message(record, group, position);
-        let op = aligned.op(record, position);
-        let since = aligned.created_ns(record, op);
-        let missing = &case.graph.missing[place];
-        reports.push((
-            since,
-            InstanceReport {
-                group: case.group_ref(group),
-                seq: spot.seq,
-                seq_kind: spot.kind,
-                op: spot.op,
-                bytes: aligned.shared.calls.get(op.call).bytes(),
-                joined: vec![aligned.records[record].rank],
-                missing: case.ranks(&nodes(missing, false)),
-                unknown: case.ranks(&nodes(missing, true)),
-                state: if missing.is_empty() {
-                    InstanceState::Running
-                } else {
-                    InstanceState::HalfOpen
-                },
-                age_ms: now.map(|now| (now - since).max(0) as f64 / 1e6),
-            },
-        ));
+    for (place, missing) in case.graph.places.iter().zip(&case.graph.missing) {
+        if let Place::Batch {
+            record, pending, ..
+        } = *place
+        {
+            let one = &case.graph.pending[record][pending];
+            let created = aligned.created_ns(record, aligned.op(record, one.position));
+            reports.push((created, message(case, record, one, missing, true)));
+        }
+    }
+    for ((group, seq), (since, overdue)) in instances {
+        reports.push((since, collective(case, group, seq, overdue)));
+    }
+    for (since, report) in &mut reports {
+        report.age_ms = now.map(|now| now.saturating_sub(*since).max(0) as f64 / 1e6);
     }
     reports.sort_by(|a, b| {
         let key =
@@ -190,7 +168,7 @@ pub(crate) fn in_flight(case: &Case<'_>) -> Vec<InstanceReport> {
     reports.into_iter().map(|(_, report)| report).collect()
 }
 
-fn nodes(missing: &[(usize, Missing)], unknown: bool) -> Vec<usize> {
+fn nodes(missing: &[(Node, Missing)], unknown: bool) -> Vec<Node> {
     missing
         .iter()
         .filter(|(_, why)| matches!(why, Missing::Unknown(_)) == unknown)
@@ -198,7 +176,36 @@ fn nodes(missing: &[(usize, Missing)], unknown: bool) -> Vec<usize> {
         .collect()
 }
 
-fn instance(case: &Case<'_>, group: GroupIx, seq: u32) -> InstanceReport {
+fn message(
+    case: &Case<'_>,
+    record: RecordIx,
+    batch: &Pending,
+    missing: &[(Node, Missing)],
+    overdue: bool,
+) -> InstanceReport {
+    let aligned = case.aligned;
+    let spot = case.spot_of_message(record, batch.group, batch.position);
+    let op = aligned.op(record, batch.position);
+    InstanceReport {
+        group: case.group_ref(batch.group),
+        seq: spot.seq,
+        seq_kind: spot.kind,
+        op: spot.op,
+        bytes: aligned.shared.calls.get(op.call).bytes(),
+        joined: vec![aligned.records[record].rank],
+        missing: case.ranks(&nodes(missing, false)),
+        unknown: case.ranks(&nodes(missing, true)),
+        state: if missing.is_empty() {
+            InstanceState::Running
+        } else {
+            InstanceState::HalfOpen
+        },
+        age_ms: None,
+        overdue,
+    }
+}
+
+fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
     let aligned = case.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut bytes = 0;
@@ -242,6 +249,7 @@ fn instance(case: &Case<'_>, group: GroupIx, seq: u32) -> InstanceReport {
         unknown,
         state,
         age_ms: None,
+        overdue,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::pending::{Arrival, Pending, What, front_is_lost, pending_of};
 use crate::policy::Policy;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 /// Where ranks wait.
 #[derive(Clone, Debug)]
@@ -55,8 +56,10 @@ pub(crate) type Node = usize;
 /// The graph.
 #[derive(Debug)]
 pub(crate) struct WaitGraph {
-    /// Of each record: what is unfinished, in order of issue.
+    /// Of each record: what is unfinished, in order of issue; in a snapshot what is overdue of it.
     pub(crate) pending: Vec<Vec<Pending>>,
+    /// Of each record: what is unfinished and not overdue. Nobody is judged by it.
+    pub(crate) young: Vec<Vec<Pending>>,
     pub(crate) places: Vec<Place>,
     /// Of each place: who is there, as positions in `expected`.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -70,7 +73,7 @@ pub(crate) struct WaitGraph {
 }
 
 impl WaitGraph {
-    /// Builds the graph of everything unfinished (in a snapshot: unfinished for too long).
+    /// Builds the graph of everything unfinished (in a snapshot: overdue).
     pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
         let node_of_rank = aligned
             .expected
@@ -81,6 +84,7 @@ impl WaitGraph {
         let ranks = aligned.expected.len();
         let mut graph = Self {
             pending: Vec::with_capacity(aligned.records.len()),
+            young: vec![Vec::new(); aligned.records.len()],
             places: Vec::new(),
             arrived: Vec::new(),
             missing: Vec::new(),
@@ -90,7 +94,6 @@ impl WaitGraph {
             node_of_rank,
         };
         let snapshot = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
-        let overdue = i64::try_from(policy.overdue.as_nanos()).unwrap_or(i64::MAX);
         for record in 0..aligned.records.len() {
             let mut pending = pending_of(aligned, messages, record);
             if let Some(now) = snapshot {
@@ -107,10 +110,15 @@ impl WaitGraph {
                     0 => now,
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
                 };
-                pending.retain(|one| {
+                let is_overdue = |one: &Pending| {
                     let op = aligned.op(record, one.position);
-                    now.saturating_sub(aligned.created_ns(record, op)) >= overdue
-                });
+                    let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
+                    let age = now.saturating_sub(aligned.created_ns(record, op));
+                    u64::try_from(age).is_ok_and(|age| {
+                        Duration::from_nanos(age) >= policy.overdue_after(timeout_ms)
+                    })
+                };
+                (pending, graph.young[record]) = pending.into_iter().partition(is_overdue);
             }
             graph.pending.push(pending);
         }
@@ -124,10 +132,11 @@ impl WaitGraph {
             graph.missing[place] = match graph.places[place] {
                 Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
                 Place::Batch {
-                    group,
-                    record,
-                    pending,
-                } => graph.missing_from_batch(aligned, messages, group, record, pending),
+                    record, pending, ..
+                } => {
+                    let batch = &graph.pending[record][pending];
+                    graph.missing_from_batch(aligned, messages, record, batch)
+                }
             };
             let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
                 graph.places[place];
@@ -305,20 +314,20 @@ impl WaitGraph {
         missing
     }
 
-    fn missing_from_batch(
+    /// Who has to come so that a rank's batch of messages can complete.
+    pub(crate) fn missing_from_batch(
         &self,
         aligned: &Aligned<'_>,
         messages: &Messages,
-        group: GroupIx,
         record: RecordIx,
-        pending: usize,
+        batch: &Pending,
     ) -> Vec<(Node, Missing)> {
-        let What::Batch { halves } = &self.pending[record][pending].what else {
+        let What::Batch { halves } = &batch.what else {
             return Vec::new();
         };
         let mut missing: BTreeMap<Node, Missing> = BTreeMap::new();
         for &half in halves {
-            for (rank, why) in self.other_ends(aligned, messages, group, record, half) {
+            for (rank, why) in self.other_ends(aligned, messages, batch.group, record, half) {
                 if let Some(node) = self.node(rank) {
                     missing
                         .entry(node)

@@ -18,11 +18,12 @@ pub fn group_label(group: &GroupRef) -> String {
     }
 }
 
-/// Several groups in a word: `tp_0..127`.
+/// Several groups in a word: `tp_0..127`, `tp_0,1,3`.
 ///
-/// The labels' last number is cut off and the smallest and largest are shown; labels that share no
-/// stem are shown as the first one and a count.
+/// Labels that differ in their last number alone are shown as the spans of that number, cut after three
+/// with a count of what is left; labels that share no stem as the first one and a count.
 pub fn group_labels(labels: &[String]) -> String {
+    const SPANS: usize = 3;
     let split = |label: &str| -> Option<(String, u64)> {
         let digits = label.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| {
             at + label[at..].chars().next().map_or(1, char::len_utf8)
@@ -30,50 +31,67 @@ pub fn group_labels(labels: &[String]) -> String {
         let number = label[digits..].parse().ok()?;
         Some((label[..digits].to_owned(), number))
     };
-    match labels {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first, ..] => {
-            let parts: Option<Vec<_>> = labels.iter().map(|label| split(label)).collect();
-            let same = |parts: &Vec<(String, u64)>| parts.iter().all(|(s, _)| *s == parts[0].0);
-            match parts.filter(same) {
-                Some(parts) => {
-                    let numbers = || parts.iter().map(|&(_, n)| n);
-                    let low = numbers().min().unwrap_or(0);
-                    let high = numbers().max().unwrap_or(0);
-                    format!("{}{low}..{high}", parts[0].0)
-                }
-                None => format!("{first} +{}", labels.len() - 1),
-            }
+    let [first, others @ ..] = labels else {
+        return String::new();
+    };
+    if others.iter().all(|label| label == first) {
+        return first.clone();
+    }
+    let parts: Option<Vec<_>> = labels.iter().map(|label| split(label)).collect();
+    let same = |parts: &Vec<(String, u64)>| parts.iter().all(|(stem, _)| *stem == parts[0].0);
+    match parts.filter(same) {
+        Some(parts) => {
+            let mut numbers: Vec<u64> = parts.iter().map(|&(_, number)| number).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            format!("{}{}", parts[0].0, spans(&numbers, "..", SPANS))
         }
+        None => format!("{first} +{}", others.len()),
     }
 }
 
 /// Ascending ranks as spans: `0-63,70`; cut after `max_spans` with a count of what is left.
 pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
+    spans(ranks, "-", max_spans)
+}
+
+fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) -> String {
     let mut text = String::new();
-    let (mut at, mut spans) = (0, 0);
-    while at < ranks.len() {
-        let start = at;
-        while at + 1 < ranks.len() && ranks[at + 1] == ranks[at] + 1 {
-            at += 1;
+    let mut left = numbers.len();
+    for (at, run) in neighbours(numbers).enumerate() {
+        if at == most {
+            let _ = write!(text, ",+{left}");
+            break;
         }
-        if spans == max_spans {
-            let _ = write!(text, ",+{}", ranks.len() - start);
-            return text;
-        }
-        if spans > 0 {
+        if at > 0 {
             text.push(',');
         }
-        let _ = match at - start {
-            0 => write!(text, "{}", ranks[start]),
-            1 => write!(text, "{},{}", ranks[start], ranks[at]),
-            _ => write!(text, "{}-{}", ranks[start], ranks[at]),
-        };
-        spans += 1;
-        at += 1;
+        match run {
+            [a, b] => _ = write!(text, "{a},{b}"),
+            run => text.push_str(&name_run(run, to)),
+        }
+        left -= run.len();
     }
     text
+}
+
+/// Numbers in runs of neighbours.
+fn neighbours<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
+    numbers.chunk_by(|&a, &b| a.into().checked_add(1) == Some(b.into()))
+}
+
+/// Numbers in runs of neighbours that are worth a span: two are said one by one.
+pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
+    neighbours(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
+}
+
+/// `7`, `0-3`.
+pub(crate) fn name_run<N: Display>(run: &[N], to: &str) -> String {
+    match run {
+        [] => String::new(),
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}{to}{last}"),
+    }
 }
 
 /// Spans that a set of ranks shows before the rest is only counted.
@@ -257,8 +275,15 @@ mod tests {
     fn numbered_labels_fold_into_a_span() {
         let labels: Vec<_> = (0..128).map(|i| format!("tp_{i}")).collect();
         assert_eq!(group_labels(&labels), "tp_0..127");
+        let some = |numbers: &[u32]| {
+            let labels: Vec<_> = numbers.iter().map(|i| format!("tp_{i}")).collect();
+            group_labels(&labels)
+        };
+        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is elsewhere");
+        assert_eq!(some(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
+        assert_eq!(group_labels(&["dp".into(), "dp".into()]), "dp");
         assert_eq!(group_labels(&["a".into(), "b".into()]), "a +1");
-        assert_eq!(group_labels(&["é1".into(), "é2".into()]), "é1..2");
+        assert_eq!(group_labels(&["é1".into(), "é2".into()]), "é1,2");
     }
 
     #[test]

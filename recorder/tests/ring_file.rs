@@ -11,7 +11,7 @@ use rcomm_recorder::record::{
     Start, Storage, Tensor, Timestamp,
 };
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -466,6 +466,73 @@ fn follower_tells_of_whatever_a_snapshot_shows_and_of_nothing_else() {
     differs("a step was named");
     recorder.set_group_timeout(world, MINUTE * 2);
     differs("a time-out was set");
+}
+
+#[test]
+fn an_operation_in_a_graph_names_it_and_no_other_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let begin = |seq| recorder.begin(&all_reduce(world, seq));
+    const LARGEST: u64 = (1 << 53) - 1;
+    for (seq, graph) in [(1, 0), (2, 7), (3, LARGEST)] {
+        recorder.captured_at(begin(seq), recorder.now(), graph);
+    }
+    // It cannot be kept, and is counted.
+    recorder.captured_at(begin(4), recorder.now(), LARGEST + 1);
+    assert_eq!(recorder.counters().updates_lost, 1);
+    recorder.completed_at(begin(5), recorder.now(), Some(Duration::from_millis(3)));
+    begin(6);
+    // The first to see the end counts.
+    let ended = begin(7);
+    recorder.failed(ended);
+    recorder.captured_at(ended, recorder.now(), 7);
+
+    let dump = RingReader::attach(path_of(&recorder)).unwrap().snapshot();
+    let graphs: Vec<_> = dump.entries.iter().map(|entry| entry.graph_id).collect();
+    let expected = [Some(0), Some(7), Some(LARGEST), None, None, None, None];
+    assert_eq!(graphs, expected);
+    for entry in &dump.entries[..4] {
+        assert_eq!(entry.state, EntryState::Completed);
+        assert_eq!(entry.duration_ms, None);
+        assert!(entry.time_discovered_completed_ns >= entry.time_created_ns);
+    }
+    assert_eq!(dump.entries[4].duration_ms, Some(3.0));
+    assert_eq!(dump.entries[6].state, EntryState::Failed);
+
+    // In a dump the others do not have the key at all.
+    let text = String::from_utf8(dump.to_json()).unwrap();
+    assert_eq!(text.matches("\"graph_id\"").count(), 3);
+    let (read, _) = Dump::read(text.as_bytes()).unwrap();
+    let graphs: Vec<_> = read.entries.iter().map(|entry| entry.graph_id).collect();
+    assert_eq!(graphs, expected);
+}
+
+#[test]
+fn a_ring_of_the_first_version_is_read_as_before() {
+    const VERSION: u64 = 8;
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let world = world(&recorder);
+    let ticket = recorder.begin(&all_reduce(world, 1));
+    recorder.completed_at(ticket, recorder.now(), Some(MINUTE));
+    let path = path_of(&recorder);
+    let read = || timeless(RingReader::attach(&path).unwrap().snapshot());
+    let now = read();
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut version = [0; 8];
+    file.read_exact_at(&mut version, VERSION).unwrap();
+    assert_eq!(version, [1, 0, 0, 0, 2, 0, 0, 0], "1.2");
+    file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
+        .unwrap();
+    // It did not say how much of it has space.
+    const RESERVED: u64 = 96;
+    file.write_all_at(&[0; 8], RESERVED).unwrap();
+    assert_eq!(read(), now);
 }
 
 /// What a dump says, whatever the order of its tables.

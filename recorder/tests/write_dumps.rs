@@ -167,6 +167,7 @@ prop_compose! {
         reduce_op in prop::option::of(prop::sample::select(ReduceOp::ALL)),
         times in (0..i64::MAX, 0..i64::MAX, prop_oneof![Just(0), 0..i64::MAX]),
         duration_ms in prop::option::of(-1e6_f32..1e6),
+        graph_id in prop::option::of(0..=i64::MAX as u64),
         stack in prop::option::of(0..2_u32),
         thread in prop::option::of(0..2_u32),
     ) -> Entry {
@@ -194,6 +195,7 @@ prop_compose! {
             time_discovered_started_ns: times.1,
             time_discovered_completed_ns: times.2,
             duration_ms,
+            graph_id,
             timeout_ms: ids.0.into(),
             thread,
         }
@@ -326,6 +328,7 @@ fn stuck_rank(rank: u32) -> Dump {
         time_discovered_started_ns: 1_795_000_000_000_000_100,
         time_discovered_completed_ns: 0,
         duration_ms: None,
+        graph_id: None,
         timeout_ms: 5000,
         thread: None,
     };

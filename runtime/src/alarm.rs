@@ -13,6 +13,9 @@
 //! How far everybody is goes through keys of its own ([`answers`](crate::answers)). The same thread
 //! watches the FIFOs that ask for a dump.
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use crate::answers::{Asked, Questions, RankReport};
 use crate::backend::nccl::Propagation;
 use crate::dump_writer::Dumps;
@@ -30,6 +33,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+/// The members of a group time out within so much of each other, though one may look at the store in between.
+const SAME_FAULT: Duration = Duration::from_secs(2);
 /// PyTorch's flag: who finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
 /// The most alarms that are answered at once, if many were raised since the last look.
@@ -465,6 +470,12 @@ impl Responder {
         });
     }
 
+    /// Whether another rank's alarm is so young that a fault of this rank belongs to it.
+    fn has_just_heard(&self) -> bool {
+        let heard = self.heard.as_ref();
+        heard.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
+    }
+
     /// Joins an alarm that is being raised by another rank, or raises a new one.
     fn raise(&mut self, episode: &Episode) -> Result<i64> {
         let parts = &self.alarm.parts;
@@ -472,7 +483,7 @@ impl Responder {
         let mut alarm = parts.root.add(&key, 0)?;
         if alarm > self.answered {
             self.heard = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
-        } else {
+        } else if !self.has_just_heard() {
             // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
             let next = (alarm + 1).to_string();
             let held =
@@ -509,90 +520,5 @@ fn reported_before(cause: &str, finding: &str) -> String {
     match cause.split_once(": ") {
         Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),
         _ => format!("reported before by {cause}"),
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::dump_writer::DumpWriter;
-    use crate::store::HashStore;
-    use rcomm_recorder::publish::Dump;
-    use rcomm_recorder::record::{Placement, RecorderConfig};
-    use std::sync::mpsc;
-
-    /// Sends a dump's reason, and whether the flag was up by then.
-    struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
-
-    impl DumpWriter for Send {
-        fn write(&self, dump: &Dump) -> Result<String> {
-            let flag = self.1.check(&[FLAG])?;
-            let _ = self.0.send((dump.identity.reason.clone(), flag));
-            Ok(String::new())
-        }
-    }
-
-    /// The alarm of one rank at this store, over a watch where nobody makes rounds.
-    pub(crate) fn alarm(
-        rank: u32,
-        store: &Arc<HashStore>,
-        interval: Duration,
-    ) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
-        let config = RecorderConfig {
-            placement: Placement::Memory,
-            entries: 16,
-            ..RecorderConfig::new("job", rank, 16)
-        };
-        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
-        let (sender, dumped) = mpsc::channel();
-        let writer = Box::new(Send(sender, store.clone()));
-        let alarm = Alarm::new(AlarmParts {
-            rank,
-            attempt: 0,
-            root: store.clone(),
-            watch: Arc::new(Watch::default()),
-            dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
-            recorder,
-            status_wait: Duration::from_secs(1),
-            interval,
-            propagation: Propagation::DumpOnly,
-        });
-        let alarm = alarm.unwrap();
-        let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
-        (alarm, dumped, thread)
-    }
-
-    #[test]
-    fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
-        let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
-        let same = "all_reduce #4 on group dp: sizes differ";
-        assert_eq!(reported_before(cause, same), "found before by rank 3");
-        let other = "all_reduce #5 on group dp: not done after 3.0 s";
-        let expected = format!("reported before by {cause}");
-        assert_eq!(reported_before(cause, other), expected);
-    }
-
-    #[test]
-    fn ranks_that_time_out_at_once_raise_one_alarm() {
-        let store = Arc::new(HashStore::new());
-        // Nobody looks at the store by itself: all believe that they are the first.
-        let never = Duration::from_secs(3_600);
-        let ranks: Vec<_> = (0..16).map(|rank| alarm(rank, &store, never)).collect();
-        let episodes = ranks.iter().map(|(alarm, _, _)| {
-            let episode = Episode::of_rank("late");
-            alarm.episodes.lock().unwrap().push(episode.clone());
-            episode
-        });
-        let episodes: Vec<_> = episodes.collect();
-        for (alarm, _, _) in &ranks {
-            alarm.ring();
-        }
-        for episode in episodes {
-            let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
-            assert!(raised.raised);
-        }
-        assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
-        let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
-        assert!(cause.unwrap().ends_with(b": late"));
     }
 }

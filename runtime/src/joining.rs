@@ -8,10 +8,10 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
-use crate::store::{Store, which_came};
+use crate::store::{BatchReply, BatchRequest, Store, which_came};
 use crate::tuning::Tuning;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage};
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Takes down PyTorch's flag if an earlier attempt of the job left it in the store, where an agent that
@@ -34,29 +34,55 @@ pub(crate) fn forget_earlier_attempt(
     Ok(())
 }
 
-/// Waits until all ranks have come, and finds out whether all were given the same secret, or none.
+/// Waits until all ranks have come, finds out whether all were given the same secret, or none, and learns
+/// what rank 0 says for all.
 ///
-/// Each leaves a fingerprint of its secret; the last to come compares them and tells everybody, so that
-/// all ranks fail where one is wrong.
+/// Each leaves a fingerprint of its secret, and rank 0 its words; the last to come compares the fingerprints
+/// and tells everybody, so that all ranks fail where one is wrong. Whoever waits for that has rank 0's words
+/// with it.
 pub(crate) fn meet(
     notes: &dyn Store,
     place: &Rendezvous,
     config: &Config,
     deadline: Deadline,
-) -> Result<()> {
-    let own = config.secret.as_ref().map(|secret| {
-        let tag = secret.derive("fingerprint").tag(&[place.job.as_bytes()]);
-        tag.map(|byte| format!("{byte:02x}")).concat()
-    });
+) -> Result<Agreed> {
+    let said = match place.rank {
+        0 => Some(Agreed::of_rank_0(config)?),
+        _ => None,
+    };
+    let words = said.as_ref().map(|said| said.in_words(config));
+    let own = config
+        .secret
+        .as_ref()
+        .map(|secret| hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
     let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
-    notes.set(&here(place.rank), own.as_bytes())?;
-    let count = notes.add("here", 1)?;
-    if count >= i64::from(place.world_size) {
-        let refusal = compare_secrets(notes, place.world_size, deadline)?;
-        let verdict = refusal.as_deref().unwrap_or(YES);
-        notes.compare_set(ALL_HERE, b"", verdict.as_bytes())?;
-    }
-    let verdict = match notes.get(ALL_HERE, deadline.remaining()) {
+    let here = here(place.rank);
+    let words = words.iter().map(|words| BatchRequest::Set {
+        key: RUN,
+        value: words.as_bytes(),
+    });
+    let come = [
+        BatchRequest::Set {
+            key: &here,
+            value: own.as_bytes(),
+        },
+        BatchRequest::Add {
+            key: "here",
+            delta: 1,
+        },
+    ];
+    let requests: Vec<_> = words.chain(come).collect();
+    let replies = notes.batch(&requests)?;
+    let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
+        if count >= i64::from(place.world_size));
+    let verdict = match is_last {
+        true => {
+            let verdict = judge(notes, place.world_size, deadline)?;
+            notes.compare_set(ALL_HERE, b"", verdict.as_bytes())
+        }
+        false => notes.get(ALL_HERE, deadline.remaining()),
+    };
+    let verdict = match verdict {
         // Whose time is over first says so to all, in the same words.
         Err(error) if error.kind() == ErrorKind::Timeout => {
             let absent = name_absent(notes, place);
@@ -64,8 +90,12 @@ pub(crate) fn meet(
         }
         verdict => verdict?,
     };
-    if verdict == YES.as_bytes() {
-        return Ok(());
+    let verdict = String::from_utf8_lossy(&verdict);
+    if let Some(words) = verdict.strip_prefix(YES) {
+        return match said {
+            Some(said) => Ok(said),
+            None => Agreed::from_words(words, config),
+        };
     }
     // The store goes with the rank that serves it: not before all who came know why.
     let heard = notes.add("refusal heard", 1)?;
@@ -75,17 +105,16 @@ pub(crate) fn meet(
     if place.serves_store() {
         let _ = notes.wait(&["refusal heard by all"], config.status_wait);
     }
-    Err(Error::new(
-        ErrorKind::Rendezvous,
-        String::from_utf8_lossy(&verdict),
-    ))
+    Err(Error::new(ErrorKind::Rendezvous, verdict))
 }
 
 /// What a rank leaves that was given no secret.
 const NO_SECRET: &str = "none";
-/// Below `rcomm/<attempt>` holds [`YES`], or why the job cannot start. Set once.
+/// Below `rcomm/<attempt>` holds [`YES`] and rank 0's words, or why the job cannot start. Set once.
 pub(crate) const ALL_HERE: &str = "all here";
-const YES: &str = "yes";
+const YES: &str = "yes\n";
+/// Rank 0's words, until all are here.
+const RUN: &str = "run";
 /// Ranks that a message lists.
 const MOST_RANKS: usize = 16;
 
@@ -93,22 +122,43 @@ fn here(rank: Rank) -> String {
     format!("here/{rank}")
 }
 
-/// What is wrong with the secrets that the ranks were given, if anything is.
-fn compare_secrets(
-    notes: &dyn Store,
-    world_size: u32,
-    deadline: Deadline,
-) -> Result<Option<String>> {
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// What all are told, now that all have come.
+fn judge(notes: &dyn Store, world_size: u32, deadline: Deadline) -> Result<String> {
     let keys: Vec<String> = (0..world_size).map(here).collect();
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let given = notes.multi_get(&keys, deadline.remaining())?;
-    let Some(first) = given.first() else {
-        return Ok(None);
-    };
+    let keys = keys.iter().map(String::as_str);
+    let keys: Vec<&str> = std::iter::once(RUN).chain(keys).collect();
+    let values = notes.multi_get(&keys, deadline.remaining())?;
+    let (words, given) = values
+        .split_first()
+        .map_or((&[][..], &[][..]), |(words, given)| {
+            (words.as_slice(), given)
+        });
+    let words = String::from_utf8_lossy(words);
+    Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
+}
+
+/// What is wrong with the secrets that the ranks were given, if anything is.
+fn compare_secrets(given: &[Vec<u8>]) -> Option<String> {
+    let first = given.first()?;
     let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
-    let others: Vec<Rank> = (0..).zip(&given).filter_map(other).collect();
+    let others: Vec<Rank> = (0..).zip(given).filter_map(other).collect();
     if others.is_empty() {
-        return Ok(None);
+        return None;
     }
     let none = NO_SECRET.as_bytes();
     let others_have_none = others.iter().all(|&rank| given[rank as usize] == none);
@@ -117,11 +167,11 @@ fn compare_secrets(
         (false, true) => ("a job secret", "none"),
         (false, false) => ("a job secret", "another"),
     };
-    Ok(Some(format!(
+    Some(format!(
         "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
          none",
         list(&others)
-    )))
+    ))
 }
 
 /// `rank 3`, or `ranks 1, 2 and 5 more`.
@@ -154,70 +204,62 @@ pub(crate) struct Agreed {
     pub(crate) secret: Secret,
     /// The name of this run.
     pub(crate) run: String,
+    /// The table of algorithms.
     pub(crate) tuning: Tuning,
 }
 
-/// The secret, the name of this run and the table of algorithms: rank 0 says.
-pub(crate) fn agree(
-    notes: &dyn Store,
-    place: &Rendezvous,
-    config: &Config,
-    deadline: Deadline,
-) -> Result<Agreed> {
-    if place.rank == 0 {
+impl Agreed {
+    fn of_rank_0(config: &Config) -> Result<Self> {
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
-            None => {
-                let secret = Secret::generate()?;
-                notes.set("secret", secret.as_bytes())?;
-                secret
-            }
+            None => Secret::generate()?,
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let run = now.map_or(0, |now| now.as_millis()).to_string();
-        let tuning = config.tuning.clone();
-        // Nothing to read where it is the one that every rank knows.
-        let mut told = format!("{run}\n");
-        if tuning != Tuning::default() {
-            told.push_str(&tuning.to_string());
-        }
-        notes.set("run", told.as_bytes())?;
-        return Ok(Agreed {
+        Ok(Self {
             secret,
-            run,
-            tuning,
-        });
+            run: now.map_or(0, |now| now.as_millis()).to_string(),
+            tuning: config.tuning.clone(),
+        })
     }
-    let run = notes.get("run", deadline.remaining())?;
-    let told = String::from_utf8_lossy(&run);
-    let (run, table) = told.split_once('\n').unwrap_or((&told, ""));
-    let run = run.to_owned();
-    let tuning = match table {
-        "" => Tuning::default(),
-        table => Tuning::from_table(table)?,
-    };
-    if let Some(secret) = &config.secret {
-        return Ok(Agreed {
-            secret: secret.clone(),
-            run,
-            tuning,
-        });
+
+    /// A line with the run, one with the secret unless every rank was given it, and the table unless it is
+    /// the one that every rank knows.
+    fn in_words(&self, config: &Config) -> String {
+        let secret = match &config.secret {
+            Some(_) => NO_SECRET.to_owned(),
+            None => hex(self.secret.as_bytes()),
+        };
+        let table = match self.tuning == Tuning::default() {
+            true => String::new(),
+            false => self.tuning.to_string(),
+        };
+        format!("{}\n{secret}\n{table}", self.run)
     }
-    let bytes = notes.get("secret", deadline.remaining())?;
-    let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| {
-        Error::new(
-            ErrorKind::Rendezvous,
-            format!(
-                "the job's secret in the store has {} bytes, not 32",
-                bytes.len()
-            ),
-        )
-    })?;
-    Ok(Agreed {
-        secret: Secret::from_bytes(bytes),
-        run,
-        tuning,
-    })
+
+    fn from_words(words: &str, config: &Config) -> Result<Self> {
+        let mut lines = words.splitn(3, '\n');
+        let mut next = || lines.next().unwrap_or_default();
+        let (run, secret, table) = (next(), next(), next());
+        let secret = match &config.secret {
+            Some(secret) => Some(secret.clone()),
+            None => from_hex(secret).map(Secret::from_bytes),
+        };
+        let secret = secret.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Rendezvous,
+                "the store does not hold the job's secret, which rank 0 makes where none was given",
+            )
+        })?;
+        let tuning = match table {
+            "" => Tuning::default(),
+            table => Tuning::from_table(table)?,
+        };
+        Ok(Self {
+            secret,
+            run: run.to_owned(),
+            tuning,
+        })
+    }
 }
 
 pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<FlightRecorder> {
@@ -227,6 +269,8 @@ pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<Fligh
             RingDir::Dir(dir) => Placement::Dir(dir.clone()),
             RingDir::Memory => Placement::Memory,
         },
+        // The watchdog touches it once the world is there.
+        touch: Touch::Ahead,
         attempt: place.attempt,
         entries: config.ring_entries,
         ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)

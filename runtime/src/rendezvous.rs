@@ -25,7 +25,7 @@ mod environment;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::joining::ALL_HERE;
-use crate::store::{Store, TcpStore, TcpStoreServer, addresses_of};
+use crate::store::{BatchReply, BatchRequest, Store, TcpStore, TcpStoreServer, addresses_of};
 use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -204,7 +204,7 @@ impl Rendezvous {
 
     /// Leaves this rank's name in the store, and finds out whether it is the right store.
     ///
-    /// Catches, with two calls to the store and no waiting: a rank that was started twice, another
+    /// Catches, with one call to the store and no waiting: a rank that was started twice, another
     /// job's store on our port, and ranks that disagree on the world size. Call it once per process.
     ///
     /// # Errors
@@ -212,9 +212,31 @@ impl Rendezvous {
     pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
         let prefix = format!("rcomm/rendezvous/{}", self.attempt);
         let ours = format!("{}\n{}", self.world_size, self.job);
-        let held = store.compare_set(&format!("{prefix}/job"), b"", ours.as_bytes())?;
+        let job = format!("{prefix}/job");
+        // Of another job, or of one that was told another size, it is not counted as the rank of this one.
+        let rank = format!(
+            "{prefix}/rank/{}/{}/{}",
+            self.world_size, self.job, self.rank
+        );
+        let replies = store.batch(&[
+            BatchRequest::CompareSet {
+                key: &job,
+                expected: b"",
+                desired: ours.as_bytes(),
+            },
+            BatchRequest::Add {
+                key: &rank,
+                delta: 1,
+            },
+        ])?;
+        let [BatchReply::Value(held), BatchReply::Count(times)] = replies.as_slice() else {
+            return Err(Error::new(
+                ErrorKind::Store,
+                format!("the store answered a check-in with {replies:?}"),
+            ));
+        };
         if held != ours.as_bytes() {
-            let held = String::from_utf8_lossy(&held);
+            let held = String::from_utf8_lossy(held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
             let at = format!("{}:{}", self.master_addr, self.master_port);
             if job != self.job {
@@ -234,8 +256,7 @@ impl Rendezvous {
             }
             return Err(refused(told));
         }
-        let times = store.add(&format!("{prefix}/rank/{}", self.rank), 1)?;
-        if times > 1 {
+        if *times > 1 {
             return Err(refused(format!(
                 "rank {} of job {:?} was started {times} times",
                 self.rank, self.job

@@ -29,6 +29,7 @@ mod default_table;
 
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// Most lanes that two ranks may have for one purpose.
@@ -110,6 +111,9 @@ words! {
         Shares = "shares",
         /// In memory: chunks are shown in slots, and read by whom they are for.
         Slots = "slots",
+        /// In memory: ranks work in each other's buffers, where all that takes are registered
+        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that fits is taken.
+        Direct = "direct",
         /// The data go with the notices that ranks compare anyway, in a number of messages that grows with
         /// the logarithm of the ranks (or hosts). For up to 128 KiB in all.
         Notice = "notice",
@@ -129,9 +133,10 @@ impl Algorithm {
         use Algorithm::*;
         match (topology, pattern) {
             (_, Pattern::Barrier) => &[Notice],
-            (Topology::Memory, Pattern::AllReduce) => &[Whole, Shares],
-            (Topology::Memory, Pattern::Reduce) => &[Shares],
-            (Topology::Memory, _) => &[Slots],
+            (Topology::Memory, Pattern::AllReduce) => &[Whole, Shares, Direct],
+            (Topology::Memory, Pattern::Reduce) => &[Shares, Direct],
+            (Topology::Memory, Pattern::Gather | Pattern::Scatter) => &[Slots],
+            (Topology::Memory, _) => &[Slots, Direct],
             (Topology::Sockets, Pattern::AllReduce | Pattern::AllGather) => &[Notice, Exchange],
             (Topology::Sockets, Pattern::Broadcast) => &[Notice, Chain],
             (Topology::Hosts, Pattern::AllReduce | Pattern::AllGather) => {
@@ -382,6 +387,22 @@ impl Plan {
         found.unwrap_or(Algorithm::Exchange)
     }
 
+    /// From which size to which, in bytes, this algorithm is the first choice.
+    pub(crate) fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
+        let of_pattern = self.choices.iter();
+        let mut least = 0;
+        for choice in of_pattern.filter(|choice| choice.pattern == pattern) {
+            let end = choice
+                .bytes
+                .map_or(usize::MAX, |most| most.saturating_add(1));
+            if choice.algorithm == algorithm && end > least {
+                return least..end;
+            }
+            least = least.max(end);
+        }
+        0..0
+    }
+
     /// Up to how many bytes this algorithm is the first choice.
     pub(crate) fn most(&self, pattern: Pattern, algorithm: Algorithm) -> usize {
         let of_pattern = self
@@ -466,6 +487,9 @@ mod tests {
         );
         assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Notice), 1 << 20);
         assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Whole), 0);
+        let span = plan.span(Pattern::AllReduce, Algorithm::Exchange);
+        assert_eq!(span, (1 << 20) + 1..usize::MAX);
+        assert!(plan.span(Pattern::AllReduce, Algorithm::Chain).is_empty());
     }
 
     #[test]
@@ -474,7 +498,7 @@ mod tests {
         assert_eq!(
             refusal("all_reduce memory any any nested"),
             "the line \"all_reduce memory any any nested\" of the tuning table: \"nested\" is no \
-             algorithm for all_reduce over memory: give whole, shares"
+             algorithm for all_reduce over memory: give whole, shares, direct"
         );
         assert!(refusal("allreduce memory any any whole").contains("is no operation"));
         assert!(refusal("all_reduce ram any any whole").contains("memory, sockets, hosts"));

@@ -29,6 +29,8 @@ pub(crate) struct Fault {
 struct Inbox {
     flights: Vec<Arc<Flight>>,
     faults: Vec<Fault>,
+    /// When to begin to touch the ring.
+    touch_at: Option<Instant>,
     /// There is something that cannot wait for the next round.
     urgent: bool,
     stopped: bool,
@@ -67,6 +69,16 @@ impl Watch {
         inbox.urgent = true;
         drop(inbox);
         self.wake.notify_all();
+    }
+
+    /// The world is made: the ring may be touched soon.
+    ///
+    /// Not at once, since other ranks may still be at it and share a core with this one, and then a little at
+    /// a time: it takes a millisecond.
+    pub(crate) fn world_is_made(&self) {
+        const AFTER: Duration = Duration::from_millis(50);
+        // Seen in the next round: to wake the watchdog for it would cost this rank's start time.
+        self.inbox().touch_at = Some(Instant::now() + AFTER);
     }
 
     /// Asks for a round now.
@@ -168,6 +180,7 @@ impl Watchdog {
             watch: watch.clone(),
             alarm,
             interval,
+            touch_at: None,
             flights: Vec::new(),
             first_seen: HashMap::new(),
         };
@@ -203,6 +216,8 @@ struct Rounds {
     watch: Arc<Watch>,
     alarm: Arc<Alarm>,
     interval: Duration,
+    /// When the next part of the ring is touched; `None` before the world is made and once all was.
+    touch_at: Option<Instant>,
     flights: Vec<Arc<Flight>>,
     /// Since when a blocking call has been seen under way.
     first_seen: HashMap<u64, Instant>,
@@ -212,6 +227,9 @@ impl Rounds {
     /// How long a blocking call may outstay its deadline before the watchdog ends it: its own thread
     /// comes first, unless it is stuck in the backend.
     const GRACE: Duration = Duration::from_secs(5);
+    /// So many bytes of the ring are touched at a time, and so long after each other.
+    const TOUCH_BYTES: usize = 64 << 10;
+    const TOUCH_PAUSE: Duration = Duration::from_millis(1);
 
     fn run(mut self) {
         loop {
@@ -223,6 +241,7 @@ impl Rounds {
             }
             self.look_at_flights();
             self.look_at_calls();
+            self.touch_ring();
             if stopped {
                 return;
             }
@@ -231,17 +250,28 @@ impl Rounds {
 
     /// Waits for the next round.
     fn next(&mut self) -> (Vec<Fault>, bool) {
+        let pause = self.touch_at.map_or(self.interval, |at| {
+            at.saturating_duration_since(Instant::now())
+                .min(self.interval)
+        });
         let inbox = self.watch.inbox();
         let (mut inbox, _) = self
             .watch
             .wake
-            .wait_timeout_while(inbox, self.interval, |inbox| {
-                !inbox.urgent && !inbox.stopped
-            })
+            .wait_timeout_while(inbox, pause, |inbox| !inbox.urgent && !inbox.stopped)
             .unwrap_or_else(PoisonError::into_inner);
         inbox.urgent = false;
         self.flights.append(&mut inbox.flights);
         (std::mem::take(&mut inbox.faults), inbox.stopped)
+    }
+
+    /// Touches the next part of the ring, so that recording meets no page fault there.
+    fn touch_ring(&mut self) {
+        let now = Instant::now();
+        if self.touch_at.is_some_and(|at| at <= now) {
+            let more = self.alarm.recorder().touch_ahead(Self::TOUCH_BYTES);
+            self.touch_at = more.then(|| now + Self::TOUCH_PAUSE);
+        }
     }
 
     fn look_at_flights(&mut self) {

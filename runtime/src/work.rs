@@ -55,33 +55,37 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
-    fn all(&self) -> impl Iterator<Item = Ticket> {
-        self.members.iter().copied().chain([self.own])
+    #[inline]
+    fn for_each(&self, mut note: impl FnMut(Ticket)) {
+        self.members.iter().for_each(|&member| note(member));
+        note(self.own);
     }
 
     pub(crate) fn started(&self, recorder: &FlightRecorder) {
-        self.all().for_each(|ticket| recorder.started(ticket));
+        self.for_each(|ticket| recorder.started(ticket));
     }
 
     pub(crate) fn completed(&self, recorder: &FlightRecorder, done: Done) {
         let now = recorder.now();
-        self.all()
-            .for_each(|ticket| recorder.completed_at(ticket, now, done.duration));
+        self.for_each(|ticket| match done.graph_id {
+            None => recorder.completed_at(ticket, now, done.duration),
+            Some(graph) => recorder.captured_at(ticket, now, graph),
+        });
     }
 
-    /// Completed, and watched by nobody any more.
-    pub(crate) fn settled(&self, recorder: &FlightRecorder, done: Done) {
+    /// Completed, and watched by nobody any more. What is waited for is in no graph.
+    #[inline]
+    pub(crate) fn settled(&self, recorder: &FlightRecorder, duration: Option<Duration>) {
         let now = recorder.now();
-        self.all()
-            .for_each(|ticket| recorder.completed_and_retired_at(ticket, now, done.duration));
+        self.for_each(|ticket| recorder.completed_and_retired_at(ticket, now, duration));
     }
 
     pub(crate) fn failed(&self, recorder: &FlightRecorder) {
-        self.all().for_each(|ticket| recorder.failed(ticket));
+        self.for_each(|ticket| recorder.failed(ticket));
     }
 
     pub(crate) fn retired(&self, recorder: &FlightRecorder) {
-        self.all().for_each(|ticket| recorder.retired(ticket));
+        self.for_each(|ticket| recorder.retired(ticket));
     }
 }
 

@@ -14,7 +14,7 @@ use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 use crate::endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
-use crate::joining::{agree, forget_earlier_attempt, meet, open_recorder, ring_place, run_name};
+use crate::joining::{forget_earlier_attempt, meet, open_recorder, ring_place, run_name};
 use crate::membership::{GroupOptions, Origin};
 use crate::pipe::DumpPipe;
 use crate::process_group::ProcessGroup;
@@ -140,8 +140,7 @@ impl WorldBuilder {
         place.check_in(&*root)?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         forget_earlier_attempt(&*root, &notes, &place)?;
-        meet(&notes, &place, &config, deadline)?;
-        let agreed = agree(&notes, &place, &config, deadline)?;
+        let agreed = meet(&notes, &place, &config, deadline)?;
         let (secret, run) = (agreed.secret, agreed.run);
         let config = Arc::new(Config {
             tuning: agreed.tuning,
@@ -226,6 +225,7 @@ impl WorldBuilder {
             "world made"
         );
         unmade.0 = None;
+        shared.watch.world_is_made();
         Ok(World {
             shared,
             group,

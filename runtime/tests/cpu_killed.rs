@@ -6,8 +6,8 @@
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{Backend, BackendFactory, Call, GroupContext, Observer, WorldContext};
 use rcomm::{
-    Buffer, Config, Deadline, ErrorKind, FileStore, Hints, Op, ProcessGroupInfo, ReduceOp, Secret,
-    Store,
+    Buffer, Config, DType, Deadline, ErrorKind, FileStore, Hints, Op, ProcessGroupInfo, ReduceOp,
+    Secret, Store,
 };
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -50,7 +50,7 @@ fn rank_process() {
         secret: Secret::from_text("killed"),
         config: Arc::new(
             Config::from_lookup(|name| match (name, &*variable("CPU_KILLED_WIRING")) {
-                ("RCOMM_TRANSPORT", "hosts") => Some("shm".into()),
+                ("RCOMM_TRANSPORT", "hosts" | "registered") => Some("shm".into()),
                 ("RCOMM_TRANSPORT", "streams") => Some("tcp".into()),
                 ("RCOMM_SOCKET_STREAMS", "streams") => Some("3".into()),
                 ("RCOMM_TRANSPORT", transport) => Some(transport.into()),
@@ -73,15 +73,18 @@ fn rank_process() {
         store: store.clone(),
     };
     let backend: Arc<dyn Backend> = factory.connect(group, DEADLINE.into()).unwrap();
-    let mut data = vec![1f32; count];
-    let message = data.clone();
+    let mut data = match &*variable("CPU_KILLED_WIRING") {
+        "registered" => backend.allocate(DType::F32, count).unwrap(),
+        _ => Buffer::from_vec(vec![1f32; count]),
+    };
+    let message = vec![1f32; count];
     let killed = variable("CPU_KILLED_WHO").parse().unwrap();
     let is_collective = variable("CPU_KILLED_OPERATION") == "all_reduce";
     for turn in 1.. {
         let began = Instant::now();
         let mut op = if is_collective {
             Op::AllReduce {
-                buffer: Buffer::from_mut(&mut data),
+                buffer: data.lend(),
                 op: ReduceOp::Max.into(),
             }
         } else {
@@ -93,7 +96,7 @@ fn rank_process() {
                     tag: 0,
                 },
                 Op::Recv {
-                    buffer: Buffer::from_mut(&mut data),
+                    buffer: data.lend(),
                     peer: Some((rank + RANKS - 1) % RANKS),
                     tag: 0,
                 },
@@ -135,7 +138,8 @@ fn kill_one(operation: &str, wiring: &str, count: usize) {
     kill(2, operation, wiring, count);
 }
 
-/// The ranks reach each other over `tcp`, over several `streams`, over `shm`, or as `hosts` of two ranks.
+/// The ranks reach each other over `tcp`, over several `streams`, over `shm`, over the same in `registered`
+/// buffers, or as `hosts` of two ranks.
 fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
@@ -169,6 +173,11 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
 #[test]
 fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
     kill_one("all_reduce", "shm", 2 << 20);
+}
+
+#[test]
+fn a_rank_killed_at_work_in_the_others_buffers_is_named() {
+    kill_one("all_reduce", "registered", 8 << 20);
 }
 
 #[test]

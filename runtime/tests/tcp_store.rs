@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use rcomm::store::{BatchReply, BatchRequest, Store, TcpStore, TcpStoreServer};
 use rcomm::{ErrorKind, Rendezvous, Result};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -235,4 +236,140 @@ fn wrong_jobs_are_refused_before_any_deadline() {
     };
     let text = refusal(other.open_store(LONG), ErrorKind::Rendezvous);
     assert!(text.contains("two jobs share MASTER_PORT"), "{text}");
+}
+
+/// Stands between one client and a server, and counts how often the client spoke after it had been answered.
+fn counted(server: u16) -> (u16, Arc<AtomicU32>) {
+    let turns = Arc::new(AtomicU32::new(0));
+    let counter = turns.clone();
+    let port = stranger(move |client| {
+        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        for socket in [&client, &server] {
+            socket.set_nodelay(true).unwrap();
+        }
+        // The client's words before the server's answer are one turn, in however many pieces they come.
+        let answered = Arc::new(AtomicBool::new(true));
+        let (mut from, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let told = answered.clone();
+        let back = thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                told.store(true, Ordering::SeqCst);
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+        });
+        let (mut client, mut server) = (client, server);
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = client.read(&mut bytes) {
+            if answered.swap(false, Ordering::SeqCst) {
+                counter.fetch_add(1, Ordering::SeqCst);
+            }
+            server.write_all(&bytes[..count]).unwrap();
+        }
+        drop(server.shutdown(std::net::Shutdown::Both));
+        back.join().unwrap();
+    });
+    (port, turns)
+}
+
+#[test]
+fn what_is_there_is_got_in_one_round_trip_and_a_batch_takes_one() {
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let (port, turns) = counted(server.port());
+    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    let turns_of = |call: &dyn Fn()| {
+        turns.store(0, Ordering::SeqCst);
+        call();
+        turns.load(Ordering::SeqCst)
+    };
+    assert_eq!(turns_of(&|| store.set("a", b"1").unwrap()), 1);
+    let get = || assert_eq!(store.get("a", LONG).unwrap(), b"1");
+    assert_eq!(turns_of(&get), 1);
+    let both = || assert_eq!(store.multi_get(&["a", "a"], LONG).unwrap().len(), 2);
+    assert_eq!(turns_of(&both), 1);
+    let batch = || {
+        let replies = store.batch(&[
+            BatchRequest::Set {
+                key: "b",
+                value: b"2",
+            },
+            BatchRequest::Add {
+                key: "count",
+                delta: 3,
+            },
+            BatchRequest::CompareSet {
+                key: "b",
+                expected: b"2",
+                desired: b"4",
+            },
+            BatchRequest::Set {
+                key: "c",
+                value: b"5",
+            },
+        ]);
+        let expected = [
+            BatchReply::Done,
+            BatchReply::Count(3),
+            BatchReply::Value(b"4".to_vec()),
+            BatchReply::Done,
+        ];
+        assert_eq!(replies.unwrap(), expected);
+    };
+    assert_eq!(turns_of(&batch), 1);
+    let values = store.multi_get(&["b", "c", "count"], LONG).unwrap();
+    assert_eq!(values, [&b"4"[..], b"5", b"3"]);
+}
+
+/// Many clients of a server, all by address.
+#[test]
+#[ignore = "run by the test below, in a process that is traced"]
+fn a_thousand_clients_come_and_go() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let connect = |_| TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
+    let clients: Vec<TcpStore> = (0..1024).map(connect).collect();
+    for client in &clients {
+        client.add("here", 1).unwrap();
+    }
+    assert_eq!(clients[0].get("here", LONG).unwrap(), b"1024");
+}
+
+#[test]
+fn neither_server_nor_clients_look_up_a_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let traced = std::process::Command::new("strace")
+        .args(["-f", "-qq", "-e", "trace=openat,open,connect", "-o"])
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_thousand_clients_come_and_go", "--ignored"])
+        .output();
+    let Ok(output) = traced else {
+        eprintln!("skipped: there is no strace here");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("PTRACE") || said.contains("Operation not permitted") {
+        eprintln!("skipped: nothing may be traced here: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    let connects = trace.lines().filter(|line| line.contains("connect("));
+    assert!(connects.clone().count() >= 1024);
+    // What a look-up reads first, whatever it asks then; a name server listens on port 53.
+    for word in [
+        "nsswitch.conf",
+        "resolv.conf",
+        "/etc/hosts",
+        "htons(53)",
+        "nscd",
+    ] {
+        let asked = trace.lines().find(|line| line.contains(word));
+        assert_eq!(asked, None);
+    }
 }

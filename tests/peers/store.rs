@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON`
 //! naming a Python that has torch. Both servers are processes of their own; one load, written here,
-//! drives them by turns, so that a machine that speeds up or slows down does so for both. Printed are
+//! drives them by turns, so that a machine that speeds up or slows down does so for both. The load has one
+//! core and the servers another, unless `--anywhere`: left to the system, the two sides of a connection
+//! often end up on one core, and then it is the core that is measured. Printed are
 //! the medians over the rounds, and the median, least and greatest ratio within a round (above 1: ours
 //! is faster). Without torch, ours is measured alone and the program says so.
 
@@ -13,6 +15,7 @@ use clap::{Parser, Subcommand};
 use rcomm::store::{Store, TcpStore, TcpStoreServer};
 use rustix::event::epoll;
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -25,6 +28,9 @@ struct Arguments {
     /// How often both servers are measured, by turns.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
+    /// Lets the system choose the cores of the load and of the servers.
+    #[arg(long)]
+    anywhere: bool,
     /// Seconds for each throughput measurement.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
@@ -50,10 +56,12 @@ sys.stdin.read()
 struct Server {
     process: Child,
     port: u16,
+    /// The Python that runs PyTorch's; `None` if it is ours.
+    python: Option<String>,
 }
 
 impl Server {
-    fn start(mut command: Command) -> Result<Self> {
+    fn start(mut command: Command, python: Option<String>) -> Result<Self> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -65,19 +73,31 @@ impl Server {
         BufReader::new(stdout).read_line(&mut line)?;
         let port = line.trim().parse();
         let port = port.with_context(|| format!("{command:?} printed {line:?}, not a port"))?;
-        Ok(Self { process, port })
+        Ok(Self {
+            process,
+            port,
+            python,
+        })
     }
 
     fn ours() -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve");
-        Self::start(command)
+        Self::start(command, None)
     }
 
     fn pytorch(python: &str) -> Result<Self> {
         let mut command = Command::new(python);
         command.args(["-c", PYTORCH]);
-        Self::start(command)
+        Self::start(command, Some(python.to_owned()))
+    }
+
+    /// Another one of the same kind.
+    fn another(&self) -> Result<Self> {
+        match &self.python {
+            None => Self::ours(),
+            Some(python) => Self::pytorch(python),
+        }
     }
 
     fn dial(&self) -> Result<TcpStream> {
@@ -276,6 +296,46 @@ fn connects(server: &Server, clients: usize) -> Result<f64> {
     Ok(clients as f64 / started.elapsed().as_secs_f64())
 }
 
+/// Bytes that a new server's process holds more of for each of so many connections that are idle after one
+/// request, as their inverse: higher is better in every row.
+fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
+    let server = server.another()?;
+    let resident = || -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.process.id()))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB"));
+        let kib: f64 = kib
+            .context("a process has anonymous memory")?
+            .trim()
+            .parse()?;
+        Ok(kib * 1024.0)
+    };
+    // The first one makes what all share.
+    drop(server.dial()?);
+    let before = resident()?;
+    let sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
+    let after = resident()?;
+    let count = sockets.len() as f64;
+    Ok(count / (after - before).max(1.0))
+}
+
+/// Takes the soft limit of open files up to the hard one.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Too few show as an error where they are missed.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// Keeps this thread, and what it starts from now on, on one core.
+fn settle(core: usize) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    rustix::thread::sched_setaffinity(None, &set).context("cannot keep to a core")
+}
+
 /// Measures a rate of a server.
 type Measure = Box<dyn FnMut(&Server) -> Result<f64>>;
 
@@ -295,6 +355,8 @@ enum Unit {
     Micros,
     /// As the milliseconds that so many take.
     MillisFor(f64),
+    /// As the bytes of one.
+    Bytes,
 }
 
 impl Unit {
@@ -303,6 +365,7 @@ impl Unit {
             Unit::PerSecond => format!("{:.0} k/s", rate / 1e3),
             Unit::Micros => format!("{:.1} us", 1e6 / rate),
             Unit::MillisFor(count) => format!("{:.2} ms", count * 1e3 / rate),
+            Unit::Bytes => format!("{:.0} B", 1.0 / rate),
         }
     }
 }
@@ -346,6 +409,11 @@ fn rows(time: Duration) -> Vec<Row> {
         unit: Unit::MillisFor(1024.0),
         measure: Box::new(|server| connects(server, 1024)),
     });
+    rows.push(Row {
+        name: "memory of each of 4096 idle connections".to_owned(),
+        unit: Unit::Bytes,
+        measure: Box::new(|server| idle_memory(server, 4096)),
+    });
     rows
 }
 
@@ -371,6 +439,11 @@ fn main() -> Result<()> {
     if arguments.rounds == 0 {
         bail!("--rounds is 0: there is nothing to take a median of");
     }
+    raise_descriptor_limit();
+    let pinned = !arguments.anywhere && std::thread::available_parallelism()?.get() > 1;
+    if pinned {
+        settle(1)?;
+    }
     let ours = Server::ours()?;
     let peer = match std::env::var("RCOMM_TEST_PYTHON") {
         Ok(python) => Some(Server::pytorch(&python)?),
@@ -379,6 +452,9 @@ fn main() -> Result<()> {
             None
         }
     };
+    if pinned {
+        settle(0)?;
+    }
     println!(
         "{:<40} {:>12} {:>12}   ratio (least, greatest)",
         "", "rcomm", "PyTorch"

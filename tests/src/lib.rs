@@ -6,6 +6,7 @@
 pub mod fault;
 pub mod generator;
 pub mod process;
+pub mod registered;
 pub mod simulator;
 pub mod staged;
 pub mod world;

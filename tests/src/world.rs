@@ -1,5 +1,6 @@
 //! Ranks that are threads of the test, each with a world of its own.
 
+use crate::registered::RegisteredFactory;
 use crate::staged::StagedFactory;
 use rcomm::config::RingDir;
 use rcomm::{
@@ -14,6 +15,8 @@ use std::time::Duration;
 pub enum Carrier {
     /// The CPU backend.
     Cpu,
+    /// The same, on memory that its groups allocated.
+    Registered,
     /// The fake one, over this fabric.
     Fake(Arc<FakeFabric>),
 }
@@ -23,6 +26,7 @@ impl Carrier {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Registered => RegisteredFactory::NAME,
             Self::Fake(_) => "fake",
         }
     }
@@ -45,9 +49,17 @@ pub fn config(rank: Rank, world_size: u32) -> Config {
 /// A world over `store`, carried by `carrier`.
 pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> WorldBuilder {
     let backend = carrier.name().to_owned();
+    let mut config = config;
+    if let Carrier::Registered = carrier {
+        let tuned = RegisteredFactory::tune(&mut config.tuning);
+        tuned.expect("lines that the table knows");
+    }
     let builder = World::builder(Config { backend, ..config }).store(store);
     match carrier.clone() {
         Carrier::Cpu => builder,
+        Carrier::Registered => builder.backend(|world| -> Result<Arc<dyn BackendFactory>> {
+            Ok(Arc::new(RegisteredFactory::open(world)?))
+        }),
         Carrier::Fake(fabric) => builder.backend(move |world| -> Result<Arc<dyn BackendFactory>> {
             Ok(fabric.factory(world.rank))
         }),

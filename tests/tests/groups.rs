@@ -408,7 +408,7 @@ fn the_status_of_a_group_has_its_time_out() {
 }
 
 #[test]
-fn memory_needs_no_registration_on_the_cpu_and_is_refused_by_name() {
+fn the_cpu_registers_what_the_group_allocated_and_nothing_else() {
     run(1, |world| {
         let backend = world.group().backend(DeviceKind::Cpu).unwrap();
         let error = backend
@@ -416,8 +416,11 @@ fn memory_needs_no_registration_on_the_cpu_and_is_refused_by_name() {
             .err()
             .unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let expected = "backend cpu does not offer registered memory";
+        let expected = "backend cpu registers what the group allocated";
         assert!(error.to_string().contains(expected), "{error}");
+        let allocated = world.group().allocate::<u8>(1).unwrap();
+        let registration = backend.register(&allocated).unwrap();
+        backend.deregister(registration).unwrap();
         world.shutdown().unwrap();
     });
 }

@@ -46,7 +46,7 @@ fn half_a_job_with(
     let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
     // Who comes now is second: the store is this job's, with this size.
-    let checked_in = ["rcomm/rendezvous/0/rank/0"];
+    let checked_in = ["rcomm/rendezvous/0/job"];
     store.wait(&checked_in, Duration::from_secs(20)).unwrap();
     (first, port)
 }

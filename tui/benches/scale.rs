@@ -4,11 +4,12 @@
 //!
 //! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024
 //! and 16,384 ranks, if none are given). `endure MINUTES` instead looks at eight ranks for so long, and
-//! says every minute what that costs.
+//! says every minute what that costs; `remember MINUTES` does the same looks one right after the other,
+//! to show the memory of that many minutes in a few seconds.
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::source::{SimulatedSource, Source};
+use rcomm_analyzer::source::{RingSource, SimulatedSource, Source};
 use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
 use rcomm_recorder::model::{OpType, ProcessGroupInfo};
 use rcomm_recorder::record::{
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const SIZE: (u16, u16) = (200, 50);
 /// How often each frame is taken in and drawn.
@@ -38,6 +39,9 @@ fn main() -> std::io::Result<()> {
     let words: Vec<String> = std::env::args().collect();
     if words.iter().any(|word| word == "endure") {
         return endure(given.first().copied().unwrap_or(10));
+    }
+    if words.iter().any(|word| word == "remember") {
+        return remember(given.first().copied().unwrap_or(60));
     }
     let sizes = if given.is_empty() {
         vec![1024, 16_384]
@@ -97,6 +101,43 @@ fn endure(minutes: u32) -> std::io::Result<()> {
     })
 }
 
+/// Memory over so many minutes of looks at the rings of eight ranks, one a second: everything that the
+/// program keeps of them, in this process.
+fn remember(minutes: u32) -> std::io::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
+    let mut seq = 0;
+    (0..BEFORE).for_each(|_| step(&members, &mut seq));
+    let mut source = RingSource::new(directory.path().to_owned(), None);
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["rings".into()]);
+    let mut state = State::new(options(), SIZE, Moment::default());
+    for minute in 1..=minutes {
+        for second in 0..60 {
+            (0..STEPS_A_SECOND).for_each(|_| step(&members, &mut seq));
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let at = Moment {
+                elapsed: Duration::from_secs(u64::from(minute) * 60 + second),
+                wall_ns: now.map_or(0, |now| now.as_nanos() as i64),
+            };
+            live.observe(0, source.poll(Instant::now() + LONG), at);
+            if let Some(snapshot) = live.refresh(at) {
+                update(&mut state, Event::Observed(Arc::new(snapshot)));
+                text::buffer(&state);
+            }
+        }
+        let (_, frames) = state.history.position();
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "minute {minute}: {frames} frames, counted {} MiB; the process holds {} MiB, and {} MiB of rings",
+            state.history.bytes() >> 20,
+            resident_mib("self", "RssAnon:"),
+            resident_mib("self", "RssFile:") + resident_mib("self", "RssShmem:"),
+        )?;
+    }
+    Ok(())
+}
+
 /// Does something while eight ranks run whose rings are in the directory that it is told.
 fn beside_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
@@ -129,32 +170,40 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
 
 /// Operations of each rank before anybody looks: more than a ring holds, as in a job that runs for long.
 const BEFORE: u64 = 20_000;
+/// And then.
+const STEPS_A_SECOND: u32 = 100;
+/// No look takes so long.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Eight ranks that each begin and complete a hundred operations a second.
 fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
+    let mut seq = 0;
+    while !stop.load(Ordering::SeqCst) {
+        step(&members, &mut seq);
+        if seq > BEFORE {
+            std::thread::sleep(Duration::from_secs(1) / STEPS_A_SECOND);
+        }
+    }
+}
+
+/// The next operation, on every rank.
+fn step(members: &[(FlightRecorder, GroupHandle)], seq: &mut u64) {
     let key = SignatureKey {
         backend: "cpu",
         op_name: "all_reduce",
         ..SignatureKey::default()
     };
-    for seq in 1.. {
-        if stop.load(Ordering::SeqCst) {
-            return;
-        }
-        for (recorder, group) in &members {
-            let operation = Operation {
-                collective_seq_id: seq,
-                op_id: seq,
-                ..Operation::new(*group, OpType::AllReduce, SignatureRef::Key(&key))
-            };
-            let ticket = recorder.begin(&operation);
-            recorder.started(ticket);
-            recorder.completed(ticket);
-            recorder.retired(ticket);
-        }
-        if seq > BEFORE {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    *seq += 1;
+    for (recorder, group) in members {
+        let operation = Operation {
+            collective_seq_id: *seq,
+            op_id: *seq,
+            ..Operation::new(*group, OpType::AllReduce, SignatureRef::Key(&key))
+        };
+        let ticket = recorder.begin(&operation);
+        recorder.started(ticket);
+        recorder.completed(ticket);
+        recorder.retired(ticket);
     }
 }
 
@@ -278,15 +327,8 @@ fn cpu_seconds(pid: u32) -> f64 {
     ticks / rustix::param::clock_ticks_per_second() as f64
 }
 
-fn measure(ranks: u32) -> std::io::Result<()> {
-    let simulation = Simulation::new(Situation::StuckRank, ranks, 0).with_window(64);
-    let fault = simulation.fault_ns();
-    let at = |ms: i64| Moment {
-        elapsed: Duration::from_millis((100_000 + ms) as u64),
-        wall_ns: fault + ms * 1_000_000,
-    };
-    let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
-    let options = Options {
+fn options() -> Options {
+    Options {
         theme: Theme::new(ThemeName::Dark, Depth::True),
         ascii: false,
         allow_actions: false,
@@ -298,8 +340,18 @@ fn measure(ranks: u32) -> std::io::Result<()> {
         muted: Default::default(),
         columns: Default::default(),
         layout: vec![],
+    }
+}
+
+fn measure(ranks: u32) -> std::io::Result<()> {
+    let simulation = Simulation::new(Situation::StuckRank, ranks, 0).with_window(64);
+    let fault = simulation.fault_ns();
+    let at = |ms: i64| Moment {
+        elapsed: Duration::from_millis((100_000 + ms) as u64),
+        wall_ns: fault + ms * 1_000_000,
     };
-    let mut state = State::new(options, SIZE, Moment::default());
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
+    let mut state = State::new(options(), SIZE, Moment::default());
     let (mut judging, mut taking, mut drawing) = (vec![], vec![], vec![]);
     // Before the hang, when all records change from look to look, and in it.
     for ms in [-18_000, -12_000, -6_000, 60_000, 66_000, 72_000, 78_000] {

@@ -131,7 +131,8 @@ pub struct View {
     /// Between two looks at a source [default: 1s]
     #[arg(long, global = true, env = "RCOMM_TOP_REFRESH", value_parser = duration)]
     pub refresh: Option<Duration>,
-    /// From which age on a pending operation counts as stuck [default: 5s]
+    /// From which age on a pending operation counts as stuck; from half of its own time-out on, where
+    /// that is shorter [default: 5s]
     #[arg(long, global = true, env = "RCOMM_TOP_OVERDUE", value_parser = duration)]
     pub overdue: Option<Duration>,
     /// Show only what passes this filter, as typed after / in the view

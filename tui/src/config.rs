@@ -22,7 +22,8 @@ pub struct Config {
     pub mouse: Option<bool>,
     /// Memory for recorded frames, MiB.
     pub history_mib: Option<usize>,
-    /// From which age on a pending operation counts as stuck.
+    /// From which age on a pending operation counts as stuck; from half of its own time-out on, where
+    /// that is shorter.
     pub overdue: Option<String>,
     /// From which silence on a rank counts as silent.
     pub silent_after: Option<String>,
@@ -90,7 +91,8 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 #mouse = false
 # Memory for recorded frames, MiB.
 #history_mib = 256
-# From which age on a pending operation counts as stuck.
+# From which age on a pending operation counts as stuck; from half of its own time-out on, where that
+# is shorter.
 #overdue = "5s"
 # From which silence on a rank counts as silent.
 #silent_after = "5s"

@@ -4,7 +4,7 @@ mod common;
 
 use common::{judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, Snapshot, Verdict};
+use rcomm_analyzer::{Code, Report, Snapshot, Verdict};
 use rcomm_top::event::Event;
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
@@ -271,4 +271,50 @@ fn record_the_situations_anew() {
         let text = serde_json::to_string_pretty(report.as_ref()).expect("reports are JSON");
         std::fs::write(common::fixture(situation), text + "\n").expect("writable");
     }
+}
+
+#[test]
+fn what_is_pending_is_in_flight_at_once_with_its_age_and_nobody_is_accused() {
+    let simulation = simulation(Situation::StuckRank);
+    let snapshot = judged(&simulation, simulation.fault_ns() + 1_000_000_000);
+    let mut state = showing(snapshot, (120, 40));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("RUNNING") && screen.contains("in flight, none overdue"),
+        "{screen}"
+    );
+    press(&mut state, "4");
+    let screen = text::of(&state);
+    let culprit = simulation.culprit();
+    let row = screen.lines().find(|line| line.contains("waiting"));
+    let row = row.expect("its peers wait");
+    assert!(row.contains(&format!("{culprit} not yet")), "{screen}");
+    assert!(row.starts_with("  0."), "no mark, and its age: {screen}");
+    press(&mut state, "z");
+    let screen = text::of(&state);
+    assert!(!screen.contains("not yet"), "no problem: {screen}");
+}
+
+#[test]
+fn groups_that_share_a_label_are_told_apart_by_their_ranks() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    let same = |group: &mut rcomm_analyzer::GroupRef| {
+        if group.desc == "dp" {
+            group.name = "dp".into();
+        }
+    };
+    report.groups.iter_mut().for_each(|it| same(&mut it.group));
+    (report.in_flight.iter_mut()).for_each(|it| same(&mut it.group));
+    report.waits.iter_mut().for_each(|it| same(&mut it.group));
+    let findings = report.findings.iter_mut();
+    findings.for_each(|it| it.group.iter_mut().for_each(same));
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    let screen = text::of(&state);
+    assert!(screen.contains("! dp of 5,13,21,29 "), "{screen}");
+    assert!(screen.contains("  dp                x7"), "{screen}");
+    press(&mut state, "2<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("dp of 5,13,21,29  4 ranks"), "{screen}");
 }

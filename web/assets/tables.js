@@ -11,27 +11,40 @@ function passing(rows, section, passes) {
   return { shown: all.slice(0, MOST_ROWS), more: all.length - MOST_ROWS };
 }
 
+/** What a group is called: one that shares its label with others, with its ranks.
+ * @param {object} report */
+function namer(report) {
+  const count = new Map();
+  for (const { group } of report.groups) count.set(label(group), (count.get(label(group)) ?? 0) + 1);
+  return (group) => (count.get(label(group)) > 1 ? `${label(group)} of ${rankSet(group.ranks, 4)}` : label(group));
+}
+
 /** @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
+  const name = namer(report);
+  const isProblem = (i) => i.overdue && i.state !== "running";
   const { shown, more } = passing(report.in_flight, "in_flight", (section, place) =>
-    passes(section, place) && !(problemsOnly && report.in_flight[place].state === "running"));
+    passes(section, place) && (!problemsOnly || isProblem(report.in_flight[place])));
   fillTable(at("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
     shown.map((i) => [
-      age(i.age_ms), label(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
+      age(i.age_ms), name(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
       i.state.replace("_", "-"), rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : ""),
     ]), report.in_flight.length === 0 ? "Nothing is pending." : "Nothing pending passes the filter.", more);
 }
 
 /** @param {object} report @param {(group: object) => void} open */
 export function drawGroups(report, passes, problemsOnly, open) {
+  const name = namer(report);
+  // Groups may share a name: their first ranks tell them apart.
+  const key = (group) => `${group.ranks[0]} ${group.name}`;
+  const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
   const { shown, more } = passing(report.groups, "groups", (section, place) =>
-    passes(section, place) && !(problemsOnly && report.groups[place].in_flight === 0));
+    passes(section, place) && (!problemsOnly || overdue.has(key(report.groups[place].group))));
   fillTable(at("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
-      // Groups may share a name: the first rank tells the button of one from that of the other.
-      make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, label(g.group)),
+      make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, name(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
       age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
     ]), "No group passes.", more);

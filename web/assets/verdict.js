@@ -1,9 +1,12 @@
 // The first thing on the page: the verdict in one sentence. Then every finding with its evidence.
 
-import { at, make } from "./format.js";
+import { at, label, make } from "./format.js";
 
 /** The finding that the verdict's sentence is of. @param {object} report */
 const told = (report) => report.findings.find((finding) => finding.severity !== "note");
+
+/** @param {number} n how many operations are in flight while none of them is overdue */
+const pending = (n) => n === 1 ? "1 operation is pending and not overdue" : `${n} operations are pending, none of them overdue`;
 
 /** @param {object} report */
 export function sentence(report) {
@@ -12,7 +15,7 @@ export function sentence(report) {
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
   const calm = {
     healthy: `nothing is wrong, nothing is pending; ${read}`,
-    running: `${report.in_flight.length} operations are pending, none of them overdue; ${read}`,
+    running: `${pending(report.in_flight.length)}; ${read}`,
     inconclusive: `the records do not tell; ${read}`,
   };
   return calm[report.verdict] ?? report.verdict;
@@ -33,14 +36,16 @@ function article(finding, isTold) {
   if (!isTold) element.append(make("p", {}, finding.sentence));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   const facts = [
-    ...finding.evidence.map((e) => `rank ${e.rank}: ${e.op} #${e.seq} ${e.state} (record ${e.record_id})`),
+    ...finding.evidence.map((e) =>
+      `rank ${e.rank}: ${e.op} #${e.seq}${e.group ? ` on ${label(e.group)}` : ""} ${e.state} (record ${e.record_id})`),
     ...finding.ruled_out.map((text) => `ruled out: ${text}`),
     ...finding.frames.map((f) => `rank ${f.rank} ${f.when}: ${f.name} at ${f.filename}:${f.line}`),
-    ...(finding.diff ?? []),
   ];
-  if (facts.length > 0) {
-    element.append(make("details", {}, make("summary", {}, `Evidence (${facts.length})`),
-      make("ul", {}, ...facts.map((text) => make("li", {}, text)))));
+  const programs = finding.diff ?? [];
+  if (facts.length + programs.length > 0) {
+    element.append(make("details", {}, make("summary", {}, `Evidence (${facts.length + programs.length})`),
+      make("ul", {}, ...facts.map((text) => make("li", {}, text))),
+      ...(programs.length > 0 ? [make("pre", {}, programs.join("\n"))] : [])));
   }
   return element;
 }

@@ -95,7 +95,8 @@ pub struct Cli {
     /// Between two looks at the records.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub refresh: Duration,
-    /// From which age on a pending operation counts as stuck.
+    /// From which age on a pending operation counts as stuck; from half of its own time-out on, where
+    /// that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub overdue: Duration,
     /// How the log on standard error is written; RCOMM_LOG chooses what is (`info`, `rcomm_web=debug`).

@@ -17,6 +17,7 @@ use crate::finding::Code;
 use crate::missed::{event_at, event_for};
 use crate::pending::What;
 use crate::program_order::{Votes, ask, past};
+use crate::programs::{self, Point};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
 use rcomm_recorder::model::Rank;
@@ -75,8 +76,14 @@ fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
         draft
     };
     draft.cycle = case.ranks(&cycle);
+    let own = draft.at.as_ref().map(|spot| spot.group);
     for &place in places_of(case, &cycle, places).iter().take(16) {
-        draft.evidence.extend(case.evidence_of_place(place, 1));
+        let group = case.group_at(place);
+        let mut evidence = case.evidence_of_place(place, 1);
+        for one in &mut evidence {
+            one.group = (own != Some(group)).then(|| case.group_ref(group));
+        }
+        draft.evidence.extend(evidence);
     }
     draft
         .ruled_out
@@ -100,12 +107,14 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
             case.group_name(spot.group)
         )
     };
-    let site = case.record_at(first.at, first.node).and_then(|record| {
+    let here = case.record_at(first.at, first.node).and_then(|record| {
         let at = position_of(case, record, first.at)?;
         let position = case.graph.pending[record][at].position;
-        Some(case.at_site(case.aligned.op(record, position)))
+        Some(Point { record, position })
     });
-    let site = site.unwrap_or_default();
+    let site = here.map_or(String::new(), |here| {
+        case.at_site(case.aligned.op(here.record, here.position))
+    });
     let sentence = format!(
         "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
          round",
@@ -144,6 +153,11 @@ pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
         name(&at),
         name(&spot)
     );
+    if let (Some(usual), Some(odd)) = (first.votes.shown_by, here) {
+        let rank = |point: Point| [case.aligned.records[point.record].rank];
+        let (usual, odd) = ((&rank(usual)[..], usual), (&rank(odd)[..], odd));
+        draft.diff = programs::orders(case, usual, odd);
+    }
     draft.culprits = culprits;
     draft.at = Some(spot);
     draft
@@ -204,6 +218,17 @@ fn sides(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     sides
 }
 
+/// Where a rank of a cycle stands in its program: at the oldest that it waits in at these places.
+fn waits_at(case: &Case<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
+    let node = case.graph.node(rank)?;
+    let mut at = case.graph.waits_in[node].iter();
+    let &place = at.find(|place| places.contains(place))?;
+    let record = case.record_at(place, node)?;
+    let at = position_of(case, record, place)?;
+    let position = case.graph.pending[record][at].position;
+    Some(Point { record, position })
+}
+
 fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     let all = case.ranks(ranks);
     let alternatives = sides(case, ranks, places);
@@ -213,7 +238,19 @@ fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     );
     let mut draft = Draft::new(Code::E130, sentence);
     draft.confidence = 0.5;
-    if alternatives.len() > 1 {
+    if let [one, other, ..] = &alternatives[..] {
+        let waits_at = |rank: &Rank| waits_at(case, *rank, places);
+        if let (Some(here), Some(there)) = (waits_at(&one[0]), waits_at(&other[0])) {
+            let like = |side: &[Rank], point| -> Vec<Rank> {
+                let ranks = side.iter().copied();
+                let same = |at| programs::same_order(case, point, at);
+                ranks
+                    .filter(|rank| waits_at(rank).is_some_and(same))
+                    .collect()
+            };
+            let (one, other) = (like(one, here), like(other, there));
+            draft.diff = programs::orders(case, (&one, here), (&other, there));
+        }
         draft.alternatives = alternatives;
     }
     let first = places

@@ -44,25 +44,17 @@ impl Check for Straggler {
             .filter_map(|(record, rank)| late_rank(case, lateness, record, rank))
             .collect();
         let hosts = late_hosts(case, lateness);
-        // One late rank makes its host's others late for the rest of the job: then it is the rank. It
-        // bears the cost alone, where ranks of a host that is late as a whole share it.
-        let hosts: Vec<Draft> = hosts
-            .into_iter()
-            .filter(|host| bearers(case, lateness, &host.culprits) != 1)
-            .collect();
         if hosts.is_empty() { ranks } else { hosts }
     }
 }
 
-/// How many of these ranks cost at least half of what the costliest does.
-fn bearers(case: &Case<'_>, lateness: &Lateness, ranks: &[Rank]) -> usize {
-    let records = case.aligned.records.iter().zip(&lateness.ranks);
-    let costs: Vec<f64> = records
-        .filter(|(record, _)| ranks.contains(&record.rank))
-        .map(|(_, rank)| rank.cost_ms)
-        .collect();
-    let most = costs.iter().copied().fold(0.0, f64::max);
-    costs.iter().filter(|&&cost| cost * 2.0 >= most).count()
+/// Whether one of a host's ranks bears what the host costs. It makes its host's others late for the rest
+/// of the job, and they cost next to nothing; the ranks of a host that is late as a whole share the cost,
+/// or bear none of it, where each comes with another of its host.
+fn one_bears_it(rank_costs_ms: &[f64], host_cost_ms: f64) -> bool {
+    let most = rank_costs_ms.iter().copied().fold(0.0, f64::max);
+    let bearers = rank_costs_ms.iter().filter(|&&cost| cost * 2.0 >= most);
+    bearers.count() == 1 && most * 10.0 >= host_cost_ms
 }
 
 fn late_rank(
@@ -187,12 +179,14 @@ fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
             times += late;
         }
         let share = net_ms / lateness.span_ms;
+        let costs: Vec<f64> = apart.iter().map(|&(cost_ms, _)| cost_ms).collect();
         // Where there is no other host, there is nobody that this one is late for.
         if times < TIMES
             || ranks.len() < 2
             || ranks.len() == case.aligned.ranks_read()
             || share < case.policy.straggler_share
             || net_ms / times as f64 <= late_ms
+            || one_bears_it(&costs, net_ms)
         {
             continue;
         }

@@ -440,6 +440,9 @@ impl Events<'_> {
         if let Some(ms) = entry.duration_ms {
             args["duration_ms"] = ms.into();
         }
+        if let Some(graph) = entry.graph_id {
+            args["graph_id"] = graph.into();
+        }
         if entry.time_discovered_started_ns > entry.time_created_ns {
             let wait = entry.time_discovered_started_ns - entry.time_created_ns;
             args["started_after_us"] = (wait / 1000).into();

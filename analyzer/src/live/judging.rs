@@ -75,7 +75,7 @@ impl Live {
         let seen = self.horizon(at, &silent);
         if let Some(Horizon { ns, .. }) = seen {
             let mut slots = self.kept.slots.values();
-            if slots.any(|slot| !slot.told_overdue && slot.is_overdue(ns, self.overdue_ns())) {
+            if slots.any(|slot| !slot.told_overdue && slot.is_overdue(ns)) {
                 let mut slots = self.kept.slots.values();
                 let known = slots.any(|slot| slot.told_overdue);
                 return match known {
@@ -98,9 +98,9 @@ impl Live {
     /// pending at the last look becomes overdue, unless it is over by then.
     pub fn look_again(&self, at: Moment) -> Option<Duration> {
         let seen = self.horizon(at, &self.silent)?;
-        let open = self.kept.slots.values().flat_map(|slot| &slot.open);
-        let young = open.filter_map(|&since| {
-            let left = self.overdue_ns() - seen.ns.saturating_sub(since);
+        let due = self.kept.slots.values().flat_map(|slot| &slot.due);
+        let young = due.filter_map(|due| {
+            let left = due.saturating_sub(seen.ns);
             u64::try_from(left).ok().filter(|&left| left > 0)
         });
         let left = young.min()?;
@@ -112,12 +112,8 @@ impl Live {
         self.due
     }
 
-    fn overdue_ns(&self) -> i64 {
-        i64::try_from(self.options.policy.overdue.as_nanos()).unwrap_or(i64::MAX)
-    }
-
     fn has_open(&self) -> bool {
-        self.kept.slots.values().any(|slot| !slot.open.is_empty())
+        self.kept.slots.values().any(|slot| !slot.due.is_empty())
     }
 
     /// What the records are judged as of; `None` where each record's own time counts.
@@ -143,9 +139,8 @@ impl Live {
         policy.world_size = told.chain(policy.world_size).max();
         policy.newest = self.kept.newest;
         policy.silent = self.silent.iter().copied().collect();
-        let overdue_ns = self.overdue_ns();
         for slot in self.kept.slots.values_mut() {
-            slot.take_signs(overdue_ns);
+            slot.take_signs();
         }
         let mut ranks = self.views(at, policy.world_size);
         // What a silent rank last wrote is old: judged with the others' new records it would be
@@ -206,9 +201,8 @@ impl Live {
     /// Notes what was judged.
     fn remember(&mut self, at: Moment, as_of: Option<i64>, watched: &[Watched]) {
         self.judged = Some((at.elapsed, as_of));
-        let overdue_ns = self.overdue_ns();
         for slot in self.kept.slots.values_mut() {
-            slot.told_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of, overdue_ns));
+            slot.told_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of));
         }
         let uneven = watched.iter().filter(|w| w.is_uneven());
         let overdue = self.options.policy.overdue;

@@ -2,6 +2,7 @@
 
 use super::seen::Watched;
 use super::{LiveOptions, Moment, SourceStatus};
+use crate::policy::Policy;
 use crate::report::Problem;
 use crate::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
@@ -20,8 +21,8 @@ pub(super) struct Slot {
     pub(super) liveness: Liveness,
     pub(super) answered: Option<Duration>,
     pub(super) failure: Option<Arc<str>>,
-    /// When its unfinished operations began, by the rank's clock, ns.
-    pub(super) open: Vec<i64>,
+    /// From when on its unfinished operations are overdue, by the rank's clock, ns.
+    pub(super) due: Vec<i64>,
     /// It had an overdue operation when it was judged last.
     pub(super) told_overdue: bool,
     /// The rank's clock less ours at the last look, ns, where it told the time.
@@ -40,26 +41,21 @@ pub(super) struct Horizon {
 }
 
 impl Slot {
-    /// Whether an unfinished operation was so old at `as_of_ns` by the job's clock.
-    pub(super) fn is_overdue(&self, as_of_ns: i64, overdue_ns: i64) -> bool {
-        let mut open = self.open.iter();
-        open.any(|since| as_of_ns.saturating_sub(*since) >= overdue_ns)
+    /// Whether an unfinished operation was overdue at `as_of_ns` by the job's clock.
+    pub(super) fn is_overdue(&self, as_of_ns: i64) -> bool {
+        self.due.iter().any(|&due| due <= as_of_ns)
     }
 
     /// Signs of life go into the record when they make a difference: an operation that was young when
     /// the record changed last is overdue; and now and then, since a heartbeat that is only not looked
     /// at would seem to have stopped.
-    pub(super) fn take_signs(&mut self, overdue_ns: i64) {
+    pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
             return;
         };
         let lags = as_of.saturating_sub(taken) >= SIGNS_LAG_NS;
-        let age = |then: i64, since: &i64| then.saturating_sub(*since);
-        let older = self
-            .open
-            .iter()
-            .any(|since| age(taken, since) < overdue_ns && age(as_of, since) >= overdue_ns);
+        let older = self.due.iter().any(|&due| taken < due && due <= as_of);
         let Some(dump) = self.dump.as_mut().filter(|_| lags || older) else {
             return;
         };
@@ -159,7 +155,7 @@ impl Kept {
             .min(options.record_budget);
         self.newest = (keep < usize::MAX).then_some(keep);
         for observation in poll.observations {
-            changed |= self.take(source, observation, at, keep);
+            changed |= self.take(source, observation, at, keep, &options.policy);
         }
         if self.members.len() > 4 * (self.slots.len() + 16) {
             self.members.retain(|ranks| Arc::strong_count(ranks) > 1);
@@ -167,7 +163,14 @@ impl Kept {
         changed
     }
 
-    fn take(&mut self, source: usize, observation: Observation, at: Moment, keep: usize) -> bool {
+    fn take(
+        &mut self,
+        source: usize,
+        observation: Observation,
+        at: Moment,
+        keep: usize,
+        policy: &Policy,
+    ) -> bool {
         let key = (observation.rank, source, observation.part);
         let slot = self.slots.entry(key).or_default();
         let mut changed = slot.liveness != observation.liveness;
@@ -189,7 +192,7 @@ impl Kept {
                 dump.keep_newest(keep);
                 share(&mut self.members, &mut dump, slot.dump.as_deref());
                 let open = dump.entries.iter().filter(|entry| is_open(entry));
-                slot.open = open.map(|entry| entry.time_created_ns).collect();
+                slot.due = open.map(|entry| due_ns(entry, policy)).collect();
                 slot.signs = (0, 0);
                 let as_of_ns = dump.identity.dump_time_ns;
                 slot.dump = Some(Arc::from(dump));
@@ -291,6 +294,13 @@ impl Feed {
         self.answered = Some(at.elapsed);
         changed
     }
+}
+
+/// From when on an operation is overdue while it is unfinished, by its rank's clock, ns.
+fn due_ns(entry: &Entry, policy: &Policy) -> i64 {
+    let after = policy.overdue_after(entry.timeout_ms).as_nanos();
+    let after = i64::try_from(after).unwrap_or(i64::MAX);
+    entry.time_created_ns.saturating_add(after)
 }
 
 pub(super) fn is_open(entry: &Entry) -> bool {

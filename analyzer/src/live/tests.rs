@@ -34,6 +34,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
         unknown: vec![],
         state: InstanceState::Waiting,
         age_ms: policy.now_ns.map(|now| (now - since) as f64 / 1e6),
+        overdue: true,
     });
     Report {
         schema: Report::SCHEMA.into(),
@@ -83,6 +84,10 @@ fn poll(dumps: Vec<Dump>) -> Result<Poll, SourceError> {
 }
 
 fn unchanged(ranks: impl Iterator<Item = Rank>) -> Result<Poll, SourceError> {
+    unchanged_as_of(ranks, 0.0)
+}
+
+fn unchanged_as_of(ranks: impl Iterator<Item = Rank>, seconds: f64) -> Result<Poll, SourceError> {
     let observations = ranks
         .map(|rank| Observation {
             rank,
@@ -90,7 +95,7 @@ fn unchanged(ranks: impl Iterator<Item = Rank>) -> Result<Poll, SourceError> {
             liveness: Liveness::Alive,
             seen: Seen::Unchanged {
                 heartbeat_ns: 0,
-                as_of_ns: 0,
+                as_of_ns: (seconds * 1e9) as i64,
             },
         })
         .collect();
@@ -141,6 +146,52 @@ fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
     assert_eq!(live.urgency(at(due + 5.0)), Urgency::No);
     live.observe(0, unchanged(0..16), at(due + 6.0));
     assert_eq!(live.urgency(at(due + 6.0)), Urgency::Usual);
+}
+
+#[test]
+fn what_is_pending_is_shown_at_once_and_accuses_nobody_before_it_is_overdue() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let (fault, culprit) = (simulation.fault_ns() as f64 / 1e9, simulation.culprit());
+    for (timeout_ms, overdue_after) in [(600_000, 5.0), (0, 5.0), (3000, 1.5)] {
+        let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+        let mut dumps = simulation.dumps_at(((fault + 1.0) * 1e9) as i64);
+        for entry in dumps.iter_mut().flat_map(|dump| &mut dump.entries) {
+            entry.timeout_ms = timeout_ms;
+        }
+        live.observe(0, poll(dumps), at(fault + 1.0));
+        let report = live.refresh(at(fault + 1.0)).expect("first look").report;
+        assert_eq!(
+            (report.verdict, report.findings.len(), report.waits.len()),
+            (Verdict::Running, 0, 0),
+            "{timeout_ms}"
+        );
+        let waiting: Vec<_> = (report.in_flight.iter())
+            .filter(|one| one.missing.contains(&culprit))
+            .collect();
+        assert!(!waiting.is_empty(), "{timeout_ms}: {:?}", report.in_flight);
+        for one in report.in_flight.iter() {
+            let age = one.age_ms.expect("times are known");
+            assert!(!one.overdue && age <= 1000.0, "{timeout_ms}: {one:?}");
+        }
+        assert!(report.groups.iter().any(|group| group.in_flight > 0));
+        assert!(report.ranks.iter().any(|rank| rank.pending > 0));
+        let due = live.look_again(at(fault + 1.0)).expect("something pends");
+        let due = due.as_secs_f64();
+        let earliest = fault + overdue_after;
+        assert!(
+            (earliest - 0.1..earliest + 0.3).contains(&due),
+            "{timeout_ms}: {due}"
+        );
+        live.observe(0, unchanged_as_of(0..16, due), at(due));
+        assert_eq!(live.urgency(at(due)), Urgency::First);
+        let report = live.refresh(at(due)).expect("overdue").report;
+        assert_eq!(
+            (report.verdict, &report.findings[0].culprit_ranks[..]),
+            (Verdict::Stuck, &[culprit][..]),
+            "{timeout_ms}"
+        );
+        assert!(report.in_flight[0].overdue);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A summary in, records out.
 
-use super::wire::{Part, Tables};
-use super::{MAGIC, MAX_PART, VERSION};
+use super::wire::{Part, Record, Tables};
+use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::finding::Code;
 use crate::ras::RasReport;
 use crate::report::Problem;
@@ -125,7 +125,7 @@ impl<R: Read> Reader<R> {
         if version > VERSION {
             return Err(Stop::Version(version));
         }
-        if version != VERSION || !begins(&head) {
+        if version < OLDEST || !begins(&head) {
             return Err(damaged("no summary begins like this"));
         }
         Ok(Self {
@@ -178,12 +178,8 @@ impl<R: Read> Reader<R> {
                 self.extend(tables)?;
                 return Ok(None);
             }
-            Part::Record(record) => {
-                let (path, cut) = (record.path.clone(), record.cut);
-                let dump = record.into_dump(&self.tables).map_err(damaged)?;
-                let dump = Box::new(dump);
-                Piece::Record { dump, path, cut }
-            }
+            Part::Record(record) => self.record(*record, &[])?,
+            Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
                 let code = Code::parse(&code).ok_or_else(|| damaged("an unknown code"))?;
                 Piece::Problem(Problem {
@@ -198,6 +194,13 @@ impl<R: Read> Reader<R> {
                 return Err(damaged(format!("it should hold {} records", end.records)));
             }
         }))
+    }
+
+    fn record(&self, record: Record, captured: &[(u32, u64)]) -> Result<Piece, Stop> {
+        let (path, cut) = (record.path.clone(), record.cut);
+        let dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
+        let dump = Box::new(dump);
+        Ok(Piece::Record { dump, path, cut })
     }
 
     fn extend(&mut self, new: Tables) -> Result<(), Stop> {

@@ -20,6 +20,8 @@ pub(super) enum Part {
     End(End),
     /// What NCCL's RAS said, and in which file.
     Ras(String, RasReport),
+    /// A record of which some operations were captured into CUDA graphs: which, and into which (since 2).
+    Captured(Box<Record>, Vec<(u32, u64)>),
 }
 
 /// Rows that follow those of all tables before.
@@ -153,6 +155,13 @@ fn signature_items(one: &Signature) -> usize {
         + types.map(|name| name.len() + 1).sum::<usize>()
 }
 
+/// Which operations of a dump went into which graphs.
+pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
+    let entries = (0..).zip(&dump.entries);
+    let captured = entries.filter_map(|(at, entry)| Some((at, entry.graph_id?)));
+    captured.collect()
+}
+
 fn step(now: u64, last: &mut u64) -> i64 {
     now.wrapping_sub(std::mem::replace(last, now)) as i64
 }
@@ -199,8 +208,13 @@ impl Record {
         }
     }
 
-    /// The dump that this was made from; what is wrong with it if there can be none.
-    pub(super) fn into_dump(self, tables: &Tables) -> Result<Dump, &'static str> {
+    /// The dump that this was made from, of which these operations went into these graphs; what is wrong
+    /// with it if there can be none.
+    pub(super) fn into_dump(
+        self,
+        captured: &[(u32, u64)],
+        tables: &Tables,
+    ) -> Result<Dump, &'static str> {
         let mut budget = Budget(MAX_ITEMS);
         let mut signatures = Vec::new();
         for &row in &self.signatures {
@@ -239,7 +253,13 @@ impl Record {
         }
         let threads = self.threads.into_iter();
         let threads: Vec<ThreadInfo> = threads.map(|(id, name)| ThreadInfo { id, name }).collect();
-        let entries = self.columns.into_entries(groups.len())?;
+        let mut entries = self.columns.into_entries(groups.len())?;
+        for &(at, graph) in captured {
+            let entry = entries.get_mut(at as usize);
+            entry
+                .ok_or("a graph of an operation that the record does not have")?
+                .graph_id = Some(graph);
+        }
         let fits =
             |index: Option<u32>, len: usize| index.is_none_or(|index| (index as usize) < len);
         let sound = entries.iter().all(|entry| {
@@ -381,6 +401,7 @@ impl Columns {
                 time_discovered_started_ns: time(self.started[at]),
                 time_discovered_completed_ns: time(self.completed[at]),
                 duration_ms: self.duration_ms[at],
+                graph_id: None,
                 timeout_ms: self.timeout_ms[at],
                 thread: self.thread[at],
             });

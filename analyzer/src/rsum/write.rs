@@ -1,6 +1,6 @@
 //! Records in, a summary out.
 
-use super::wire::{End, Part, Record, Rows, Tables};
+use super::wire::{End, Part, Record, Rows, Tables, captured};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::load::{Loaded, LoadedDump};
 use flate2::Compression;
@@ -67,9 +67,14 @@ impl<W: Write> Writer<W> {
         if !tables.is_empty() {
             self.part(&Part::Tables(tables), path)?;
         }
-        let record = Record::new(path, *cut, dump, rows);
+        let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;
-        self.part(&Part::Record(Box::new(record)), path)
+        let captured = captured(dump);
+        let part = match captured.is_empty() {
+            true => Part::Record(record),
+            false => Part::Captured(record, captured),
+        };
+        self.part(&part, path)
     }
 
     /// Ends the summary with what was wrong with the input, and returns the destination.

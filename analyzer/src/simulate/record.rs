@@ -180,6 +180,7 @@ impl Simulation {
             time_discovered_started_ns: if started <= now_ns { started } else { 0 },
             time_discovered_completed_ns: if completed { ended } else { 0 },
             duration_ms: completed.then(|| (ended - started) as f32 / MS as f32),
+            graph_id: None,
             timeout_ms: 600_000,
             thread: None,
         }

@@ -131,15 +131,15 @@ mod tests {
         let source = RingSource::new(directory.path().to_owned(), None);
         let threads = RingThreads::new(source);
         let deadline = Instant::now() + Duration::from_secs(20);
-        // It takes a moment until it sleeps.
+        // It takes a moment until it has its name, and sleeps.
         loop {
             let taken = threads.take(deadline).expect("there is a ring");
             assert_eq!((&taken.taken[..], taken.refused.len()), (&[3][..], 0));
-            let thread = node(&taken.stacks, "waits-for-you").expect("it has this name");
-            if thread.children[0].name.starts_with("sleeps") {
+            let thread = node(&taken.stacks, "waits-for-you");
+            if thread.is_some_and(|it| it.children[0].name.starts_with("sleeps")) {
                 break;
             }
-            assert!(Instant::now() < deadline, "{thread:?}");
+            assert!(Instant::now() < deadline, "{:?}", taken.stacks);
         }
         drop(release);
         // Nothing was sent.

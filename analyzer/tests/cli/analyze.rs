@@ -90,7 +90,7 @@ fn dumps_that_were_all_cut_are_no_all_clear() {
     });
     assert_inconclusive(
         &folder,
-        "only a part of the records of ranks 0, 1, 2 and 3 could be read",
+        "only a part of the records of ranks 0-3 could be read",
     );
 }
 

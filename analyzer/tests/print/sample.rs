@@ -112,6 +112,7 @@ fn instance() -> InstanceReport {
         unknown: vec![],
         state: InstanceState::Waiting,
         age_ms: Some(102_000.0),
+        overdue: true,
     }
 }
 

@@ -154,6 +154,9 @@ pub struct Entry {
     pub time_discovered_completed_ns: i64,
     /// How long it ran, ms, as measured by the backend.
     pub duration_ms: Option<f32>,
+    /// The CUDA graph that it was captured into, by the driver's number for the capture: it runs when that
+    /// is launched, and what is said here of its end is that it was captured.
+    pub graph_id: Option<u64>,
     /// The operation's time-out, ms; 0 = unknown.
     pub timeout_ms: u64,
     /// Index into the dump's `threads`, if recorded.

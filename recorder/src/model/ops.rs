@@ -23,6 +23,7 @@ macro_rules! coded {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             #[doc = concat!("The fixed integer code of this ", $what, ".")]
+            #[inline]
             pub const fn code(self) -> u8 {
                 self as u8
             }
@@ -36,6 +37,7 @@ macro_rules! coded {
             }
 
             #[doc = concat!("The one spelling of this ", $what, ".")]
+            #[inline]
             pub const fn name(self) -> &'static str {
                 match self {
                     $( Self::$variant => $text, )+
@@ -201,6 +203,7 @@ coded! {
 
 impl DType {
     /// Bytes of one element; `None` for [`DType::Other`].
+    #[inline]
     pub const fn size(self) -> Option<usize> {
         Some(match self {
             Self::I8 | Self::U8 | Self::Bool | Self::F8E4M3 | Self::F8E5M2 => 1,
@@ -215,6 +218,7 @@ impl DType {
 
 impl OpType {
     /// Whether this is one half of a point-to-point message.
+    #[inline]
     pub const fn is_p2p(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
     }

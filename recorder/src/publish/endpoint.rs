@@ -9,7 +9,8 @@
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
 //! One thread, `rcomm/endpoint`, answers all of them from the ring, so it does so while the program is
-//! stuck: it takes no lock that the road of an operation takes. On a unix socket the file's mode 0600
+//! stuck: it takes no lock that the road of an operation takes. Until somebody asks for the first time it
+//! sleeps and has nothing but its socket. On a unix socket the file's mode 0600
 //! says who may ask; over TCP every request carries the token (`Authorization: Bearer ...`). Requests
 //! have no body. At most [`MOST_CONNECTIONS`] at a time, each for at most [`CONNECTION_TIME`].
 
@@ -30,10 +31,13 @@ use axum::{Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use serde::Deserialize;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -42,7 +46,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 /// Connections served at a time; others wait.
 pub const MOST_CONNECTIONS: usize = 32;
@@ -81,7 +85,8 @@ struct Asked {
 pub struct Endpoint {
     address: EndpointAddress,
     asked: Arc<Mutex<Asked>>,
-    stop: Option<oneshot::Sender<()>>,
+    /// The thread ends when this end of the pair goes.
+    stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -101,7 +106,6 @@ impl Endpoint {
             peers: Arc::new(Vec::new),
             dump: None,
         }));
-        let (stop, stopped) = oneshot::channel();
         let refused = |address: String, error: io::Error| Error::Endpoint {
             address,
             why: format!("cannot listen there: {error}"),
@@ -125,19 +129,21 @@ impl Endpoint {
                 (Listener::Tcp(listener), address, Some(token))
             }
         };
-        let router = router(recorder, asked.clone(), token);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            // For the look for peers and for the dump, which may wait for others and for a disk.
-            .thread_name("rcomm/endpoint")
-            .max_blocking_threads(2)
-            .build()
-            .map_err(|error| refused(address.to_string(), error))?;
+        let pair = UnixStream::pair().and_then(|(stop, stopped)| {
+            stopped.set_nonblocking(true)?;
+            Ok((stop, stopped))
+        });
+        let (stop, stopped) = pair.map_err(|error| refused(address.to_string(), error))?;
+        let served = asked.clone();
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
-                // Without its listener there is nothing left to do; connections end with the runtime.
-                let _ = runtime.block_on(accept(listener, router, stopped));
+                if listener.is_called(&stopped) {
+                    let router = router(recorder, served, token);
+                    // Without a runtime or its listener there is nothing left to do; connections end with
+                    // the runtime.
+                    let _ = serve(listener, router, stopped);
+                }
             })
             .map_err(|error| refused(address.to_string(), error))?;
         Ok(Self {
@@ -215,12 +221,39 @@ enum Listener {
     Tcp(TcpListener),
 }
 
+impl Listener {
+    /// Waits until somebody calls; `false` if the other end of `stopped` went before.
+    fn is_called(&self, stopped: &UnixStream) -> bool {
+        let listener = match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        };
+        loop {
+            let mut both =
+                [listener, stopped.as_fd()].map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
+            match poll(&mut both, None) {
+                Ok(_) if !both[1].revents().is_empty() => return false,
+                Ok(_) => return true,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
 /// Serves connections until the other end of `stopped` goes.
-async fn accept(
-    listener: Listener,
-    router: Router,
-    stopped: oneshot::Receiver<()>,
-) -> io::Result<()> {
+fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // For the look for peers and for the dump, which may wait for others and for a disk.
+        .thread_name("rcomm/endpoint")
+        .max_blocking_threads(2)
+        .build()?;
+    runtime.block_on(accept(listener, router, stopped))
+}
+
+async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
+    let stopped = tokio::net::UnixStream::from_std(stopped)?;
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let accepting = async {
         match listener {
@@ -248,7 +281,7 @@ async fn accept(
     };
     tokio::select! {
         ended = accepting => ended,
-        _ = stopped => Ok(()),
+        _ = stopped.readable() => Ok(()),
     }
 }
 

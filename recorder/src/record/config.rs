@@ -17,6 +17,19 @@ pub enum Placement {
     Memory,
 }
 
+/// When a ring's slots get their space and come into the process's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Touch {
+    /// When the ring is made: some milliseconds for 3 MiB. Recording then asks nothing of the system.
+    #[default]
+    AtOnce,
+    /// When they are first written to, or before that in
+    /// [`touch_ahead`](super::FlightRecorder::touch_ahead). A record that comes first may meet a page fault,
+    /// which is one in 32, and one in 512 waits for the system to give 64 KiB. Where it gives none, what does
+    /// not fit is counted as lost.
+    Ahead,
+}
+
 /// Where the ring does live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Storage {
@@ -44,6 +57,8 @@ impl Storage {
 pub struct RecorderConfig {
     /// Where the ring shall live.
     pub placement: Placement,
+    /// When its pages are touched.
+    pub touch: Touch,
     /// The job, at most 255 bytes. Ranks of one job have the same.
     pub job: String,
     /// Attempt of the job, from 0.
@@ -70,6 +85,7 @@ impl RecorderConfig {
         let host = rustix::system::uname();
         Self {
             placement: Placement::Shared,
+            touch: Touch::AtOnce,
             job: job.into(),
             attempt: 0,
             rank,

@@ -252,11 +252,8 @@ impl<R: Read> Decoder<'_, R> {
             _ => EntryState::Failed,
         };
         let completed = entry_state == EntryState::Completed;
-        let duration_ms = if state & slot::HAS_DURATION != 0 {
-            Some(f32::from_bits((state >> 32) as u32))
-        } else {
-            None
-        };
+        let in_graph = state & slot::IN_GRAPH != 0;
+        let timed = state & slot::HAS_DURATION != 0 && !in_graph;
         Entry {
             record_id: id,
             collective_seq_id: words[slot::COLLECTIVE_SEQ_ID],
@@ -283,7 +280,8 @@ impl<R: Read> Decoder<'_, R> {
             } else {
                 0
             },
-            duration_ms,
+            duration_ms: timed.then(|| f32::from_bits((state >> 32) as u32)),
+            graph_id: in_graph.then_some(state >> slot::GRAPH_SHIFT),
             timeout_ms: timeout_ms.into(),
             thread: (thread != NO_THREAD && usize::from(thread) < self.dump.threads.len())
                 .then_some(thread.into()),

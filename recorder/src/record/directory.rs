@@ -98,8 +98,13 @@ pub(crate) struct Unnamed {
 }
 
 impl Unnamed {
-    /// Makes a locked file of `bytes` zero bytes, with its space reserved, below `directory`.
-    pub(crate) fn create(directory: &Path, place: Place<'_>, bytes: usize) -> Result<Self> {
+    /// Makes a locked file of `bytes` zero bytes, with the space of the `first` reserved, below `directory`.
+    pub(crate) fn create(
+        directory: &Path,
+        place: Place<'_>,
+        first: usize,
+        bytes: usize,
+    ) -> Result<Self> {
         let job = directory.join(job_directory_name(place.job));
         let temporary = job.join(format!(
             ".{}.{}.{}.new",
@@ -135,18 +140,34 @@ impl Unnamed {
             temporary: Temporary(temporary),
             directory: job,
         };
-        unnamed.reserve(bytes)?;
+        unnamed.reserve(first, bytes)?;
         Ok(unnamed)
     }
 
-    fn reserve(&self, bytes: usize) -> Result<()> {
+    fn reserve(&self, first: usize, bytes: usize) -> Result<()> {
         let file = self.file.as_fd();
         rfs::flock(file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|error| Error::io(format!("lock {}", self.temporary.0.display()), error))?;
-        rfs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64).map_err(|error| {
-            let what = format!("reserve {bytes} bytes in {}", self.directory.display());
-            Error::io(what, error)
-        })
+        let sized = rfs::ftruncate(file, bytes as u64).map_err(io::Error::from);
+        sized
+            .and_then(|()| self.look_for_space(bytes))
+            .and_then(|()| reserve(&self.file, 0, first))
+            .map_err(|error| {
+                let what = format!("reserve {first} bytes in {}", self.directory.display());
+                Error::io(what, error)
+            })
+    }
+
+    /// Fails where the whole ring has no space now, although only its beginning is reserved: the owner can
+    /// still keep it elsewhere.
+    fn look_for_space(&self, bytes: usize) -> io::Result<()> {
+        let system = rfs::fstatvfs(&self.file)?;
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        // A file system without a limit says that it has no blocks at all.
+        if system.f_blocks > 0 && free < bytes as u64 {
+            return Err(rustix::io::Errno::NOSPC.into());
+        }
+        Ok(())
     }
 
     /// Gives the ring its name. A living owner of that name is an error, a dead one's ring is kept.
@@ -167,6 +188,13 @@ impl Unnamed {
         }
         Err(place.taken(path))
     }
+}
+
+/// Gives these bytes of a ring file their space, so that a write there cannot fail.
+pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> io::Result<()> {
+    let len = to.saturating_sub(from);
+    rfs::fallocate(file, FallocateFlags::empty(), from as u64, len as u64)?;
+    Ok(())
 }
 
 /// A file's temporary name, removed in any case.

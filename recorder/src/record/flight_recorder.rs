@@ -5,7 +5,7 @@
 
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
-use super::config::{Placement, RecorderConfig, Storage};
+use super::config::{Placement, RecorderConfig, Storage, Touch};
 use super::decode;
 use super::directory::{self, Place, Unnamed};
 use super::header::initialise;
@@ -13,7 +13,7 @@ use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
 use super::map::Map;
 use super::operation::{GroupHandle, Operation, SignatureRef, Start, Ticket};
-use super::progress::{advance, end, retire};
+use super::progress::{advance, duration_bits, end, graph_bits, retire};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
@@ -23,7 +23,8 @@ use crate::model::{EntryState, Peer, ProcessGroupInfo, ProcessGroupStatus, Reduc
 use crate::publish::Dump;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// What a recorder could not keep since it was made.
@@ -49,6 +50,17 @@ pub struct Counters {
     pub phases_lost: u64,
 }
 
+/// So many bytes of a ring file are reserved at a time.
+const GROWTH: usize = 64 << 10;
+
+/// Whether more of the ring file can be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growth {
+    Goes,
+    /// The system had no space for it.
+    Stopped,
+}
+
 /// Writes what one rank does into its ring.
 ///
 /// All methods take `&self` and may be called from any thread. Those that record never block, never
@@ -67,8 +79,12 @@ pub struct FlightRecorder {
     tables: Tables,
     clock: Clock,
     storage: Storage,
-    /// Holds the lock that says that the owner lives.
-    _lock: Option<OwnedFd>,
+    /// How many words were touched ahead, from the slots on and around.
+    touched: AtomicUsize,
+    /// Who reserves more of the file holds this.
+    growth: Mutex<Growth>,
+    /// The ring file, with the lock that says that the owner lives.
+    file: Option<OwnedFd>,
     closed: AtomicBool,
 }
 
@@ -83,7 +99,7 @@ impl FlightRecorder {
         config.check()?;
         let in_memory = |why| {
             let layout = Layout::plan(config);
-            let map = Map::anonymous(layout.bytes).map_err(|error| {
+            let map = Map::anonymous(layout.bytes, config.touch).map_err(|error| {
                 Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
             })?;
             initialise(&map, &layout, config);
@@ -111,10 +127,17 @@ impl FlightRecorder {
             attempt: config.attempt,
         };
         let layout = Layout::plan(config);
-        let unnamed = Unnamed::create(directory, place, layout.bytes)?;
-        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes)
+        // Everything but slots and lap ring is written to at any place; those come one after the other.
+        let first = match config.touch {
+            Touch::AtOnce => layout.bytes,
+            Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
+        };
+        let unnamed = Unnamed::create(directory, place, first, layout.bytes)?;
+        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
             .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
+        map.admit(first / 8);
         initialise(&map, &layout, config);
+        map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
         let (path, lock) = unnamed.publish(place)?;
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
     }
@@ -129,7 +152,9 @@ impl FlightRecorder {
             clock: Clock::choose(),
             layout,
             storage,
-            _lock: lock,
+            touched: AtomicUsize::new(0),
+            growth: Mutex::new(Growth::Goes),
+            file: lock,
             closed: AtomicBool::new(false),
         }
     }
@@ -149,7 +174,70 @@ impl FlightRecorder {
         self.slots.slots()
     }
 
+    /// Reserves so many bytes more of the ring and brings them into the process's memory, those of the next
+    /// records first; says whether there is more to bring. For a thread that nobody waits for, in a ring that
+    /// was made with [`Touch::Ahead`].
+    pub fn touch_ahead(&self, bytes: usize) -> bool {
+        let all = self.layout.bytes / 8;
+        let count = bytes / 8;
+        let done = self.touched.fetch_add(count, Ordering::Relaxed);
+        if done >= all {
+            return false;
+        }
+        let from = (self.layout.slots.word + done) % all;
+        let end = from + count.min(all - done);
+        if !self.make_room(end.min(all)) {
+            return false;
+        }
+        self.map.touch(from..end.min(all));
+        self.map.touch(0..end.saturating_sub(all));
+        done + count < all
+    }
+
+    /// Writes a slot that has no space yet.
+    #[cold]
+    fn write_beyond(
+        &self,
+        id: u64,
+        fill: &dyn Fn(&[AtomicU64; slot::WORDS]),
+    ) -> std::result::Result<(), Missed> {
+        if !self.make_room(self.slots.end_of(id)) {
+            return Err(Missed::Beyond);
+        }
+        self.slots.write(&self.map, id, fill)
+    }
+
+    /// As [`make_room`](Self::make_room), without a lock where there is room.
+    fn make_room_once(&self, end: usize) -> bool {
+        end <= self.map.words().len() || self.make_room(end)
+    }
+
+    /// Reserves the ring file up to this word, unless it is; says whether it is now.
+    ///
+    /// Who records comes here when the thread that touches the ring has not been there before: once in 512
+    /// records, in the first moments of the process. It then waits for some pages from the system.
+    fn make_room(&self, end: usize) -> bool {
+        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let have = self.map.words().len();
+        if end <= have {
+            return true;
+        }
+        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Goes) else {
+            return false;
+        };
+        let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
+        if directory::reserve(file, have * 8, bytes).is_err() {
+            // What does not fit is counted, and the rest of the ring is used on.
+            *growth = Growth::Stopped;
+            return false;
+        }
+        self.map.admit(bytes / 8);
+        self.map.words()[header::RESERVED].store(bytes as u64, Ordering::Release);
+        true
+    }
+
     /// Now, on the clock of the records.
+    #[inline]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
@@ -174,12 +262,15 @@ impl FlightRecorder {
     }
 
     /// Records that an operation is issued, now, by the calling thread.
-    #[inline]
+    ///
+    /// Inlined into its caller, so that an [`Operation`] is not put together only to be taken apart.
+    #[inline(always)]
     pub fn begin(&self, operation: &Operation<'_>) -> Ticket {
         self.begin_at(operation, self.clock.now())
     }
 
     /// Records that an operation was issued at this moment by the calling thread.
+    #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
         let words = self.map.words();
         let id = words[header::LAST_ID].fetch_add(1, Ordering::Relaxed) + 1;
@@ -224,7 +315,7 @@ impl FlightRecorder {
             Start::InTurn => (0, EntryState::Scheduled),
             Start::AtOnce => (at.0, EntryState::Started),
         };
-        let written = self.slots.write(&self.map, id & MAX_ID, |words| {
+        let fill = |words: &[AtomicU64; slot::WORDS]| {
             let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
             store(slot::CREATED, at.0);
             store(slot::STARTED, started);
@@ -241,7 +332,12 @@ impl FlightRecorder {
             store(slot::LAP_WORDS, own.words);
             store(slot::INPUT_ELEMENTS, signature.input_elements);
             store(slot::OUTPUT_ELEMENTS, signature.output_elements);
-        });
+        };
+        let id = id & MAX_ID;
+        let mut written = self.slots.write(&self.map, id, fill);
+        if written == Err(Missed::Beyond) {
+            written = self.write_beyond(id, &fill);
+        }
         if written.is_err() {
             self.count(header::RECORDS_LOST);
         }
@@ -273,7 +369,11 @@ impl FlightRecorder {
         if key.is_none() && splits.iter().all(|side| side.is_empty()) {
             return (signature, LapPlace::default());
         }
-        let place = lap::write(&self.map, &self.lap, id & MAX_ID, splits, key);
+        let lap = self.layout.lap;
+        let has_room = self.make_room_once(lap.word + lap.rows);
+        let place = has_room
+            .then(|| lap::write(&self.map, &self.lap, id & MAX_ID, splits, key))
+            .flatten();
         let place = place.unwrap_or_else(|| {
             self.count(header::SHAPES_LOST);
             LapPlace::default()
@@ -308,12 +408,28 @@ impl FlightRecorder {
     /// says that it ran. The first to see it counts: later calls change nothing.
     pub fn completed_at(&self, ticket: Ticket, at: Timestamp, duration: Option<Duration>) {
         self.update(ticket, |words| {
-            end(words, EntryState::Completed, at, duration);
+            let bits = duration_bits(duration);
+            end(words, EntryState::Completed, at, bits);
+        });
+        self.raise(ticket, group::LAST_COMPLETED);
+    }
+
+    /// Records that an operation was captured, at this moment, into the CUDA graph of this number: as far as
+    /// anybody who watches it can tell it has completed. A number of 2^53 and more is not kept, which counts
+    /// as a lost update.
+    pub fn captured_at(&self, ticket: Ticket, at: Timestamp, graph_id: u64) {
+        let bits = graph_bits(graph_id).unwrap_or_else(|| {
+            self.count(header::UPDATES_LOST);
+            0
+        });
+        self.update(ticket, |words| {
+            end(words, EntryState::Completed, at, bits);
         });
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
     /// As [`completed_at`](Self::completed_at), and that nobody watches the operation any more.
+    #[inline]
     pub fn completed_and_retired_at(
         &self,
         ticket: Ticket,
@@ -321,7 +437,8 @@ impl FlightRecorder {
         duration: Option<Duration>,
     ) {
         self.update(ticket, |words| {
-            end(words, EntryState::Completed, at, duration);
+            let bits = duration_bits(duration);
+            end(words, EntryState::Completed, at, bits);
             retire(words);
         });
         self.raise(ticket, group::LAST_COMPLETED);
@@ -338,7 +455,7 @@ impl FlightRecorder {
         self.update(ticket, |words| {
             let created = words[slot::CREATED].load(Ordering::Relaxed);
             let lasted = Duration::from_nanos(at.0.saturating_sub(created));
-            end(words, EntryState::Failed, at, Some(lasted));
+            end(words, EntryState::Failed, at, duration_bits(Some(lasted)));
         });
     }
 
@@ -456,7 +573,8 @@ impl FlightRecorder {
         match self.slots.update(&self.map, ticket.id & MAX_ID, change) {
             Ok(()) => {}
             Err(Missed::Reused) => self.count(header::UPDATES_LATE),
-            Err(Missed::Held) => self.count(header::UPDATES_LOST),
+            // What could not be recorded cannot be updated.
+            Err(Missed::Held | Missed::Beyond) => self.count(header::UPDATES_LOST),
         }
     }
 

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse what they do not know.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 0;
+pub(crate) const MINOR: u32 = 2;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -39,6 +39,8 @@ pub(crate) mod header {
     pub(crate) const BOOT_ID: usize = 8;
     pub(crate) const ANCHOR_MONOTONIC: usize = 10;
     pub(crate) const ANCHOR_WALL: usize = 11;
+    /// How many bytes of the file have space; 0 = all.
+    pub(crate) const RESERVED: usize = 12;
 
     /// Sections: offset in bytes, then how many rows (bytes for the arena, words for the lap ring).
     pub(crate) const GROUPS: usize = 16;
@@ -145,7 +147,8 @@ pub(crate) mod slot {
     pub(crate) const TABLES: usize = 7;
     /// operation | reduction << 8 | flags << 16 | thread row << 32.
     pub(crate) const WHAT: usize = 8;
-    /// state | retired << 8 | has a duration << 9 | duration in ms as f32 << 32.
+    /// state | retired << 8 | has a duration << 9 | is in a graph << 10, then the duration in ms as f32 << 32,
+    /// or the graph's id << 11: what is in a graph is not timed.
     pub(crate) const STATE: usize = 9;
     /// peer | root << 32.
     pub(crate) const ENDS: usize = 10;
@@ -160,6 +163,11 @@ pub(crate) mod slot {
 
     pub(crate) const RETIRED: u64 = 1 << 8;
     pub(crate) const HAS_DURATION: u64 = 1 << 9;
+    /// Since 1.1.
+    pub(crate) const IN_GRAPH: u64 = 1 << 10;
+    pub(crate) const GRAPH_SHIFT: u32 = 11;
+    /// The largest id of a graph that the word can hold.
+    pub(crate) const MAX_GRAPH: u64 = u64::MAX >> GRAPH_SHIFT;
 
     pub(crate) const FLAG_P2P: u64 = 1;
 
@@ -358,6 +366,7 @@ pub(crate) const fn halves(word: u64) -> (u32, u32) {
 }
 
 /// A word of two 32-bit halves, the lower first.
+#[inline]
 pub(crate) const fn join(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }

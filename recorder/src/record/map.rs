@@ -9,12 +9,14 @@
 
 #![allow(unsafe_code)]
 
+use super::config::Touch;
+use super::layout::{self, header};
 use super::sync::{self, Memory, Read};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A mapping of whole words.
 #[derive(Debug)]
@@ -52,12 +54,20 @@ impl Pages {
         Ok(Self { start, words })
     }
 
+    #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `start` is page-aligned and `words` words from it stay mapped, initialised (zero or
+        self.first(self.words)
+    }
+
+    /// The first words, at most as many as there are.
+    #[inline]
+    fn first(&self, words: usize) -> &[AtomicU64] {
+        let words = words.min(self.words);
+        // SAFETY: `start` is page-aligned and `self.words` words from it stay mapped, initialised (zero or
         // the file's) and readable until `self` is dropped. Whatever another process stores there, it is
         // seen through relaxed loads of whole words, of which any value is one; what is read from pages
         // that cannot be written is read by no other operation (`View`).
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), words) }
     }
 }
 
@@ -70,21 +80,36 @@ impl Drop for Pages {
 }
 
 /// The owner's mapping: read and written, not inherited by fork.
+///
+/// Its file may be given its space bit by bit ([`admit`](Self::admit)); nobody comes to see words that have
+/// none.
 #[derive(Debug)]
-pub(crate) struct Map(Pages);
+pub(crate) struct Map {
+    pages: Pages,
+    /// Words that may be used, at most as many as there are.
+    usable: AtomicUsize,
+}
 
 impl Map {
     /// Zeroed memory of this process alone.
-    pub(crate) fn anonymous(bytes: usize) -> io::Result<Self> {
-        Self::of(None, bytes, MapFlags::PRIVATE | MapFlags::POPULATE)
+    pub(crate) fn anonymous(bytes: usize, touch: Touch) -> io::Result<Self> {
+        let map = Self::of(None, bytes, MapFlags::PRIVATE, touch)?;
+        map.admit(bytes / 8);
+        Ok(map)
     }
 
-    /// The first `bytes` of an open file, which must have as many.
-    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::of(Some(file), bytes, MapFlags::SHARED | MapFlags::POPULATE)
+    /// The first `bytes` of an open file, which must have as many. None of them are admitted yet.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize, touch: Touch) -> io::Result<Self> {
+        Self::of(Some(file), bytes, MapFlags::SHARED, touch)
     }
 
-    fn of(file: Option<BorrowedFd<'_>>, bytes: usize, flags: MapFlags) -> io::Result<Self> {
+    fn of(
+        file: Option<BorrowedFd<'_>>,
+        bytes: usize,
+        mut flags: MapFlags,
+        touch: Touch,
+    ) -> io::Result<Self> {
+        flags.set(MapFlags::POPULATE, touch == Touch::AtOnce);
         let pages = Pages::map(file, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
         // A child that is forked from a rank must not write into its record. It has no use for this value
         // either: after a fork of a process with threads, until it executes another program, it may only
@@ -97,7 +122,26 @@ impl Map {
                 Advice::LinuxDontFork,
             )?;
         }
-        Ok(Self(pages))
+        Ok(Self {
+            pages,
+            usable: AtomicUsize::new(0),
+        })
+    }
+
+    /// So many words from the first on may be used from now on.
+    pub(crate) fn admit(&self, words: usize) {
+        let words = words.min(self.pages.words);
+        self.usable.fetch_max(words, Ordering::Release);
+    }
+
+    /// Takes the page faults of these words, as if somebody wrote to them, and changes nothing.
+    pub(crate) fn touch(&self, words: std::ops::Range<usize>) {
+        const PAGE: usize = 4096 / 8;
+        for word in self.words()[words].iter().step_by(PAGE) {
+            // An exchange asks for the page to be written whatever it finds. Adding nothing would not: the
+            // compiler makes a load of it.
+            let _ = word.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 }
 
@@ -107,7 +151,7 @@ impl Memory for Map {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        self.0.words()
+        self.pages.first(self.usable.load(Ordering::Acquire))
     }
 
     #[inline]
@@ -117,26 +161,52 @@ impl Memory for Map {
 }
 
 /// A reader's mapping: nothing can be stored through it.
+///
+/// To read from a part of the file that has no space yet would take some, and end the process where there
+/// is none: the owner says in the header how far it has come.
 #[derive(Debug)]
-pub(crate) struct View(Pages);
+pub(crate) struct View {
+    pages: Pages,
+    /// Words that had space when the header was read last.
+    reserved: AtomicUsize,
+}
 
 impl View {
     /// The first `bytes` of an open file, which must have as many; read-only.
     pub(crate) fn of_file(file: impl AsFd, bytes: usize) -> io::Result<Self> {
         let file = Some(file.as_fd());
-        Pages::map(file, bytes, ProtFlags::READ, MapFlags::SHARED).map(Self)
+        let pages = Pages::map(file, bytes, ProtFlags::READ, MapFlags::SHARED)?;
+        Ok(Self {
+            pages,
+            reserved: AtomicUsize::new(layout::HEADER_BYTES / 8),
+        })
+    }
+
+    /// Reads the header again; says whether the word has space now.
+    #[cold]
+    fn is_reserved(&self, index: usize) -> bool {
+        let told = self.pages.words().get(header::RESERVED);
+        let words = match told.map_or(0, |word| word.load(Ordering::Acquire)) {
+            0 => usize::MAX,
+            bytes => usize::try_from(bytes / 8).unwrap_or(usize::MAX),
+        };
+        self.reserved.store(words, Ordering::Relaxed);
+        index < words
     }
 }
 
 impl Read for View {
     fn len(&self) -> usize {
-        self.0.words
+        self.pages.words
     }
 
     // A relaxed load of one word is a plain load of the machine, and so allowed on read-only pages.
     #[inline]
     fn load(&self, index: usize) -> u64 {
-        self.0
+        if index >= self.reserved.load(Ordering::Relaxed) && !self.is_reserved(index) {
+            return 0;
+        }
+        self.pages
             .words()
             .get(index)
             .map_or(0, |word| word.load(Ordering::Relaxed))

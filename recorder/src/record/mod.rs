@@ -31,7 +31,7 @@ pub(crate) mod sync;
 mod tables;
 
 pub use clock::Timestamp;
-pub use config::{Placement, RecorderConfig, Storage};
+pub use config::{Placement, RecorderConfig, Storage, Touch};
 pub use directory::default_directory;
 pub use flight_recorder::{Counters, FlightRecorder};
 pub use operation::{GroupHandle, Operation, SignatureRef, Start, Ticket};

@@ -25,22 +25,28 @@ pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
     words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
 }
 
-/// Ends an operation that has not ended yet.
+/// How long an operation ran, as bits of its state.
 #[inline]
-pub(super) fn end(
-    words: &[AtomicU64; slot::WORDS],
-    how: EntryState,
-    at: Timestamp,
-    duration: Option<Duration>,
-) {
+pub(super) fn duration_bits(duration: Option<Duration>) -> u64 {
+    duration.map_or(0, |duration| {
+        let ms = duration.as_secs_f32() * 1e3;
+        slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
+    })
+}
+
+/// The graph that an operation went into, as bits of its state; none for an id that is too large for them.
+#[inline]
+pub(super) fn graph_bits(id: u64) -> Option<u64> {
+    (id <= slot::MAX_GRAPH).then_some(slot::IN_GRAPH | id << slot::GRAPH_SHIFT)
+}
+
+/// Ends an operation that has not ended yet, and sets `bits`.
+#[inline]
+pub(super) fn end(words: &[AtomicU64; slot::WORDS], how: EntryState, at: Timestamp, bits: u64) {
     let state = words[slot::STATE].load(Ordering::Relaxed);
     if state as u8 >= EntryState::Completed as u8 {
         return;
     }
-    let bits = duration.map_or(0, |duration| {
-        let ms = duration.as_secs_f32() * 1e3;
-        slot::HAS_DURATION | u64::from(ms.to_bits()) << 32
-    });
     advance(words, how, bits);
     // The clock may step back by a fraction of a microsecond.
     let created = words[slot::CREATED].load(Ordering::Relaxed);

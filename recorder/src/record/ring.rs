@@ -49,6 +49,8 @@ pub(crate) enum Missed {
     Reused,
     /// Another writer held the slot all the while.
     Held,
+    /// The slot is beyond the memory that may be used.
+    Beyond,
 }
 
 /// What a reader found in a slot.
@@ -88,12 +90,18 @@ impl<const N: usize> SlotRing<N> {
         (id & self.mask) as usize
     }
 
+    /// The word behind the slot of record `id`.
+    pub(crate) fn end_of(&self, id: u64) -> usize {
+        self.base + (self.index_of(id) + 1) * N
+    }
+
     #[inline]
-    fn slot<'m, M: Memory>(&self, memory: &'m M, id: u64) -> &'m [M::Word; N] {
+    fn slot<'m, M: Memory>(&self, memory: &'m M, id: u64) -> Result<&'m [M::Word; N], Missed> {
         let start = self.base + self.index_of(id) * N;
-        memory.words()[start..]
-            .first_chunk()
-            .expect("the ring's slots lie within its memory")
+        let words = memory.words().get(start..);
+        words
+            .and_then(<[M::Word]>::first_chunk)
+            .ok_or(Missed::Beyond)
     }
 
     /// Puts record `id` in its slot: `fill` stores every word but the first.
@@ -104,7 +112,7 @@ impl<const N: usize> SlotRing<N> {
         id: u64,
         fill: impl FnOnce(&[M::Word; N]),
     ) -> Result<(), Missed> {
-        let slot = self.slot(memory, id);
+        let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
         for _ in 0..M::PATIENCE {
             if id_of(old) >= id {
@@ -140,7 +148,7 @@ impl<const N: usize> SlotRing<N> {
         id: u64,
         change: impl FnOnce(&[M::Word; N]),
     ) -> Result<(), Missed> {
-        let slot = self.slot(memory, id);
+        let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
         for _ in 0..M::PATIENCE {
             if id_of(old) != id {

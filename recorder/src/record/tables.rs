@@ -12,28 +12,58 @@ use super::sync::{Memory, Read};
 use crate::model::{ProcessGroupInfo, Rank};
 use std::cell::Cell;
 use std::panic::Location;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// What is known, found by hash without a lock. Rows are only ever added, at most half of the space.
+/// What is known, found by hash without a lock. Rows are only ever added.
+///
+/// They go to levels, each four times as long as the one before and made when that is full: nearly all
+/// programs stay in the first, and an empty place has to be written to all the same.
 #[derive(Debug)]
 struct Known<K> {
-    rows: Box<[OnceLock<(u64, K, u32)>]>,
+    levels: [OnceLock<Level<K>>; LEVELS],
 }
 
-impl<K> Known<K> {
+/// Enough for the most rows that a table may have.
+const LEVELS: usize = 6;
+/// Rows of the first level.
+const FIRST_LEVEL: usize = 128;
+
+/// At most half of its places are taken.
+#[derive(Debug)]
+struct Level<K> {
+    places: Box<[OnceLock<(u64, K, u32)>]>,
+    taken: AtomicUsize,
+}
+
+impl<K> Level<K> {
     fn with_room_for(rows: usize) -> Self {
-        let space = (rows * 2).next_power_of_two();
         Self {
-            rows: (0..space).map(|_| OnceLock::new()).collect(),
+            places: (0..rows * 2).map(|_| OnceLock::new()).collect(),
+            taken: AtomicUsize::new(0),
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= self.places.len() / 2
+    }
+
+    #[inline]
     fn probe(&self, hash: u64) -> impl Iterator<Item = &OnceLock<(u64, K, u32)>> {
-        let mask = self.rows.len() - 1;
+        let mask = self.places.len() - 1;
         let start = (hash >> 32) as usize;
-        (0..self.rows.len()).map(move |i| &self.rows[(start + i) & mask])
+        (0..self.places.len()).map(move |i| &self.places[(start + i) & mask])
+    }
+}
+
+impl<K> Known<K> {
+    fn new() -> Self {
+        let known = Self {
+            levels: [const { OnceLock::new() }; LEVELS],
+        };
+        known.levels[0].get_or_init(|| Level::with_room_for(FIRST_LEVEL));
+        known
     }
 
     #[inline]
@@ -43,25 +73,42 @@ impl<K> Known<K> {
 
     #[inline]
     fn find_with_key(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
-        self.probe(hash)
-            .map_while(OnceLock::get)
-            .find(|(at, key, _)| *at == hash && is(key))
-            .map(|(_, key, row)| (key, *row))
+        for level in &self.levels {
+            for place in level.get()?.probe(hash) {
+                match place.get() {
+                    Some((at, key, row)) if *at == hash && is(key) => return Some((key, *row)),
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        }
+        None
     }
 
     /// Only under the lock that orders additions.
     fn add(&self, hash: u64, key: K, row: u32) {
         let mut entry = (hash, key, row);
-        for place in self.probe(hash) {
-            match place.set(entry) {
-                Ok(()) => return,
-                Err(back) => entry = back,
+        for (nth, level) in self.levels.iter().enumerate() {
+            let level = level.get_or_init(|| Level::with_room_for(FIRST_LEVEL << (2 * nth)));
+            if level.is_full() {
+                continue;
             }
+            for place in level.probe(hash) {
+                match place.set(entry) {
+                    Ok(()) => {
+                        level.taken.fetch_add(1, Ordering::Relaxed);
+                        return;
+                    }
+                    Err(back) => entry = back,
+                }
+            }
+            return;
         }
     }
 }
 
 /// Spreads a number over 64 bits (the golden ratio's multiplier).
+#[inline]
 fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -70,7 +117,8 @@ fn spread(number: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct Tables {
     layout: Layout,
-    signatures: Known<OwnedKey>,
+    /// Boxed: nearly all places stay empty, and each would be as long as a key.
+    signatures: Known<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
     call_sites: Known<usize>,
     threads: Known<u32>,
@@ -82,9 +130,9 @@ impl Tables {
     pub(super) fn new(layout: Layout) -> Self {
         Self {
             layout,
-            signatures: Known::with_room_for(layout.signatures.rows),
-            call_sites: Known::with_room_for(layout.call_sites.rows),
-            threads: Known::with_room_for(layout.threads.rows),
+            signatures: Known::new(),
+            call_sites: Known::new(),
+            threads: Known::new(),
             arena_used: Mutex::new(0),
         }
     }
@@ -159,7 +207,7 @@ impl Tables {
         let word = self.layout.signatures.row(row as usize, 1);
         map.words()[word].store(text, Ordering::Relaxed);
         publish(map, header::SIGNATURES_USED, row);
-        self.signatures.add(hash, OwnedKey::of(key), row);
+        self.signatures.add(hash, Box::new(OwnedKey::of(key)), row);
         Some(row)
     }
 
@@ -242,6 +290,7 @@ thread_local! {
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
 }
 
+#[inline]
 fn own_thread_id() -> u32 {
     THREAD_ID.with(|id| {
         if id.get() == 0 {
@@ -341,13 +390,26 @@ mod tests {
     }
 
     #[test]
-    fn known_rows_are_found_through_collisions() {
-        let known = Known::with_room_for(4);
+    fn known_rows_are_found_through_collisions_and_on_every_level() {
+        let known = Known::new();
         for (key, row) in [("a", 0), ("b", 1), ("c", 2)] {
             known.add(7, key, row);
         }
         assert_eq!(known.find(7, |key| *key == "c"), Some(2));
         assert_eq!(known.find(7, |key| *key == "d"), None);
         assert_eq!(known.find(8, |key| *key == "a"), None);
+
+        let known = Known::new();
+        let many = 3_000;
+        for row in 0..many {
+            known.add(spread(u64::from(row)), row, row);
+        }
+        for row in 0..many {
+            let found = known.find(spread(u64::from(row)), |key| *key == row);
+            assert_eq!(found, Some(row));
+        }
+        let levels = known.levels.iter().map_while(OnceLock::get);
+        let taken: Vec<usize> = levels.map(|it| it.taken.load(Ordering::Relaxed)).collect();
+        assert_eq!(taken, [128, 512, 2048, 312]);
     }
 }

@@ -115,6 +115,9 @@ pub struct Done {
     pub duration: Option<Duration>,
     /// Who sent, as a rank of the group: of a receive from any.
     pub source: Option<u32>,
+    /// The CUDA graph that it was captured into, by the driver's number, of an operation that was issued:
+    /// nothing more is known of it then.
+    pub graph_id: Option<u64>,
 }
 
 /// Where an issued operation stands.
@@ -279,7 +282,7 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("registered memory"))
     }
 
-    /// Memory for a window, all zero, that other members can reach fastest.
+    /// Memory for a window or for collectives, all zero, that other members can reach fastest.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let _ = (dtype, len);
         Err(self.refuse("memory for windows"))

@@ -193,6 +193,7 @@ pub enum Op<'a> {
 
 impl<'a> Op<'a> {
     /// Which operation it is.
+    #[inline]
     pub const fn op_type(&self) -> OpType {
         match self {
             Self::AllReduce { .. } => OpType::AllReduce,
@@ -222,6 +223,7 @@ impl<'a> Op<'a> {
     }
 
     /// Whether it is a send, a receive, or a coalesced block of these.
+    #[inline]
     pub fn is_p2p(&self) -> bool {
         match self {
             Self::Send { .. } | Self::Recv { .. } => true,
@@ -231,6 +233,7 @@ impl<'a> Op<'a> {
     }
 
     /// The buffers that are read. A lone `buffer` is here and in [`outputs`](Self::outputs).
+    #[inline]
     pub fn inputs(&self) -> &[Buffer<'a>] {
         use std::slice::from_ref;
         match self {
@@ -259,6 +262,7 @@ impl<'a> Op<'a> {
     }
 
     /// The buffers that are written.
+    #[inline]
     pub fn outputs(&self) -> &[Buffer<'a>] {
         use std::slice::from_ref;
         match self {
@@ -287,6 +291,7 @@ impl<'a> Op<'a> {
     }
 
     /// The root of a rooted operation.
+    #[inline]
     pub const fn root(&self) -> Option<u32> {
         match self {
             Self::Reduce { root, .. }
@@ -300,6 +305,7 @@ impl<'a> Op<'a> {
     }
 
     /// The reduction of a reducing operation.
+    #[inline]
     pub const fn reduction(&self) -> Option<Reduction> {
         match self {
             Self::AllReduce { op, .. }
@@ -314,6 +320,7 @@ impl<'a> Op<'a> {
     }
 
     /// The other end of a send or receive.
+    #[inline]
     pub const fn peer(&self) -> Peer {
         match self {
             Self::Send { peer, .. }
@@ -326,6 +333,7 @@ impl<'a> Op<'a> {
     }
 
     /// Elements sent to and received from each rank, where the caller gave them.
+    #[inline]
     pub fn splits(&self) -> Option<(&[usize], &[usize])> {
         match self {
             Self::AllToAllVSingle {
@@ -365,6 +373,7 @@ impl<'a> Op<'a> {
     }
 
     /// The first buffer, if there is any: all are on one kind of device.
+    #[inline]
     pub fn any_buffer(&self) -> Option<&Buffer<'a>> {
         match self {
             Self::Coalesced(ops) => ops.iter().find_map(Op::any_buffer),
@@ -373,6 +382,7 @@ impl<'a> Op<'a> {
     }
 
     /// All buffers; a lone one twice.
+    #[inline]
     pub(super) fn buffers(&self) -> impl Iterator<Item = &Buffer<'a>> {
         self.inputs().iter().chain(self.outputs())
     }

@@ -173,7 +173,7 @@ impl Group {
     pub(crate) fn note(
         self: &Arc<Self>,
         noted: &Noted<'_>,
-        terms: Terms,
+        terms: Terms<'_>,
         site: &'static Location<'static>,
     ) -> Result<(Voyage, Tickets, Share)> {
         let lane = match noted.parts {
@@ -243,7 +243,7 @@ impl Group {
             timeout,
             due,
             deadline: Deadline::At(due),
-            hints: terms.hints,
+            hints: *terms.hints,
         };
         let members = Vec::new();
         Ok((voyage, Tickets { members, own }, share))

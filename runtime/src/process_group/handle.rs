@@ -140,10 +140,10 @@ impl ProcessGroup {
     }
 
     /// What each call of this handle asks for.
-    pub(crate) fn terms(&self) -> Terms {
+    pub(crate) fn terms(&self) -> Terms<'_> {
         Terms {
             timeout: self.timeout(),
-            hints: self.hints,
+            hints: &self.hints,
         }
     }
 

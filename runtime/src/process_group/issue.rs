@@ -11,7 +11,8 @@ use crate::op::Op;
 use crate::work::{Flight, Tickets, Voyage};
 use rcomm_recorder::model::DType;
 use rcomm_recorder::record::{
-    FlightRecorder, Operation, SignatureCache, SignatureKey, SignatureRef, Start, Tensor, Ticket,
+    FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef, Start,
+    Tensor, Ticket,
 };
 use std::panic::Location;
 use std::sync::Arc;
@@ -20,18 +21,24 @@ use std::time::Duration;
 
 /// What a handle asks for each of its calls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct Terms<'a> {
     pub(crate) timeout: Duration,
-    pub(crate) hints: Hints,
+    pub(crate) hints: &'a Hints,
 }
 
 /// How an operation is issued.
-#[derive(Clone, Copy)]
 struct Manner {
     lane: usize,
-    terms: Terms,
+    is_p2p: bool,
+    timeout: Duration,
     site: &'static Location<'static>,
     start: Start,
+}
+
+/// Where an operation stands in its group.
+struct Numbers {
+    seq: u64,
+    turn: u64,
 }
 
 /// What is counted under the issue lock.
@@ -64,6 +71,25 @@ impl Issue {
             ..Self::default()
         }
     }
+
+    /// The numbers of the next operation.
+    #[inline]
+    fn next(&mut self, lane: usize, is_p2p: bool) -> Numbers {
+        if is_p2p {
+            self.p2p_seq += 1;
+            return Numbers {
+                seq: self.p2p_seq,
+                turn: 0,
+            };
+        }
+        self.collective_seq += 1;
+        let turn = &mut self.turns[lane];
+        *turn += 1;
+        Numbers {
+            seq: self.collective_seq,
+            turn: *turn,
+        }
+    }
 }
 
 impl Extension {
@@ -78,70 +104,85 @@ impl Extension {
 
 impl Group {
     /// The lane that takes this operation's buffers.
+    #[inline]
     fn lane_of(&self, op: &Op<'_>) -> Result<usize> {
         let Some(first) = op.any_buffer() else {
             return Ok(0);
         };
         let device = first.device().kind();
         let lane = self.lanes.iter().position(|lane| lane.device == device);
-        lane.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Unsupported,
-                format!("{first:?}: the group has no backend for {device} memory"),
-            )
-        })
+        lane.ok_or_else(|| no_lane_for(first))
     }
 
+    #[inline]
     fn check(&self, op: &Op<'_>) -> Result<usize> {
-        op.validate(self.group_rank, self.size())
-            .and_then(|()| self.lane_of(op))
-            .map_err(|error| error.in_group(self.label()))
+        let checked = op.validate(self.group_rank, self.size());
+        match checked.and_then(|()| self.lane_of(op)) {
+            Ok(lane) => Ok(lane),
+            Err(error) => Err(error.in_group(self.label())),
+        }
     }
 
     /// Runs an operation on the caller's thread.
+    ///
+    /// What is put together here stays where it is: to hand it on by copies stalls the processor, which
+    /// reads back as a whole what it has just written in parts.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
-        terms: Terms,
+        terms: Terms<'_>,
         site: &'static Location<'static>,
     ) -> Result<Done> {
         let lane = self.check(op)?;
-        let (call, voyage, tickets, slot) = {
-            let mut issue = self.lock();
-            self.check_open(op.op_type())?;
-            // With nothing before it its turn has come already.
-            let before = self.ended.load(Ordering::Acquire);
-            let start = if op.is_p2p() || before == issue.turns[lane] {
-                Start::AtOnce
-            } else {
-                Start::InTurn
-            };
-            let manner = Manner {
-                lane,
-                terms,
-                site,
-                start,
-            };
-            let (call, voyage, tickets) = self.number(&mut issue, op, manner);
-            (call, voyage, tickets, self.running.enter(&voyage))
+        let is_p2p = op.is_p2p();
+        let mut issue = self.lock();
+        self.check_open(op.op_type())?;
+        // With nothing before it its turn has come already.
+        let start = if is_p2p || self.ended.load(Ordering::Acquire) == issue.turns[lane] {
+            Start::AtOnce
+        } else {
+            Start::InTurn
+        };
+        let extension = self.extension(&mut issue, !is_p2p);
+        let manner = Manner {
+            lane,
+            is_p2p,
+            timeout: terms.timeout.saturating_add(extension),
+            site,
+            start,
+        };
+        let Numbers { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(&mut issue, op, &manner);
+        let voyage = Voyage {
+            record_id: tickets.own.record_id(),
+            op: op.op_type(),
+            seq,
+            is_p2p,
+            takes_turn: !is_p2p,
+            ends_itself: false,
+            timeout: manner.timeout,
+        };
+        let slot = self.running.enter(&voyage);
+        drop(issue);
+        let call = Call {
+            seq,
+            turn,
+            deadline: Deadline::In(manner.timeout),
+            hints: *terms.hints,
         };
         let observer = Recorded {
             recorder: &self.recorder,
             tickets: &tickets,
         };
-        let result = self.lanes[lane].backend.run(op, call, &observer);
-        let result = match result {
-            Ok(done) => {
-                tickets.settled(&self.recorder, done);
-                Ok(done)
-            }
+        let mut result = self.lanes[lane].backend.run(op, call, &observer);
+        match &mut result {
+            Ok(done) => tickets.settled(&self.recorder, done.duration),
             Err(error) => {
-                let error = self.settle_error(&voyage, error);
+                *error = self.settle_error(&voyage, error.clone());
                 tickets.failed(&self.recorder);
                 tickets.retired(&self.recorder);
-                Err(error)
             }
-        };
+        }
         self.note_end(&voyage);
         self.running.leave(slot);
         result
@@ -151,22 +192,40 @@ impl Group {
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,
-        terms: Terms,
+        terms: Terms<'_>,
         site: &'static Location<'static>,
     ) -> Result<Arc<Flight>> {
         let lane = self.check(&op)?;
+        let is_p2p = op.is_p2p();
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
+        let extension = self.extension(&mut issue, !is_p2p);
         let manner = Manner {
             lane,
-            terms,
+            is_p2p,
+            timeout: terms.timeout.saturating_add(extension),
             site,
             start: Start::InTurn,
         };
-        let (call, voyage, tickets) = self.number(&mut issue, &op, manner);
+        let Numbers { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(&mut issue, &op, &manner);
+        let voyage = Voyage {
+            record_id: tickets.own.record_id(),
+            op: op.op_type(),
+            seq,
+            is_p2p,
+            takes_turn: !is_p2p,
+            ends_itself: false,
+            timeout: manner.timeout,
+        };
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
-        let deadline = Deadline::In(voyage.timeout.saturating_add(self.patience())).started();
-        let call = Call { deadline, ..call };
+        let deadline = Deadline::In(manner.timeout.saturating_add(self.patience())).started();
+        let call = Call {
+            seq,
+            turn,
+            deadline,
+            hints: *terms.hints,
+        };
         let flight = Flight::new(self.clone(), voyage, tickets);
         match self.lanes[lane].backend.issue(op, call, flight.clone()) {
             Ok(pending) => {
@@ -185,58 +244,35 @@ impl Group {
         }
     }
 
-    /// Gives an operation its numbers and its record. Under the issue lock.
-    fn number(&self, issue: &mut Issue, op: &Op<'_>, manner: Manner) -> (Call, Voyage, Tickets) {
-        let is_p2p = op.is_p2p();
-        let extension = self.extension(issue, !is_p2p);
-        let Terms { timeout, hints } = manner.terms;
-        let timeout = timeout.saturating_add(extension);
-        let manner = Manner {
-            terms: Terms { timeout, hints },
-            ..manner
+    /// Records an operation, and the members of a block. Under the issue lock.
+    #[inline(always)]
+    fn record_all(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Tickets {
+        let members = match op {
+            Op::Coalesced(ops) => self.record_members(issue, ops, manner),
+            _ => Vec::new(),
         };
-        let (seq, turn) = if is_p2p {
-            issue.p2p_seq += 1;
-            (issue.p2p_seq, 0)
-        } else {
-            issue.collective_seq += 1;
-            issue.turns[manner.lane] += 1;
-            (issue.collective_seq, issue.turns[manner.lane])
-        };
-        let mut members = Vec::new();
-        if let Op::Coalesced(ops) = op {
-            members.reserve(ops.len());
-            for member in ops {
-                issue.op_id += 1;
-                members.push(self.record(issue, member, is_p2p, manner));
-            }
-        }
-        issue.op_id += 1;
-        let own = self.record(issue, op, is_p2p, manner);
-        let voyage = Voyage {
-            record_id: own.record_id(),
-            op: op.op_type(),
-            seq,
-            is_p2p,
-            takes_turn: !is_p2p,
-            ends_itself: false,
-            timeout,
-        };
-        let call = Call {
-            seq,
-            turn,
-            deadline: Deadline::In(timeout),
-            hints,
-        };
-        (call, voyage, Tickets { members, own })
+        let own = self.record(issue, op, manner);
+        Tickets { members, own }
+    }
+
+    #[cold]
+    fn record_members(&self, issue: &mut Issue, ops: &[Op<'_>], manner: &Manner) -> Vec<Ticket> {
+        let members = ops.iter().map(|op| self.record(issue, op, manner));
+        members.collect()
     }
 
     /// How much more time the operation that is issued now has; one that `counts` is a collective of a
     /// backend. Under the issue lock.
+    #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
         if issue.extension.extra.is_zero() {
             return Duration::ZERO;
         }
+        self.use_extension(issue, counts)
+    }
+
+    #[cold]
+    fn use_extension(&self, issue: &mut Issue, counts: bool) -> Duration {
         issue.extension = issue.extension.after(self.ended.load(Ordering::Acquire));
         if counts && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
             issue.extension.first = issue.turns.iter().sum::<u64>() + 1;
@@ -261,13 +297,9 @@ impl Group {
         extension.after(self.ended.load(Ordering::Acquire)).extra
     }
 
-    fn record(&self, issue: &mut Issue, op: &Op<'_>, is_p2p: bool, manner: Manner) -> Ticket {
-        let Manner {
-            lane,
-            terms: Terms { timeout, .. },
-            site,
-            start,
-        } = manner;
+    #[inline(always)]
+    fn record(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Ticket {
+        issue.op_id += 1;
         let Issue {
             signatures, splits, ..
         } = issue;
@@ -278,37 +310,60 @@ impl Group {
             splits[0].extend(input.iter().map(|&n| n as u64));
             splits[1].extend(output.iter().map(|&n| n as u64));
         }
+        let (backend, kind) = (self.lanes[manner.lane].backend.name(), op.op_type());
+        let inputs = op.inputs().iter().map(tensor_of);
+        let outputs = op.outputs().iter().map(tensor_of);
+        let known = match signatures.find(backend, kind, inputs, outputs) {
+            Some(id) => Some(id),
+            None => self.intern(signatures, backend, op),
+        };
         let begin = |signature: SignatureRef<'_>| {
             self.recorder.begin(&Operation {
                 collective_seq_id: issue.collective_seq,
                 p2p_seq_id: issue.p2p_seq,
                 op_id: issue.op_id,
-                is_p2p,
+                is_p2p: manner.is_p2p,
                 peer: op.peer(),
                 root: op.root(),
                 reduce_op: op.reduction().map(|reduction| reduction.op),
                 input_splits: &splits[0],
                 output_splits: &splits[1],
-                timeout,
-                call_site: Some(site),
-                start,
-                ..Operation::new(self.handle, op.op_type(), signature)
+                timeout: manner.timeout,
+                call_site: Some(manner.site),
+                start: manner.start,
+                ..Operation::new(self.handle, kind, signature)
             })
         };
-        let (backend, kind) = (self.lanes[lane].backend.name(), op.op_type());
-        let inputs = op.inputs().iter().map(tensor_of);
-        let outputs = op.outputs().iter().map(tensor_of);
-        if let Some(id) = signatures.find(backend, kind, inputs, outputs) {
-            return begin(SignatureRef::Id(id));
+        match known {
+            Some(id) => begin(SignatureRef::Id(id)),
+            // Their table is full: the record itself says what it is over.
+            None => with_signature(backend, op, |key| begin(SignatureRef::Key(key))),
         }
-        with_signature(backend, op, |key| match self.recorder.intern(key) {
-            Some(id) => {
-                signatures.keep(backend, kind, key, id);
-                begin(SignatureRef::Id(id))
-            }
-            None => begin(SignatureRef::Key(key)),
+    }
+
+    /// Interns the signature of an operation that was not found among the last ones, if there is room.
+    #[cold]
+    fn intern(
+        &self,
+        signatures: &mut SignatureCache,
+        backend: &'static str,
+        op: &Op<'_>,
+    ) -> Option<SignatureId> {
+        with_signature(backend, op, |key| {
+            let id = self.recorder.intern(key)?;
+            signatures.keep(backend, op.op_type(), key, id);
+            Some(id)
         })
     }
+}
+
+#[cold]
+fn no_lane_for(buffer: &Buffer<'_>) -> Error {
+    let device = buffer.device().kind();
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("{buffer:?}: the group has no backend for {device} memory"),
+    )
 }
 
 /// Records the start of a blocking operation whose turn comes late.
@@ -325,6 +380,7 @@ impl Observer for Recorded<'_> {
     fn ended(&self) {}
 }
 
+#[inline]
 fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
     Tensor {
         dtype: buffer.dtype(),

@@ -24,6 +24,63 @@ use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
+/// A request that waits for nobody: several of them go to the store in one [`Store::batch`].
+#[derive(Clone, Copy, Debug)]
+pub enum BatchRequest<'a> {
+    /// As [`Store::set`].
+    Set {
+        /// What is set.
+        key: &'a str,
+        /// To what.
+        value: &'a [u8],
+    },
+    /// As [`Store::add`].
+    Add {
+        /// The counter.
+        key: &'a str,
+        /// How much.
+        delta: i64,
+    },
+    /// As [`Store::compare_set`].
+    CompareSet {
+        /// What is compared and set.
+        key: &'a str,
+        /// With what.
+        expected: &'a [u8],
+        /// To what.
+        desired: &'a [u8],
+    },
+}
+
+impl<'a> BatchRequest<'a> {
+    fn key(&self) -> &'a str {
+        match *self {
+            Self::Set { key, .. } | Self::Add { key, .. } | Self::CompareSet { key, .. } => key,
+        }
+    }
+
+    /// The same for another key.
+    fn renamed(mut self, name: &'a str) -> Self {
+        match &mut self {
+            Self::Set { key, .. } | Self::Add { key, .. } | Self::CompareSet { key, .. } => {
+                *key = name;
+            }
+        }
+        self
+    }
+}
+
+/// What came of a [`BatchRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BatchReply {
+    /// It was set.
+    Done,
+    /// The counter's new value.
+    Count(i64),
+    /// What the key holds, as [`Store::compare_set`] says it.
+    Value(Vec<u8>),
+}
+
 /// A small shared map from keys to bytes.
 ///
 /// # Blocking
@@ -76,6 +133,29 @@ pub trait Store: Send + Sync {
 
     /// Sets every pair, in order. A reader may see the first without the last.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Makes these requests in this order, and returns what came of each. Over a network that is one round
+    /// trip. Others may see the first done and the last not.
+    ///
+    /// # Errors
+    /// Those of the first request that fails; those behind it may have been made or not.
+    fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
+        let make = |request: &BatchRequest<'_>| {
+            Ok(match *request {
+                BatchRequest::Set { key, value } => {
+                    self.set(key, value)?;
+                    BatchReply::Done
+                }
+                BatchRequest::Add { key, delta } => BatchReply::Count(self.add(key, delta)?),
+                BatchRequest::CompareSet {
+                    key,
+                    expected,
+                    desired,
+                } => BatchReply::Value(self.compare_set(key, expected, desired)?),
+            })
+        };
+        requests.iter().map(make).collect()
+    }
 
     /// Returns once `world_size` calls have named `key`.
     ///

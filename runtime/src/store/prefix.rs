@@ -1,6 +1,6 @@
 //! A part of a store under a name of its own.
 
-use super::{QueueStore, Store};
+use super::{BatchReply, BatchRequest, QueueStore, Store};
 use crate::error::Result;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +100,19 @@ impl<S: Store + ?Sized> Store for PrefixStore<S> {
             .map(|(name, (_, value))| (name.as_str(), *value))
             .collect();
         self.store.multi_set(&pairs)
+    }
+
+    fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
+        let names: Vec<String> = requests
+            .iter()
+            .map(|request| self.name(request.key()))
+            .collect();
+        let requests: Vec<BatchRequest<'_>> = requests
+            .iter()
+            .zip(&names)
+            .map(|(request, name)| request.renamed(name))
+            .collect();
+        self.store.batch(&requests)
     }
 
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {

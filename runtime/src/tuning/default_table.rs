@@ -1,7 +1,7 @@
 //! The table that is in force unless somebody says otherwise.
 
 use super::{Algorithm, Choice, Pattern, Topology};
-use Algorithm::{Chain, Exchange, Nested, Notice, Shares, Slots, Whole};
+use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Whole};
 use Pattern::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
@@ -50,11 +50,23 @@ pub(super) const CHOICES: &[Choice] = &[
     // Two ranks read as much of each other either way.
     among(2, 64 * K, AllReduce,     Memory,  Whole),
     up_to(   16 * K, AllReduce,     Memory,  Whole),
+    up_to(   64 * K, AllReduce,     Memory,  Shares),
+    always(          AllReduce,     Memory,  Direct),
     always(          AllReduce,     Memory,  Shares),
+    up_to(   64 * K, Reduce,        Memory,  Shares),
+    always(          Reduce,        Memory,  Direct),
     always(          Reduce,        Memory,  Shares),
+    up_to(   64 * K, ReduceScatter, Memory,  Slots),
+    always(          ReduceScatter, Memory,  Direct),
     always(          ReduceScatter, Memory,  Slots),
+    up_to(   64 * K, Broadcast,     Memory,  Slots),
+    always(          Broadcast,     Memory,  Direct),
     always(          Broadcast,     Memory,  Slots),
+    up_to(   64 * K, AllGather,     Memory,  Slots),
+    always(          AllGather,     Memory,  Direct),
     always(          AllGather,     Memory,  Slots),
+    up_to(   64 * K, AllToAll,      Memory,  Slots),
+    always(          AllToAll,      Memory,  Direct),
     always(          AllToAll,      Memory,  Slots),
     always(          Gather,        Memory,  Slots),
     always(          Scatter,       Memory,  Slots),

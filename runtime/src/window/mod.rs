@@ -61,8 +61,27 @@ pub struct Window {
 }
 
 impl ProcessGroup {
-    /// Memory for a window, all zero, of the kind that other members reach fastest: on the CPU backend,
-    /// memory that the processes of this host share.
+    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: on the
+    /// CPU backend, memory that the processes of this host can map.
+    ///
+    /// Long collectives of ranks that all share memory, and all call them with such buffers, are done in these
+    /// without copies on the way; parts of one will do that begin with a page and end with one, or with the
+    /// buffer. The results are the same whoever has which:
+    ///
+    /// ```no_run
+    /// # fn step(group: &rcomm::ProcessGroup) -> rcomm::Result<()> {
+    /// let mut gradients = group.allocate::<f32>(1 << 20)?;
+    /// if let Some(gradients) = gradients.as_mut_slice::<f32>() {
+    ///     group.all_reduce(gradients, rcomm::ReduceOp::Sum)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Each call takes a file descriptor, and memory in whole pages, which the system has back as soon as the
+    /// buffer is dropped. A rank that gives up in the middle of an operation has its buffer for itself from then
+    /// on, with what is in it: the others do nothing to it any more. Where the system lets a process make no such
+    /// memory, this is ordinary memory, and a warning says so once. A child that this process forks shares it, too:
+    /// what it writes there is its parent's.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.

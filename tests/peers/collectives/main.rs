@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
 //! naming a Python that has torch. It builds and starts what is there: ours over shared memory and over
-//! TCP, Open MPI, MPICH, gloo through torch. What is missing is named and left out.
+//! TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where it can poll
+//! in place of sleeping. What is missing is named and left out.
 //!
 //! All of them stay up, asleep on a socket; the program wakes one after the other for a few milliseconds
 //! of one operation at one size, round after round, with a probe of the machine before and after: the
@@ -49,13 +50,14 @@ struct Arguments {
     /// Counts only rounds whose probes are below so many nanoseconds, and waits for such a time.
     #[arg(long, default_value_t = f64::INFINITY)]
     near: f64,
-    /// Who takes part, with commas; the others are compared with the first. Beside rcomm, openmpi, mpich
-    /// and gloo there is rcomm-tcp, and rcomm=PROGRAM and rcomm-tcp=PROGRAM are other builds of this
-    /// program.
+    /// Who takes part, with commas; the others are compared with the first. Beside these there are
+    /// rcomm-registered, which is ours with buffers that the group allocated, rcomm-tcp, and
+    /// gloo-busy-ring, gloo-cpp and gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and
+    /// the like are other builds of this program.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "rcomm,openmpi,mpich,gloo"
+        default_value = "rcomm,openmpi,mpich,gloo,gloo-busy"
     )]
     peers: Vec<String>,
     /// Be one of our ranks: where the program listens.

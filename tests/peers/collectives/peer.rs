@@ -63,14 +63,63 @@ fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
     })
 }
 
+/// gloo as its own C++ programs use it: polled by the caller's thread or served by gloo's own, with
+/// recursive halving and doubling or around a ring.
+const GLOO: [&str; 4] = ["gloo-busy", "gloo-busy-ring", "gloo-cpp", "gloo-cpp-ring"];
+
+/// A program that was built here, removed in the end. Processes that run it need it no more.
+struct Program(PathBuf);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A new folder, removed in the end with all in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Result<Self> {
+        let at = format!("rcomm-peer-{name}-{}.store", std::process::id());
+        let at = std::env::temp_dir().join(at);
+        std::fs::create_dir(&at).with_context(|| format!("cannot make {}", at.display()))?;
+        Ok(Self(at))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds a peer's program; the error says what failed.
+fn build(name: &str, compiler: &str, source: &str, libraries: &[&str]) -> Result<Program, String> {
+    let at = std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
+    let built = Command::new(compiler)
+        .args(["-O3", "-march=native", "-o"])
+        .args([&at, &sources().join(source)])
+        .args(libraries)
+        .stderr(Stdio::null())
+        .status();
+    match built {
+        Ok(status) if status.success() => Ok(Program(at)),
+        Ok(_) => Err(format!("{compiler} fails on {source}")),
+        Err(error) => Err(format!("cannot start {compiler}: {error}")),
+    }
+}
+
 impl Peer {
     /// Starts a job of `ranks` ranks; the inner error says what is missing for it here.
     pub(crate) fn start(name: &str, ranks: u32) -> Result<Result<Self, String>> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let core_of = |rank: u32| (cores >= ranks as usize).then(|| rank.to_string());
+        // Where ranks outnumber cores the system places them unevenly, and leaves them so.
+        let core_of = |rank: u32| (rank as usize % cores).to_string();
         let mut commands = Vec::new();
+        let mut kept = None;
         match name {
             ours if ours.starts_with("rcomm") => {
                 let program = match ours.split_once('=') {
@@ -90,15 +139,10 @@ impl Peer {
                 let Some((compiler, starter)) = mpi_of(name) else {
                     return Ok(Err("no compiler and starter of it are installed".into()));
                 };
-                let program =
-                    std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
-                let built = Command::new(compiler)
-                    .args(["-O3", "-march=native", "-o"])
-                    .args([&program, &sources().join("mpi.c")])
-                    .status()?;
-                if !built.success() {
-                    return Ok(Err(format!("{compiler} fails on mpi.c")));
-                }
+                let program = match build(name, compiler, "mpi.c", &[]) {
+                    Ok(program) => program,
+                    Err(why) => return Ok(Err(why)),
+                };
                 let mut command = Command::new(starter);
                 command.args(["-n", &ranks.to_string()]);
                 let crowded = cores < ranks as usize;
@@ -108,20 +152,18 @@ impl Peer {
                     command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                     if crowded {
                         command.args(["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]);
+                        command.args(["--map-by", "core", "--bind-to", "core:overload-allowed"]);
                     } else {
                         command.args(["--bind-to", "core"]);
                     }
-                } else if !crowded {
+                } else {
                     command.args(["-bind-to", "core"]);
                 }
                 command
-                    .arg(&program)
+                    .arg(&program.0)
                     .args(["127.0.0.1", &port.to_string(), name]);
                 let mut peer = Self::spawn(name, vec![command])?;
-                let heard = peer.hear(&listener, ranks);
-                // The processes have it open; nobody else needs it.
-                let _ = std::fs::remove_file(&program);
-                heard?;
+                peer.hear(&listener, ranks)?;
                 return Ok(Ok(peer));
             }
             "gloo" => {
@@ -138,7 +180,24 @@ impl Peer {
                     commands.push((rank, command));
                 }
             }
-            other => bail!("{other:?} is none of rcomm, rcomm-tcp, openmpi, mpich, gloo"),
+            gloo if GLOO.contains(&gloo) => {
+                let program = match build(name, "c++", "gloo.cc", &["-lgloo", "-lpthread"]) {
+                    Ok(program) => program,
+                    Err(why) => return Ok(Err(format!("{why}: is libgloo-dev installed?"))),
+                };
+                let folder = Folder::new(name)?;
+                for rank in 0..ranks {
+                    let mut command = Command::new(&program.0);
+                    command.args(["127.0.0.1", &port.to_string(), name]);
+                    command.env("GLOO_STORE", &folder.0);
+                    commands.push((rank, command));
+                }
+                kept = Some((program, folder));
+            }
+            other => bail!(
+                "{other:?} is none of rcomm, rcomm-registered, rcomm-tcp, openmpi, mpich, gloo, {}",
+                GLOO.join(", ")
+            ),
         }
         let master = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
             .local_addr()?
@@ -158,11 +217,13 @@ impl Peer {
                 "TORCHELASTIC_RUN_ID",
                 format!("peers-{}-{name}", std::process::id()),
             );
-            command.env("PEER_CORE", core_of(rank).unwrap_or_default());
+            command.env("PEER_CORE", core_of(rank));
             command
         });
         let mut peer = Self::spawn(name, commands.collect())?;
         peer.hear(&listener, ranks)?;
+        // All ranks are up: they have the program open, and have met.
+        drop(kept);
         Ok(Ok(peer))
     }
 

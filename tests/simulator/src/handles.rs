@@ -53,9 +53,18 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
-    /// All that are live.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        lock(&self.table).live.values().cloned().collect()
+    /// Those that are like this; they are not live afterwards.
+    pub(crate) fn take(&self, is_it: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let mut table = lock(&self.table);
+        let taken = table.live.extract_if(.., |_, it| is_it(it));
+        taken.map(|(_, it)| it).collect()
+    }
+
+    /// The handle of the first that is like this.
+    pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<*mut c_void> {
+        let table = lock(&self.table);
+        let (handle, _) = table.live.iter().find(|(_, it)| is_it(it))?;
+        Some(std::ptr::without_provenance_mut(*handle))
     }
 
     /// Whether one of the live ones is like this.

@@ -8,6 +8,8 @@
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
+//! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
+//! | `put_delay_ms=3000` | the same, of puts alone |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
 //! | `query_hangs_after=3` | the fourth `cuEventQuery` never returns |
 //! | `no_memory_after=2` | the third allocation of device memory and later ones fail |

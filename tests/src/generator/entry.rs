@@ -100,6 +100,7 @@ impl Writer<'_> {
             duration_ms: ended
                 .filter(|_| timed)
                 .map(|ended| (ended - arrived) as f32 / 1e6),
+            graph_id: None,
             timeout_ms: 600_000,
             thread: None,
         };

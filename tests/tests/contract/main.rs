@@ -15,8 +15,12 @@ use rcomm_tests::process::Job;
 use rcomm_tests::simulator;
 use rcomm_tests::world::{Carrier, on_threads, over_nccl};
 
-fn carriers() -> [Carrier; 2] {
-    [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
+fn carriers() -> [Carrier; 3] {
+    [
+        Carrier::Cpu,
+        Carrier::Registered,
+        Carrier::Fake(FakeFabric::new()),
+    ]
 }
 
 /// Every operation on every type, in this world's group and in one whose ranks are in reverse order.
@@ -78,7 +82,7 @@ fn every_backend_computes_what_the_reference_computes() {
     }
     eprintln!("{checked} cases");
     // A list that shrinks by accident would go unnoticed otherwise.
-    assert!(checked >= 2 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
+    assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
 /// Hosts of so many ranks each; ranks of different hosts share no memory.

@@ -4,6 +4,7 @@ use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::process::Command;
 
 /// The lines of what a rank said that begin with this word.
 pub(crate) fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
@@ -114,18 +115,59 @@ fn streams_wait_for_operations_and_operations_for_streams() {
 
 #[test]
 fn operations_are_captured_into_graphs() {
-    let (_job, said) = run("graph", |_, _| {});
+    let (job, said) = run("graph", |_, _| {});
+    for (path, dump) in job.dumps() {
+        // The first capture of the process, without what was refused in it; the one whose memory it keeps;
+        // and the one that is not joined.
+        let in_graph = |graph: Option<u64>| -> Vec<u64> {
+            let entries = dump.entries.iter().filter(|it| it.graph_id == graph);
+            entries.map(|entry| entry.collective_seq_id).collect()
+        };
+        assert_eq!(in_graph(Some(1)), [2, 3, 5, 6], "{}", path.display());
+        for other in [2, 3] {
+            assert_eq!(in_graph(Some(other)).len(), 1, "{}", path.display());
+        }
+        let outside = in_graph(None);
+        assert!(outside.contains(&1) && outside.len() > 3, "{outside:?}");
+        assert_eq!(outside.len() + 6, dump.entries.len());
+    }
     for said in said {
         let refused = lines(&said, "refused:");
         assert!(
             refused[0].contains("is being captured into graph"),
             "{said}"
         );
+        assert!(
+            refused[1].contains("would fill new memory with zeros"),
+            "{said}"
+        );
         const UNJOINED: &str = "904";
         assert_eq!(lines(&said, "not joined:"), [UNJOINED]);
         let states = lines(&said, "communicator");
         // Those that were captured, by the numbers that the record has for them.
-        assert!(states[0].contains("\"2 operations, #2 to #3\""), "{said}");
+        assert!(states[0].contains("\"4 operations, #2 to #6\""), "{said}");
+    }
+}
+
+#[test]
+fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
+    let on_one = |rank: u32, command: &mut Command| {
+        let device = if rank == CULPRIT { 0 } else { rank };
+        command.env("RCOMM_CUDA_DEVICE", device.to_string());
+    };
+    for (rank, ended) in fail(start("train", on_one), 0..RANKS).1 {
+        let error = ended.stderr;
+        assert!(
+            error.contains("rank 0 (cuda:0) and rank 2 (cuda:0) use the same device"),
+            "rank {rank}: {error}"
+        );
+    }
+    let (_job, said) = run("train", |rank, command| {
+        on_one(rank, command);
+        command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    });
+    for said in said {
+        assert_eq!(lines(&said, "sum:"), ["4"; 6], "{said}");
     }
 }
 

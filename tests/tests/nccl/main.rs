@@ -5,6 +5,7 @@
 mod bench;
 mod cudarc;
 mod groups;
+mod late;
 mod libraries;
 mod trouble;
 mod windows;
@@ -37,9 +38,14 @@ fn over(library: &Path, command: &mut Command) {
         .env("RCOMM_CUDA_LIB", library);
 }
 
-/// A scenario that goes well, and what each rank said.
+/// A scenario that goes well, however busy the machine is, and what each rank said.
 fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>) {
-    let mut job = start(scenario, change);
+    let mut job = start(scenario, |rank, command| {
+        command
+            .env("RCOMM_TIMEOUT_MS", "60000")
+            .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+        change(rank, command);
+    });
     let said = (0..RANKS).map(|rank| {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "{scenario}, rank {rank}: {ended:?}");

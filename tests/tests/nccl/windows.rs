@@ -6,9 +6,7 @@ use super::{over, run};
 
 #[test]
 fn what_is_put_into_a_window_is_there_after_its_signal() {
-    let (_job, said) = run("windows", |_, command| {
-        command.env("RCOMM_TIMEOUT_MS", "20000");
-    });
+    let (_job, said) = run("windows", |_, _| {});
     for said in said {
         assert!(said.contains("put, got and closed"), "{said}");
         let refused = lines(&said, "refused:");

@@ -65,6 +65,9 @@ fn hold_silence(name: &str, jobs: impl Iterator<Item = (u64, Job)>, policy: &Pol
             Verdict::Running => policy.snapshot,
             _ => false,
         };
+        // What is pending is shown, however young.
+        let shown = (report.verdict == Verdict::Running) != report.in_flight.is_empty();
+        let fits = fits && shown && report.in_flight.iter().all(|it| !it.overdue);
         if !fits || report.findings.iter().any(is_loud) {
             loud.push(format!("seed {seed}: {} in {:?}", told(&report), job.spec));
         }

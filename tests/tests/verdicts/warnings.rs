@@ -102,3 +102,14 @@ fn who_is_late_in_every_step_is_named() {
     eprintln!("stragglers: {} of {jobs} named", jobs - misses.len());
     assert!(misses.len() * 100 <= jobs, "{}", misses.join("\n"));
 }
+
+/// Where each rank of a late host comes with another of them, no rank is later than the rest.
+#[test]
+fn a_host_that_is_late_as_a_whole_is_named_though_none_of_its_ranks_costs_anything_alone() {
+    let job = spec(2288, Kind::SlowHost).make();
+    let report = judge(&job);
+    let named = report.findings.first();
+    let named = named.map(|one| (one.code, one.culprit_ranks.clone()));
+    let expected = Some((Code::W220, job.culprits()));
+    assert_eq!(named, expected, "{}", told(&report));
+}

@@ -2,6 +2,7 @@
 
 use crate::table::Mark;
 use crate::theme::Tone;
+use rcomm_analyzer::words::group_label;
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
 };
@@ -108,6 +109,8 @@ pub struct Digest {
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
     groups: HashMap<GroupRef, GroupState>,
+    /// Labels that several groups share.
+    namesakes: HashSet<String>,
     oldest: HashMap<GroupRef, usize>,
     reports: HashMap<Rank, usize>,
 }
@@ -226,6 +229,14 @@ impl Digest {
             };
             self.groups.insert(group.group.clone(), state);
         }
+        let mut seen = HashSet::new();
+        let labels = report.groups.iter().map(|group| group_label(&group.group));
+        self.namesakes = labels.filter(|label| !seen.insert(label.clone())).collect();
+    }
+
+    /// Whether several groups have this label.
+    pub fn has_namesake(&self, label: &str) -> bool {
+        self.namesakes.contains(label)
     }
 
     /// A group in a word.
@@ -267,8 +278,9 @@ fn blamed(finding: &Finding) -> &[Rank] {
     }
 }
 
-fn is_blocked(instance: &InstanceReport) -> bool {
-    instance.state != InstanceState::Running
+/// Whether what is in flight waits for somebody for longer than it may.
+pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
+    instance.overdue && instance.state != InstanceState::Running
 }
 
 /// When the thing that a finding is about began: age of its operation at the snapshot, ms.

@@ -107,7 +107,7 @@ fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
         .report
         .in_flight
         .iter()
-        .any(|it| it.age_ms.is_some());
+        .any(|it| it.overdue && it.age_ms.is_some());
     let last = if hangs {
         now.unwrap_or(end).max(end)
     } else {

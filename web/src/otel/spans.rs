@@ -150,7 +150,7 @@ impl Spans {
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
-        if snapshot.report.in_flight.is_empty() {
+        if !snapshot.report.in_flight.iter().any(|it| it.overdue) {
             return;
         }
         for (rank, dump) in snapshot.dumps() {

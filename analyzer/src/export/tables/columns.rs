@@ -139,6 +139,7 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
             seen(row.entry.time_discovered_completed_ns)
         }),
         column(&rows, "duration_ms", |row| row.entry.duration_ms),
+        column(&rows, "graph_id", |row| row.entry.graph_id.map(signed)),
         column(&rows, "timeout_ms", |row| signed(row.entry.timeout_ms)),
         column(&rows, "call_site", Row::call_site),
     ])

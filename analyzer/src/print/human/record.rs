@@ -119,11 +119,13 @@ fn write_operations(
         } else {
             entry.collective_seq_id
         };
-        let state = match entry.state {
-            EntryState::Scheduled => "scheduled",
-            EntryState::Started => "started",
-            EntryState::Completed => "completed",
-            EntryState::Failed => "failed",
+        let state = match (entry.graph_id, entry.state) {
+            // It runs when the graph is launched, of which the record says nothing.
+            (Some(graph), _) => format!("in graph {graph}"),
+            (None, EntryState::Scheduled) => "scheduled".to_owned(),
+            (None, EntryState::Started) => "started".to_owned(),
+            (None, EntryState::Completed) => "completed".to_owned(),
+            (None, EntryState::Failed) => "failed".to_owned(),
         };
         let place = entry
             .stack
@@ -142,7 +144,7 @@ fn write_operations(
             format!("#{seq}"),
             label_of(dump, entry.group as usize),
             signature.map_or_else(String::new, |signature| bytes(signature.input_bytes())),
-            state.to_owned(),
+            state,
             place,
         ]
     });

@@ -46,6 +46,7 @@ pub(super) struct Fields {
     pub(super) time_started_ns: i64,
     pub(super) time_completed_ns: i64,
     pub(super) duration_ms: Option<f32>,
+    pub(super) graph_id: Option<u64>,
     pub(super) timeout_ms: u64,
     pub(super) thread_id: Option<Text>,
     pub(super) thread_name: Option<Text>,
@@ -254,6 +255,7 @@ impl Builder {
             time_discovered_started_ns: draft.time_started_ns,
             time_discovered_completed_ns: draft.time_completed_ns,
             duration_ms: draft.duration_ms,
+            graph_id: draft.graph_id,
             timeout_ms: draft.timeout_ms,
             thread,
         });

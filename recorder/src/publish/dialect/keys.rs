@@ -129,4 +129,6 @@ fields! {
     Stack "stack";
     /// Ours: it ended with an error.
     Failed "failed";
+    /// Ours: the CUDA graph that it was captured into.
+    GraphId "graph_id";
 }

@@ -137,6 +137,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
         Field::IsP2p => draft.is_p2p = value.flag()?,
         Field::Failed => draft.failed = value.flag()?,
         Field::Root => draft.root = value.int(),
+        Field::GraphId => draft.graph_id = value.int(),
         Field::ReduceOp => {
             draft.reduce_op = match value {
                 Scalar::Text(name) => ReduceOp::from_name(name),

@@ -224,6 +224,9 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
         if entry.state == EntryState::Failed {
             field(out, Field::Failed).bool(true);
         }
+        if let Some(graph) = entry.graph_id {
+            field(out, Field::GraphId).uint(graph);
+        }
     });
 }
 

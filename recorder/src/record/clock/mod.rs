@@ -7,7 +7,8 @@
 //! Two readings of that clock through the vDSO cost more than all the rest of a record (47 ns of 69 on
 //! an EPYC 9004). Where the kernel tells the time by the time-stamp counter, [`Clock`] reads the counter
 //! itself and scales it as the vDSO does, by a rate of its own that it checks against the clock at least
-//! once a second; in between it stays within a microsecond. Elsewhere it is the vDSO's.
+//! once a second; in between it stays within a microsecond. In its first millisecond, when no rate is known
+//! yet, and elsewhere it is the vDSO's.
 
 mod counter;
 
@@ -51,10 +52,12 @@ pub(crate) enum Clock {
 }
 
 impl Clock {
-    /// The cheapest clock that this machine can be trusted with. Takes about a millisecond.
+    /// The cheapest clock that this machine can be trusted with.
     pub(crate) fn choose() -> Self {
-        let scale = counter::is_trusted().then(Scale::measure).flatten();
-        scale.map_or(Self::Monotonic, Self::Counter)
+        match counter::is_trusted() {
+            true => Self::Counter(Scale::begin()),
+            false => Self::Monotonic,
+        }
     }
 
     /// Now. Two readings on one thread can be out of order by a fraction of a microsecond.
@@ -75,7 +78,7 @@ pub(crate) struct Scale {
     version: AtomicU64,
     base_ticks: AtomicU64,
     base_ns: AtomicU64,
-    /// Nanoseconds a tick, in units of 2^-32.
+    /// Nanoseconds a tick, in units of 2^-32; 0 = not known yet.
     rate: AtomicU64,
     /// For how many ticks after the base the rate is good enough.
     lasts: AtomicU64,
@@ -117,26 +120,17 @@ impl Moment {
 const MILLISECOND: u64 = 1_000_000;
 
 impl Scale {
-    fn measure() -> Option<Self> {
-        let first = Moment::take();
-        while monotonic() < first.ns + MILLISECOND {
-            std::hint::spin_loop();
-        }
+    /// Takes the first of two moments. The second is taken by whoever asks for the time a millisecond later
+    /// or more: nobody waits for the rate.
+    fn begin() -> Self {
         let base = Moment::take();
-        // From 10 GHz to 100 MHz.
-        let rate = first.rate_to(base)?;
-        if !((1 << 32) / 10..(1 << 32) * 10).contains(&rate) {
-            return None;
-        }
-        // The first rate is good to some ten parts in a million, so it is used for 10 ms only.
-        let lasts = base.ticks.wrapping_sub(first.ticks).saturating_mul(10);
-        Some(Self {
+        Self {
             version: AtomicU64::new(0),
             base_ticks: AtomicU64::new(base.ticks),
             base_ns: AtomicU64::new(base.ns),
-            rate: AtomicU64::new(rate),
-            lasts: AtomicU64::new(lasts),
-        })
+            rate: AtomicU64::new(0),
+            lasts: AtomicU64::new(0),
+        }
     }
 
     #[inline]
@@ -159,6 +153,11 @@ impl Scale {
     /// Now by the clock itself. The first to come here also corrects the scale.
     #[cold]
     fn correct(&self, version: u64) -> u64 {
+        let old = self.rate.load(Ordering::Relaxed);
+        let now = monotonic();
+        if old == 0 && now < self.base_ns.load(Ordering::Relaxed) + MILLISECOND {
+            return now;
+        }
         let claim = version | 1;
         let claimed = version & 1 == 0
             && self
@@ -174,16 +173,24 @@ impl Scale {
             ns: self.base_ns.load(Ordering::Relaxed),
         };
         let now = Moment::take();
-        let old = self.rate.load(Ordering::Relaxed);
-        // A machine that slept moves the counter and not the clock: then the old rate still holds.
-        let plausible = |rate: &u64| rate.abs_diff(old) < old / 1_000;
-        if let Some(rate) = base.rate_to(now).filter(plausible) {
-            self.rate.store(rate, Ordering::Relaxed);
-            let second = (u128::from(1_000 * MILLISECOND) << 32) / u128::from(rate.max(1));
-            let lasts = self.lasts.load(Ordering::Relaxed);
-            let longer = lasts.saturating_mul(10).min(second as u64);
-            self.lasts.store(longer, Ordering::Relaxed);
-        }
+        let plausible = |rate: &u64| match old {
+            // From 10 GHz to 100 MHz.
+            0 => ((1 << 32) / 10..(1 << 32) * 10).contains(rate),
+            old => rate.abs_diff(old) < old / 1_000,
+        };
+        let since = now.ticks.wrapping_sub(base.ticks);
+        let (rate, lasts) = match base.rate_to(now).filter(plausible) {
+            Some(rate) => {
+                let second = (u128::from(1_000 * MILLISECOND) << 32) / u128::from(rate.max(1));
+                // Over a millisecond it is good to some ten parts in a million, and used for ten.
+                (rate, since.saturating_mul(10).min(second as u64))
+            }
+            // A machine that slept moves the counter and not the clock. Now or when the rate was taken: it
+            // is taken anew, from here.
+            None => (0, 0),
+        };
+        self.rate.store(rate, Ordering::Relaxed);
+        self.lasts.store(lasts, Ordering::Relaxed);
         self.base_ticks.store(now.ticks, Ordering::Relaxed);
         self.base_ns.store(now.ns, Ordering::Relaxed);
         self.version
@@ -262,11 +269,19 @@ mod tests {
 
     #[test]
     fn scale_survives_a_counter_that_moved_without_the_clock() {
-        let Some(scale) = Scale::measure() else {
+        if !counter::is_trusted() {
             eprintln!("skipped: no counter on this machine");
             return;
+        }
+        let scale = Scale::begin();
+        let measured = || loop {
+            scale.now();
+            match scale.rate.load(Ordering::Relaxed) {
+                0 => std::thread::yield_now(),
+                rate => break rate,
+            }
         };
-        let rate = scale.rate.load(Ordering::Relaxed);
+        let rate = measured();
         // As if the machine had slept: the base lies far back on the counter alone.
         let base = scale.base_ticks.load(Ordering::Relaxed);
         scale
@@ -275,7 +290,7 @@ mod tests {
         let before = monotonic();
         let now = scale.now();
         assert!(before <= now && now <= monotonic());
-        assert_eq!(scale.rate.load(Ordering::Relaxed), rate);
+        assert!(measured().abs_diff(rate) < rate / 1_000);
         let again = scale.now();
         assert!(again + 20_000 >= now && again <= monotonic() + 20_000);
     }

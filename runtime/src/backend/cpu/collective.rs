@@ -151,9 +151,24 @@ pub(super) enum Collective<'a> {
 /// A collective, what to tell the others of it, and the lists of counts that go with that.
 pub(super) struct Step<'a> {
     pub(super) notice: Notice,
+    /// The notice's, taken while its parts are at hand: read back from memory where they have just been
+    /// written one by one, they would keep the processor waiting.
+    pub(super) signature: u64,
     /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
     pub(super) lists: Vec<u64>,
     pub(super) collective: Collective<'a>,
+}
+
+impl<'a> Step<'a> {
+    #[inline]
+    fn new(notice: Notice, lists: Vec<u64>, collective: Collective<'a>) -> Self {
+        Self {
+            signature: notice.signature(),
+            notice,
+            lists,
+            collective,
+        }
+    }
 }
 
 /// Where an operation runs.
@@ -165,10 +180,11 @@ pub(super) struct Place {
 }
 
 /// Takes `op` apart, and hands each step to `perform` in order.
+#[inline]
 pub(super) fn for_each_step(
     op: &mut Op<'_>,
-    place: Place,
-    perform: &mut dyn FnMut(Step<'_>) -> Result<(), Failure>,
+    place: &Place,
+    perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if let Op::Coalesced(ops) = op {
         for op in ops {
@@ -176,7 +192,7 @@ pub(super) fn for_each_step(
         }
         return Ok(());
     }
-    let Place { rank, size, seq } = place;
+    let Place { rank, size, seq } = *place;
     let notice = Notice {
         root: op.root(),
         reduce: op.reduction().map(|reduction| reduction.op),
@@ -187,11 +203,7 @@ pub(super) fn for_each_step(
         count: buffer.len() as u64,
         ..notice
     };
-    let step = |notice, collective| Step {
-        notice,
-        lists: Vec::new(),
-        collective,
-    };
+    let step = |notice, collective| Step::new(notice, Vec::new(), collective);
     let bad = |error: Error| Failure::Argument(error);
     match op {
         Op::Barrier => perform(step(notice, Collective::Barrier)),
@@ -338,11 +350,9 @@ pub(super) fn for_each_step(
             let dtype = inputs.first().map_or(DType::U8, Buffer::dtype);
             let inputs = Inputs::List(readable(inputs).map_err(bad)?);
             let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            perform(Step {
-                notice: Notice { dtype, ..notice },
-                lists,
-                collective: Collective::AllToAll { inputs, outputs },
-            })
+            let notice = Notice { dtype, ..notice };
+            let collective = Collective::AllToAll { inputs, outputs };
+            perform(Step::new(notice, lists, collective))
         }
         Op::AllToAllVSingle {
             input,
@@ -368,14 +378,10 @@ pub(super) fn for_each_step(
                 outputs.push(part);
                 rest = after;
             }
-            perform(Step {
-                notice: Notice { dtype, ..notice },
-                lists,
-                collective: Collective::AllToAll {
-                    inputs: Inputs::List(inputs),
-                    outputs: Outputs::List(outputs),
-                },
-            })
+            let notice = Notice { dtype, ..notice };
+            let (inputs, outputs) = (Inputs::List(inputs), Outputs::List(outputs));
+            let collective = Collective::AllToAll { inputs, outputs };
+            perform(Step::new(notice, lists, collective))
         }
         Op::Gather {
             input,
@@ -396,15 +402,12 @@ pub(super) fn for_each_step(
             } else {
                 None
             };
-            perform(Step {
-                notice,
-                lists,
-                collective: Collective::Gather {
-                    input,
-                    outputs,
-                    root,
-                },
-            })
+            let collective = Collective::Gather {
+                input,
+                outputs,
+                root,
+            };
+            perform(Step::new(notice, lists, collective))
         }
         Op::Scatter {
             inputs,
@@ -425,15 +428,12 @@ pub(super) fn for_each_step(
                 None
             };
             let output = output.bytes_to_fill().map_err(bad)?;
-            perform(Step {
-                notice,
-                lists,
-                collective: Collective::Scatter {
-                    inputs,
-                    output,
-                    root,
-                },
-            })
+            let collective = Collective::Scatter {
+                inputs,
+                output,
+                root,
+            };
+            perform(Step::new(notice, lists, collective))
         }
         Op::Send { .. } | Op::Recv { .. } | Op::Coalesced(_) => Err(Failure::Argument(Error::new(
             crate::error::ErrorKind::InvalidArgument,
@@ -448,17 +448,14 @@ fn reduce_scatter_single(
     op: Reduction,
     size: usize,
     notice: Notice,
-    perform: &mut dyn FnMut(Step<'_>) -> Result<(), Failure>,
+    perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let bytes = input.as_bytes().map_err(Failure::Argument)?;
     let (by, copy) = premultiplied(combination(output, op), bytes, op.factor);
     let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
     let output = output.bytes_to_fill().map_err(Failure::Argument)?;
-    perform(Step {
-        notice,
-        lists: Vec::new(),
-        collective: Collective::ReduceScatter { inputs, output, by },
-    })
+    let collective = Collective::ReduceScatter { inputs, output, by };
+    perform(Step::new(notice, Vec::new(), collective))
 }
 
 fn parted(notice: Notice, at: usize, count: usize) -> Notice {

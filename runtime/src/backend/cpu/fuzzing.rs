@@ -2,13 +2,14 @@
 
 use super::hello::{HELLO_LEN, Hello, Identity};
 use super::notice::{NOTICE_LEN, Notice, compare};
+use super::registered;
 use super::window;
 use crate::secret::Secret;
 
 pub use super::p2p::fuzz::receive_any_bytes;
 
 /// Reads `bytes` as each of the fixed heads that ranks send: the first words of a caller, a notice before
-/// a collective, and what is said and asked of a window.
+/// a collective, an offer of memory, and what is said and asked of a window.
 pub fn read_first_words(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(hello) = bytes.first_chunk::<HELLO_LEN>() {
@@ -22,5 +23,6 @@ pub fn read_first_words(bytes: &[u8]) {
             let _ = compare(&[notice, second, notice]);
         }
     }
+    registered::read_any_bytes(bytes);
     window::read_any_bytes(bytes);
 }

@@ -76,9 +76,12 @@ impl Host {
                 }
             }
         }
-        let of_rank = host_key(world.rank);
-        host.store.set(&of_rank, host.name.as_bytes())?;
         Ok((host, keeper))
+    }
+
+    /// What every rank leaves in the store for the others: under which key, and its host's name.
+    pub(super) fn note(&self, rank: Rank) -> (String, &[u8]) {
+        (host_key(rank), self.name.as_bytes())
     }
 
     fn share(&mut self, world: &WorldContext, identity: &Identity) -> Result<Keeper> {

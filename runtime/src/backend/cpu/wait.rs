@@ -14,8 +14,12 @@ use std::time::{Duration, Instant};
 
 /// About what waking a sleeping thread costs.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a crowded rank gives way before it sleeps.
-const YIELD: Duration = Duration::from_micros(200);
+/// How long a crowded rank gives way before it sleeps: longer than it takes until the ranks of a host have
+/// woken each other one by one. Were it shorter, then ranks that have once fallen asleep would take so long
+/// to come that the others fall asleep in turn, in every operation from then on.
+const YIELD: Duration = Duration::from_millis(1);
+/// How long a thread beside the rank's own gives way before it sleeps.
+const LINGER: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 64;
 /// Looks without a hint to the processor that this is a wait.
@@ -30,6 +34,9 @@ pub(crate) enum Crowding {
     Roomy,
     /// Ranks outnumber cores: who waits should give way.
     Crowded,
+    /// What waits is not a rank for its peers but a thread of a rank for something to do: it should give way
+    /// to the rank, and not for long.
+    Aside,
     /// The wait will be long, as the caller has said: who waits should sleep.
     Asleep,
 }
@@ -182,10 +189,11 @@ impl<'a> Patience<'a> {
         let patience = match self.crowding {
             Crowding::Roomy => SPIN,
             Crowding::Crowded => YIELD,
+            Crowding::Aside => LINGER,
             Crowding::Asleep => Duration::ZERO,
         };
         if idle < patience {
-            if self.crowding == Crowding::Crowded {
+            if self.crowding != Crowding::Roomy {
                 std::thread::yield_now();
             }
             return Ok(Pause::Look);

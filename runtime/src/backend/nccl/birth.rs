@@ -8,14 +8,15 @@
 //! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
 //! NCCL's user guide; of the place where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
 
-use super::comm::{Blocking, Comm, CommOptions, Orphan, RawConfig};
+use super::comm::{Comm, Orphan};
+use super::config::{Blocking, CommOptions, RawConfig};
 use super::device::CudaDevice;
 use super::library::NcclLibrary;
+use super::place::Place;
 use super::sys::{self, NcclComm, NcclResult, UniqueId, result};
 use crate::error::{Error, ErrorKind, Result};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// Which communicator a rank joins, and as whom.
@@ -55,7 +56,7 @@ struct Child {
     rank: u32,
     size: u32,
     /// Left to the parent if this is dropped before its time: the library writes to it in the end.
-    place: Option<Arc<AtomicPtr<c_void>>>,
+    place: Option<Place>,
     /// As the place: the library copies them during the call, but it costs nothing to be sure.
     input: Option<Box<Input>>,
 }
@@ -87,7 +88,7 @@ impl Birth {
         seat: Seat,
         options: &CommOptions,
     ) -> Result<Self> {
-        let config = options.to_raw(&seat.name)?;
+        let config = config_for(library, &seat, options)?;
         let library = library.clone();
         let make = move || join(&library, &seat, config);
         match options.blocking {
@@ -194,7 +195,7 @@ impl Child {
         let place = self.place.take()?;
         // It will not be looked at again.
         self.input = None;
-        let raw = place.load(Ordering::Acquire);
+        let raw = place.handle();
         if raw.is_null() {
             return None;
         }
@@ -204,6 +205,13 @@ impl Child {
     }
 }
 
+/// The options as the library reads them: during the call, but for the name, to which it keeps the pointer.
+fn config_for(library: &NcclLibrary, seat: &Seat, options: &CommOptions) -> Result<RawConfig> {
+    let mut config = options.to_raw(&seat.name)?;
+    config.as_mut().comm_name = library.lasting_name(&seat.name)?.as_ptr();
+    Ok(config)
+}
+
 /// Joins with one id or several.
 fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Result<Comm> {
     let mut raw: NcclComm = std::ptr::null_mut();
@@ -211,7 +219,7 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
     let (call, status) = match seat.ids.as_slice() {
         [id] => {
             // SAFETY: all pointers are to locals that outlive the call, which copies the configuration
-            // with its strings and writes the handle before it returns; the id is one of the library's.
+            // with its strings, but for the name, which stays for ever, and writes the handle before it returns; the id is one of the library's.
             let status = unsafe {
                 (library.table().comm_init_rank_config)(&mut raw, size, *id, rank, config.as_mut())
             };
@@ -260,9 +268,8 @@ fn derive(
     ),
     options: &CommOptions,
 ) -> Result<Birth> {
-    let config = options.to_raw(&seat.name)?;
+    let config = config_for(library, &seat, options)?;
     let input = Box::new(Input { config, excluded });
-    let place: Arc<AtomicPtr<c_void>> = Arc::default();
     let (library, parent) = (library.clone(), parent.clone());
     let begin = move || -> Result<Child> {
         let mut child = Child {
@@ -270,7 +277,7 @@ fn derive(
             parent: parent.clone(),
             rank: seat.rank,
             size: seat.size,
-            place: Some(place),
+            place: Some(Place::default()),
             input: Some(input),
         };
         if let (Some(place), Some(input)) = (&child.place, &mut child.input) {
@@ -349,7 +356,7 @@ mod tests {
             size: 1,
             name: "alone".to_owned(),
         };
-        let config = CommOptions::default().to_raw(&seat.name).unwrap();
+        let config = config_for(&library, &seat, &CommOptions::default()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let error = join(&library, &seat, config).and_then(|comm| {
             while !comm.is_ready()? {

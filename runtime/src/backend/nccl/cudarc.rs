@@ -6,8 +6,9 @@
 //! operations start after what cudarc knows of, and what cudarc enqueues there after
 //! [`Work::wait_stream`](crate::Work::wait_stream) on that stream, or after `wait`, comes after them.
 
-use super::device::{CudaDevice, CudaStream};
+use super::device::CudaDevice;
 use super::memory::DeviceBuffer;
+use super::stream::CudaStream;
 use crate::element::Element;
 use crate::error::Result;
 use ::cudarc::driver::{CudaSlice, CudaStream as TheirStream, DevicePtr};

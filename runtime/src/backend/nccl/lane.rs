@@ -11,16 +11,17 @@ mod ending;
 mod enqueue;
 
 pub(super) use ending::Ending;
-pub(super) use enqueue::visit;
+pub(super) use enqueue::{Left, Unmade, visit};
 
 use super::Shared;
 use super::birth::{Birth, Step};
 use super::comm::{Comm, Look};
-use super::device::{CudaStream, Mark};
+use super::event::Mark;
 use super::memory::DeviceBuffer;
 use super::pending::Ticket;
 use super::rally::{Meeting, Rally, Scope};
 use super::registry::Registry;
+use super::stream::CudaStream;
 use super::sys::UniqueId;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};

@@ -6,9 +6,11 @@
 use super::sys::{self, NcclComm, NcclResult, NcclTable, UniqueId, result};
 use crate::error::{Error, ErrorKind, Result};
 use libloading::Library;
-use std::ffi::{c_char, c_int};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 const SONAME: &str = "libnccl.so.2";
 /// The oldest release whose functions and config layout the table relies on.
@@ -75,6 +77,8 @@ pub struct NcclLibrary {
     table: NcclTable,
     version: Version,
     path: PathBuf,
+    /// Those of communicators.
+    names: Mutex<BTreeSet<&'static CStr>>,
     // Never unloaded: NCCL leaves threads and atexit handlers behind.
     _library: Option<ManuallyDrop<Library>>,
 }
@@ -140,6 +144,7 @@ impl NcclLibrary {
             table,
             version,
             path: PathBuf::new(),
+            names: Mutex::default(),
             _library: None,
         })
     }
@@ -157,6 +162,25 @@ impl NcclLibrary {
     /// The functions themselves.
     pub(super) fn table(&self) -> &NcclTable {
         &self.table
+    }
+
+    /// The name of a communicator, never freed: the library keeps the pointer (`parseCommConfig`, init.cc) and
+    /// hands it to the plugin of a profiler, which may look at it for as long as it is loaded. Each is made once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for one with a NUL byte.
+    pub(super) fn lasting_name(&self, name: &str) -> Result<&'static CStr> {
+        let name = CString::new(name).map_err(|_| {
+            let message = "the communicator's name holds a NUL byte";
+            Error::new(ErrorKind::InvalidArgument, message)
+        })?;
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = names.get(name.as_c_str()) {
+            return Ok(known);
+        }
+        let name: &'static CStr = Box::leak(name.into_boxed_c_str());
+        names.insert(name);
+        Ok(name)
     }
 
     /// An id that makes one communicator, to be handed to all its ranks.

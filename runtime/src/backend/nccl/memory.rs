@@ -5,8 +5,10 @@
 
 use super::Shared;
 use super::cuda::{self, CuDevicePtr};
-use super::device::{CudaDevice, CudaStream};
+use super::device::CudaDevice;
+use super::event::Mark;
 use super::library::NcclLibrary;
+use super::stream::CudaStream;
 use super::sys::NcclResult;
 use crate::buffer::{Access, Buffer};
 use crate::element::Element;
@@ -57,13 +59,39 @@ struct LibraryAllocation {
     library: Arc<NcclLibrary>,
     free: unsafe extern "C" fn(*mut c_void) -> NcclResult,
     at: CuDevicePtr,
+    /// The end of what fills it with zeros, once that is enqueued.
+    zeroed: Option<Mark>,
+}
+
+impl LibraryAllocation {
+    /// Whether what was enqueued here is done.
+    fn is_zeroed(&self) -> bool {
+        let Some(mark) = &self.zeroed else {
+            return true;
+        };
+        let entered = self.device.enter();
+        entered.is_ok() && matches!(mark.is_done(), Ok(true))
+    }
 }
 
 impl Drop for LibraryAllocation {
     fn drop(&mut self) {
+        if !self.is_zeroed() {
+            // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). Who uses the device
+            // next tries again.
+            self.device.lay_aside(Box::new(Self {
+                device: self.device.clone(),
+                library: self.library.clone(),
+                free: self.free,
+                at: self.at,
+                zeroed: self.zeroed.take(),
+            }));
+            return;
+        }
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once.
+            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once: what is laid aside above is freed
+            // there alone. What was enqueued here at first is done; operations keep a buffer until they are.
             let status =
                 unsafe { (self.free)(std::ptr::with_exposed_provenance_mut(self.at as usize)) };
             self.library.check("ncclMemFree", status)
@@ -93,9 +121,23 @@ impl DeviceBuffer {
     /// New memory for `len` elements, all zero.
     ///
     /// # Errors
-    /// `InvalidArgument` for [`DType::Other`] or a size that no memory has; `Backend` with the
-    /// driver's words if it has not so much.
+    /// `InvalidArgument` for [`DType::Other`] or a size that no memory has, and while the stream is being
+    /// captured; `Backend` with the driver's words if it has not so much.
     pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
+        let _entered = stream.device().enter()?;
+        refuse_to_zero(stream)?;
+        let made = Self::unset(stream, dtype, len)?;
+        // SAFETY: so many bytes were just allocated there; the driver waits for what is enqueued before it
+        // frees them.
+        unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
+        Ok(made)
+    }
+
+    /// New memory with anything in it, for what is written before it is read.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed), and also where the stream is captured.
+    pub(super) fn unset(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let bytes = size_of(dtype, len)?;
         let device = stream.device();
         let (driver, table) = (device.driver(), device.driver().table());
@@ -106,30 +148,21 @@ impl DeviceBuffer {
         driver
             .check("cuMemAlloc", status)
             .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
-        let memory = Allocation {
+        let memory = Arc::new(Allocation {
             device: device.clone(),
             at,
-        };
-        // SAFETY: `bytes` bytes at `at` were just allocated, and go with `memory`; the context is current.
-        unsafe { Self::over(stream, (at, bytes), (dtype, len), Arc::new(memory)) }
+        });
+        Ok(Self::over(stream, at, (dtype, len), memory))
     }
 
-    /// Memory that was just allocated, once it is all zero.
-    ///
-    /// # Safety
-    /// So many bytes, enough for the elements, are at the address for as long as `memory` lives. The context
-    /// is current.
-    unsafe fn over(
+    /// So many elements at this address, for as long as `memory` lives.
+    fn over(
         stream: &Arc<CudaStream>,
-        (at, bytes): (CuDevicePtr, usize),
+        at: CuDevicePtr,
         (dtype, len): (DType, usize),
         memory: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Self> {
-        let driver = stream.device().driver();
-        // SAFETY: the caller vouches for the bytes.
-        let status = unsafe { (driver.table().memset)(at, 0, bytes, stream.raw()) };
-        driver.check("cuMemsetD8Async", status)?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             memory: Arc::new(Owner {
                 stream: stream.clone(),
                 memory,
@@ -137,7 +170,7 @@ impl DeviceBuffer {
             at,
             len,
             dtype,
-        })
+        }
     }
 
     /// New memory that the library allocates, all zero, such that it can reach it in the fastest way
@@ -159,6 +192,7 @@ impl DeviceBuffer {
         let bytes = size_of(dtype, len)?.max(1);
         let device = stream.device();
         let _entered = device.enter()?;
+        refuse_to_zero(stream)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         // SAFETY: writes one address through a valid pointer.
         let status = unsafe { alloc(&mut at, bytes) };
@@ -166,14 +200,24 @@ impl DeviceBuffer {
             .check("ncclMemAlloc", status)
             .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
         let at = at.expose_provenance() as CuDevicePtr;
-        let memory = LibraryAllocation {
+        let mut memory = LibraryAllocation {
             device: device.clone(),
             library: library.clone(),
             free,
             at,
+            zeroed: None,
         };
-        // SAFETY: `bytes` bytes at `at` were just allocated, and go with `memory`; the context is current.
-        unsafe { Self::over(stream, (at, bytes), (dtype, len), Arc::new(memory)) }
+        // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
+        unsafe { zero(stream, at, bytes)? };
+        memory.zeroed = match shared.joints.mark(stream) {
+            Ok(mark) => Some(mark),
+            Err(error) => {
+                // What is enqueued has no mark: better lost than unmapped under the device.
+                std::mem::forget(memory);
+                return Err(error);
+            }
+        };
+        Ok(Self::over(stream, at, (dtype, len), Arc::new(memory)))
     }
 
     /// New memory with a copy of these elements.
@@ -207,15 +251,7 @@ impl DeviceBuffer {
         if size_of(dtype, len)? > 0 {
             check_place(stream.device(), at)?;
         }
-        Ok(Self {
-            memory: Arc::new(Owner {
-                stream: stream.clone(),
-                memory: owner,
-            }),
-            at,
-            len,
-            dtype,
-        })
+        Ok(Self::over(stream, at, (dtype, len), owner))
     }
 
     /// Elements.
@@ -385,6 +421,33 @@ impl fmt::Debug for DeviceBuffer {
         let device = self.stream().device();
         write!(f, "{}[{}] on {device:?}", self.dtype, self.len)
     }
+}
+
+/// Refuses to fill memory with zeros on a stream that is being captured: the graph would do it, each time it is
+/// launched, and nobody before. The context is current.
+fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
+    match stream.graph()? {
+        None => Ok(()),
+        Some(graph) => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{stream:?} is being captured into graph {}, which would fill new memory with zeros whenever it \
+                 is launched: make buffers before",
+                graph.id
+            ),
+        )),
+    }
+}
+
+/// Fills memory with zeros, after what is enqueued. The context is current.
+///
+/// # Safety
+/// So many bytes of the stream's device are at the address until the stream is done with them.
+unsafe fn zero(stream: &CudaStream, at: CuDevicePtr, bytes: usize) -> Result<()> {
+    let driver = stream.device().driver();
+    // SAFETY: the caller vouches for the bytes.
+    let status = unsafe { (driver.table().memset)(at, 0, bytes, stream.raw()) };
+    driver.check("cuMemsetD8Async", status)
 }
 
 fn size_of(dtype: DType, len: usize) -> Result<usize> {

@@ -6,8 +6,9 @@
 //! (arXiv 2209.05433). So one kernel for each width serves all types.
 
 use super::cuda::{CuFunction, CuModule};
-use super::device::{CudaDevice, CudaStream};
+use super::device::CudaDevice;
 use super::memory::{DeviceBuffer, stream_of};
+use super::stream::CudaStream;
 use crate::buffer::Buffer;
 use crate::error::Result;
 use rcomm_recorder::model::DType;
@@ -141,7 +142,10 @@ impl NanFinder {
         };
         let found = DeviceBuffer::copy_of(stream, &[u64::MAX])?;
         kernels.launch(format, buffer, found.address(), stream)?;
-        let first = found.to_vec::<u64>()?;
+        let first = found.to_vec::<u64>().inspect_err(|_| {
+            // The kernel must be through with the buffer in any case.
+            let _ = stream.synchronize();
+        })?;
         Ok(first
             .first()
             .filter(|&&at| at != u64::MAX)

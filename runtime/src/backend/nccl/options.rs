@@ -1,9 +1,11 @@
 //! Options of the NCCL backend, and the environment variables that set them.
 
-use super::comm::{Blocking, CommOptions};
+use super::config::{Blocking, CommOptions};
 use super::cuda::CudaDriver;
-use super::device::{CudaDevice, EventTiming, Priority};
+use super::device::CudaDevice;
+use super::event::EventTiming;
 use super::library::Search;
+use super::stream::Priority;
 use crate::error::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -313,7 +315,66 @@ fn refused(name: &str, value: &str, expected: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sys::tests::{documented, names};
     use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_documentation_says_which_variables_are_read() {
+        let asked = RefCell::new(BTreeSet::new());
+        let lookup = |name: &str| {
+            asked.borrow_mut().insert(name.to_owned());
+            None
+        };
+        crate::Config::from_lookup(lookup).unwrap();
+        let asked = asked.into_inner();
+        let section = documented("## Variables");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        for row in rows {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let [theirs, says] = cells[1..3] else {
+                panic!("{row}");
+            };
+            let has_ours = says.starts_with('`');
+            let is_borrowed = has_ours && !says.contains("not borrowed");
+            for name in names(theirs) {
+                assert_eq!(asked.contains(name), is_borrowed, "{name}");
+            }
+            if has_ours {
+                assert!(asked.contains(names(says)[0]), "{says}");
+            }
+        }
+        let (_, rest) = section.split_once("Without a counterpart:").unwrap();
+        for name in names(rest) {
+            assert!(asked.contains(name), "{name}");
+        }
+        // And there are no others.
+        let page = [
+            "## Libraries",
+            "## Groups",
+            "## After a failure",
+            "## Variables",
+        ];
+        let page: String = page.into_iter().map(documented).collect();
+        let own = [
+            "TORCH_NCCL_",
+            "TORCH_FR_",
+            "TORCHCOMM_",
+            "RCOMM_NCCL_",
+            "RCOMM_CUDA_",
+            "NCCL_",
+        ];
+        for name in asked
+            .iter()
+            .filter(|it| own.iter().any(|own| it.starts_with(own)))
+        {
+            assert!(
+                page.contains(name.as_str()),
+                "{name} is not in docs/NCCL.md"
+            );
+        }
+    }
 
     #[test]
     fn our_variable_counts_before_the_borrowed_one() {

@@ -1,8 +1,9 @@
 //! An operation that was given to a lane, as its group sees it: [`Pending`] from a pair of events.
 
-use super::device::{CudaStream, Mark};
+use super::event::Mark;
 use super::lane::{Enqueued, Lane};
 use super::options::Timing;
+use super::stream::CudaStream;
 use crate::backend::{Done, Pending, Progress};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -75,7 +76,11 @@ impl Ticket {
                 self.lane.note_captured(graph, self.seq);
                 let _ = self.captured.set(());
                 // As far as the host is concerned it is over: nothing here watches a graph.
-                let _ = self.outcome.set(Ok(Done::default()));
+                let done = Done {
+                    graph_id: Some(graph),
+                    ..Done::default()
+                };
+                let _ = self.outcome.set(Ok(done));
             }
             Err((error, mark)) => {
                 let debris = mark.map_or(Debris::Unknown, Debris::Until);
@@ -114,7 +119,7 @@ impl Ticket {
         };
         let done = Done {
             duration,
-            source: None,
+            ..Done::default()
         };
         // An abort may have been faster.
         let _ = self.outcome.set(Ok(done));

@@ -277,6 +277,10 @@ macro_rules! table {
             #[allow(dead_code, reason = "a table may have no optional functions")]
             pub(super) const OPTIONAL: &'static [(&'static str, &'static str)] = &[$( ($oname, $since), )*];
 
+            /// Every function that must be there.
+            #[cfg(test)]
+            pub(super) const REQUIRED: &'static [&'static str] = &[$( $rname, )*];
+
             /// Finds every function, or names the first required one that is missing.
             ///
             /// # Safety
@@ -388,8 +392,52 @@ table! {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// What the page of the documentation says between this heading and the next.
+    pub(in super::super) fn documented(heading: &str) -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/NCCL.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (_, section) = page.split_once(&format!("\n{heading}\n")).unwrap();
+        section.split("\n#").next().unwrap().to_owned()
+    }
+
+    /// What stands between backquotes.
+    pub(in super::super) fn names(text: &str) -> Vec<&str> {
+        text.split('`').skip(1).step_by(2).collect()
+    }
+
+    #[test]
+    fn the_documentation_lists_the_functions_that_are_called_and_no_others() {
+        let section = documented("### Functions of NCCL");
+        let mut said = BTreeMap::new();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            for name in names(cells[1]) {
+                assert_eq!(said.insert(name, (cells[2], cells[3])), None, "{name}");
+            }
+        }
+        for name in NcclTable::REQUIRED {
+            let row = said.remove(name);
+            assert_eq!(row, Some(("2.18.3 or before", "refused")), "{name}");
+        }
+        for (name, since) in NcclTable::OPTIONAL {
+            let (first, without) = said.remove(name).unwrap_or_else(|| panic!("{name}"));
+            assert!(first.starts_with(&format!("{since}.")), "{name}: {first}");
+            assert_ne!(without, "refused", "{name}");
+        }
+        assert!(said.is_empty(), "{said:?}");
+
+        let section = documented("### Functions of the CUDA driver");
+        let said: BTreeSet<&str> = names(&section)
+            .into_iter()
+            .filter(|name| name.starts_with("cu"))
+            .collect();
+        let called = super::super::cuda::CudaTable::REQUIRED;
+        assert_eq!(said, called.iter().copied().collect());
+    }
 
     #[test]
     fn config_has_the_layout_of_the_header() {

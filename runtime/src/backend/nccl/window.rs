@@ -19,22 +19,25 @@
 //! and "Window Registration" in its user guide.
 
 mod open;
+mod put;
 mod signals;
 
 pub(super) use signals::Signals;
 
-use super::device::{CudaStream, Mark};
+use super::event::Mark;
 use super::lane::Lane;
 use super::memory::{DeviceBuffer, stream_of};
 use super::notes::Notes;
-use super::sys::{self, NcclWindow as RawWindow};
+use super::stream::CudaStream;
+use super::sys::NcclWindow as RawWindow;
 use crate::backend::Window;
 use crate::buffer::{Buffer, DeviceKind};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::window::RemoteMemory;
+use put::Outgoing;
 use rcomm_recorder::model::OpType;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
@@ -70,17 +73,6 @@ struct Open {
     kept: u64,
 }
 
-/// What this rank sends.
-#[derive(Default)]
-struct Outgoing {
-    /// Signals of ours, by receiver.
-    signals: Vec<u32>,
-    /// Until then the staging area is in use.
-    staging: Option<Arc<Mark>>,
-    /// The end of what was enqueued last.
-    last: Option<Arc<Mark>>,
-}
-
 /// What has come of one sender.
 #[derive(Default)]
 struct Incoming {
@@ -88,7 +80,7 @@ struct Incoming {
     /// Signals of ours that may be taken.
     there: u32,
     /// So many may be taken from this mark on.
-    awaited: Option<(u32, Mark)>,
+    awaited: Option<(u32, Arc<Mark>)>,
 }
 
 /// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
@@ -143,14 +135,6 @@ impl Lane {
     }
 }
 
-/// A put of the library's.
-struct Put {
-    from: u64,
-    bytes: usize,
-    to: RawWindow,
-    offset: usize,
-}
-
 impl NcclWindow {
     fn open(&self) -> Result<RwLockReadGuard<'_, Option<Open>>> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
@@ -175,166 +159,9 @@ impl NcclWindow {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Enqueues a put, after what `before` enqueues.
-    ///
-    /// # Safety
-    /// The bytes lie in a window of this communicator, and stay until the mark is reached.
-    unsafe fn enqueue_put(
-        &self,
-        peer: u32,
-        put: &Put,
-        deadline: Deadline,
-        before: impl FnOnce(u32) -> Result<()>,
-    ) -> Result<Arc<Mark>> {
-        let Some(call) = self.lane.shared.library.table().put_signal else {
-            return Err(self.lacks("ncclPutSignal"));
-        };
-        // Numbers are given in the order in which the puts are enqueued.
-        let mut sent = lock(&self.signals.sent);
-        let number = sent[peer as usize].wrapping_add(1);
-        let door = self.lane.enter(deadline)?;
-        let from: *const c_void = std::ptr::with_exposed_provenance(put.from as usize);
-        let mark = self.lane.call_on_stream(
-            door,
-            "ncclPutSignal",
-            deadline,
-            || before(number),
-            |comm, stream| {
-                // SAFETY: communicator and stream are live and lent for the call, the caller vouches for
-                // the bytes, the window is registered, and the target lies in the peer's part.
-                unsafe {
-                    call(
-                        from,
-                        put.bytes,
-                        sys::data_type::UINT8,
-                        to_c(peer),
-                        put.to,
-                        put.offset,
-                        0,
-                        0,
-                        0,
-                        comm,
-                        stream,
-                    )
-                }
-            },
-        )?;
-        sent[peer as usize] = number;
-        Ok(Arc::new(mark))
-    }
-
     fn lacks(&self, function: &str) -> Error {
         let what = "a one-sided operation on device memory";
         self.lane.shared.library.lacks(what, function)
-    }
-
-    fn staging_at(&self, open: &Open) -> u64 {
-        open.words.address() + (2 * self.parts.len() * WORD) as u64
-    }
-
-    /// Of memory of the host: staged piece by piece, so that nothing refers to it afterwards.
-    fn put_from_host(
-        &self,
-        open: &Open,
-        (peer, offset): (u32, usize),
-        bytes: &[u8],
-        deadline: Deadline,
-    ) -> Result<()> {
-        let mut outgoing = lock(&self.outgoing);
-        let at = self.staging_at(open);
-        for (nth, piece) in bytes.chunks(STAGING).enumerate() {
-            if let Some(mark) = outgoing.staging.take() {
-                self.lane.wait_for(&mark, deadline)?;
-            }
-            let device = &self.lane.shared.device;
-            let status = {
-                let _entered = device.enter()?;
-                let copy = device.driver().table().memcpy_to_device;
-                // SAFETY: the staging area has room for the piece and nothing uses it; the bytes live
-                // until the copy is done: this waits below, also after an error.
-                unsafe { copy(at, piece.as_ptr().cast(), piece.len(), self.copies.raw()) }
-            };
-            let copied = device.driver().check("cuMemcpyHtoDAsync", status);
-            self.copies.synchronize()?;
-            copied?;
-            let put = Put {
-                from: at,
-                bytes: piece.len(),
-                to: open.data.handle(),
-                offset: offset + nth * STAGING,
-            };
-            // SAFETY: the staging area is part of a window, and is not used again before the mark.
-            let mark = unsafe { self.enqueue_put(peer, &put, deadline, |_| Ok(()))? };
-            outgoing.staging = Some(mark.clone());
-            outgoing.last = Some(mark);
-        }
-        Ok(())
-    }
-
-    /// Of memory of the device: from where it is if that is in this window, staged otherwise; after what
-    /// its own stream has in hand.
-    fn put_from_device(
-        &self,
-        open: &Open,
-        (peer, offset): (u32, usize),
-        from: &Buffer<'_>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let held = hold(from)?;
-        let stream = stream_of(&held)
-            .unwrap_or(&self.lane.shared.default_stream)
-            .clone();
-        self.refuse_capture(&stream)?;
-        let (start, bytes) = (held.as_ptr().addr() as u64, held.size_bytes());
-        let part = self.parts[self.own as usize] as u64;
-        let is_inside = start >= open.data.at && start + bytes as u64 <= open.data.at + part;
-        let mut outgoing = lock(&self.outgoing);
-        let piece = if is_inside { bytes } else { STAGING };
-        let mut done = 0;
-        while done < bytes {
-            let len = piece.min(bytes - done);
-            let (here, staging) = (start + done as u64, self.staging_at(open));
-            let put = Put {
-                from: if is_inside { here } else { staging },
-                bytes: len,
-                to: open.data.handle(),
-                offset: offset + done,
-            };
-            let before = |_| {
-                self.lane.follow(&stream)?;
-                if is_inside {
-                    return Ok(());
-                }
-                // SAFETY: the staging area has room, and what used it before is ahead on this stream; the
-                // source is held until the mark below.
-                unsafe { self.lane.stream().copy(staging, here, len) }
-            };
-            // SAFETY: from this window's own memory or its staging area; held, or not used before the mark.
-            let mark = match unsafe { self.enqueue_put(peer, &put, deadline, before) } {
-                Ok(mark) => mark,
-                Err(error) => {
-                    if done > 0 || error.kind() != ErrorKind::Unsupported {
-                        // Something may be on its way, and no mark stands behind it.
-                        self.lane.shared.leak(OpType::Put, Box::new(held));
-                    }
-                    return Err(error);
-                }
-            };
-            if !is_inside {
-                outgoing.staging = Some(mark.clone());
-            }
-            outgoing.last = Some(mark);
-            done += len;
-        }
-        let Some(last) = outgoing.last.clone() else {
-            return Ok(());
-        };
-        drop(outgoing);
-        let waited = self.lane.wait_for(&last, deadline);
-        if waited.is_err() {
-            self.lane.keep(OpType::Put, Box::new(held), last);
-        }
-        waited
     }
 
     /// Refuses what would become part of a graph.
@@ -478,28 +305,7 @@ impl Window for NcclWindow {
         let Some(open) = open.as_ref() else {
             return Err(closed());
         };
-        let mut outgoing = lock(&self.outgoing);
-        let count = outgoing.signals[peer as usize].wrapping_add(1);
-        let from = open.words.address() + ((self.parts.len() + peer as usize) * WORD) as u64;
-        let put = Put {
-            from,
-            bytes: WORD,
-            to: open.control.handle(),
-            offset: self.own as usize * WORD,
-        };
-        let before = |number: c_uint| {
-            let stream = self.lane.stream();
-            // SAFETY: the word that goes to this peer, in memory of the window's; what sent it before is
-            // ahead on this stream.
-            unsafe { stream.fill_u32(from, count)? };
-            // SAFETY: its upper half.
-            unsafe { stream.fill_u32(from + 4, number) }
-        };
-        // SAFETY: the word lies in a window of ours, which stays open until the stream is done with it.
-        let mark = unsafe { self.enqueue_put(peer, &put, deadline, before)? };
-        outgoing.signals[peer as usize] = count;
-        outgoing.last = Some(mark);
-        Ok(())
+        self.put_word(open, peer, deadline)
     }
 
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
@@ -548,10 +354,12 @@ impl Window for NcclWindow {
 
     fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>> {
         let deadline = deadline.started();
-        let last = lock(&self.outgoing).last.take();
+        let last = lock(&self.outgoing).last.clone();
         if let Some(last) = last {
             self.lane.wait_for(&last, deadline)?;
         }
+        // What the library may still put would write to memory that a peer has back by then.
+        self.lane.check_whole(deadline)?;
         // Nobody writes here any more once all have come to this point.
         self.notes.leave("closed", b"1")?;
         self.notes.gather("closed", deadline)?;

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Between two attempts to connect, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
 /// After so long without success the log says what is going on.
 const SAY_AFTER: Duration = Duration::from_secs(5);
 /// A server that is alive answers what needs no waiting at once: so long beyond a caller's time-out it
@@ -23,6 +23,8 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 /// The longest string to take from a server: PyTorch's older one has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
+/// What a PING carries that tells when the requests before it have landed.
+pub(super) const NONCE: u32 = 0x5245_4144;
 
 /// Why a connection is of no use any more.
 #[derive(Debug)]
@@ -113,7 +115,7 @@ impl Connection {
         let mut obstacle = Obstacle::NoAddress(io::ErrorKind::NotFound.into());
         for address in addresses {
             // One try even if the deadline has passed: a server that is there answers at once.
-            let left = left_until(deadline).max(RETRY.0);
+            let left = left_until(deadline).max(Duration::from_millis(1));
             match Self::greet(address, left) {
                 Ok(connection) => return Ok(connection),
                 Err(found @ Obstacle::Foreign(_)) => return Err(found),
@@ -223,6 +225,14 @@ impl Connection {
             0 => Ok(true),
             1 => Ok(false),
             other => Err(Broken::Garbled(format!("{other:#04x} for yes or no"))),
+        }
+    }
+
+    /// The reply to a PING that carried [`NONCE`].
+    pub(super) fn read_nonce(&mut self, deadline: Instant) -> Result<(), Broken> {
+        match self.read_bytes(4, deadline)? {
+            answer if answer == NONCE.to_le_bytes() => Ok(()),
+            answer => Err(Broken::Garbled(format!("{answer:02x?}"))),
         }
     }
 

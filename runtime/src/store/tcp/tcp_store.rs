@@ -1,11 +1,11 @@
 //! The client's end: each call of the [`Store`] as requests and replies.
 
-use super::client::{Broken, Connection, GRACE, Waited};
+use super::client::{Broken, Connection, GRACE, NONCE, Waited};
 use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE, OpCode};
 use super::server::TcpStoreServer;
 use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{QueueStore, Store, barrier_timed_out, timed_out};
+use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -185,15 +185,8 @@ impl TcpStore {
 
     /// Sends a request that has no reply of its own, with a PING behind it that tells when it landed.
     fn send_and_confirm(&self, what: &str, request: Encoder) -> Result<()> {
-        const NONCE: u32 = 0x5245_4144;
-        let request = checked(request.op(OpCode::Ping).u32(NONCE))?;
-        self.call(what, |connection, deadline| {
-            connection.send(request.bytes(), deadline)?;
-            match connection.read_bytes(4, deadline)? {
-                answer if answer == NONCE.to_le_bytes() => Ok(()),
-                answer => Err(Broken::Garbled(format!("{answer:02x?}"))),
-            }
-        })
+        let request = request.op(OpCode::Ping).u32(NONCE);
+        self.ask(what, request, Connection::read_nonce)
     }
 
     fn ask<T>(
@@ -471,6 +464,43 @@ impl Store for TcpStore {
             request = request.string(&name_of(key)?).string(checked_value(value)?);
         }
         self.send_and_confirm("multi_set", request)
+    }
+
+    fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
+        let mut all = Encoder::default();
+        for request in requests {
+            let name = name_of(request.key())?;
+            all = match *request {
+                BatchRequest::Set { value, .. } => all
+                    .op(OpCode::Set)
+                    .string(&name)
+                    .string(checked_value(value)?),
+                BatchRequest::Add { delta, .. } => all.op(OpCode::Add).string(&name).i64(delta),
+                BatchRequest::CompareSet {
+                    expected, desired, ..
+                } => all
+                    .op(OpCode::CompareSet)
+                    .string(&name)
+                    .string(checked_value(expected)?)
+                    .string(checked_value(desired)?),
+            };
+        }
+        // The reply to a later request tells that a SET has landed; the last needs one.
+        all = all.op(OpCode::Ping).u32(NONCE);
+        self.ask("batch", all, |connection, deadline| {
+            let mut replies = Vec::with_capacity(requests.len());
+            for request in requests {
+                replies.push(match request {
+                    BatchRequest::Set { .. } => BatchReply::Done,
+                    BatchRequest::Add { .. } => BatchReply::Count(connection.read_i64(deadline)?),
+                    BatchRequest::CompareSet { .. } => {
+                        BatchReply::Value(connection.read_string(deadline)?)
+                    }
+                });
+            }
+            connection.read_nonce(deadline)?;
+            Ok(replies)
+        })
     }
 
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {

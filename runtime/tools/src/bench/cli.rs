@@ -49,6 +49,9 @@ pub struct Args {
     /// Compares every result with the right one.
     #[arg(short = 'c', long)]
     pub(crate) check: bool,
+    /// Measures buffers that the group allocated, in which the ranks of a host work directly.
+    #[arg(short = 'R', long)]
+    pub(crate) registered: bool,
     /// Time for each size; the number of iterations follows from it.
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
@@ -58,7 +61,7 @@ pub struct Args {
     /// How operations are called.
     #[arg(long, value_enum, default_value_t = Calls::Blocking)]
     pub(crate) calls: Calls,
-    /// Where ranks run: each on a core of its own (where there are enough), or wherever.
+    /// Where ranks run: each on a core, of its own as far as there are enough, or wherever.
     #[arg(long, value_enum, default_value_t = Bind::Core)]
     pub(crate) bind: Bind,
     /// How the table is written.
@@ -163,7 +166,7 @@ pub(crate) enum Calls {
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
-    /// Rank r on core r, if there are as many cores as ranks.
+    /// Rank r on core r, and on the first again after the last.
     Core,
     /// Wherever the system puts them.
     None,

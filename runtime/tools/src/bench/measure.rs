@@ -1,7 +1,7 @@
 //! The measurement: every rank times every call, the slowest rank's percentiles are told.
 
 use super::cli::{Args, Calls, Dtype};
-use super::operation::{Case, Operation, Whole};
+use super::operation::{Case, Home, Operation, Whole};
 use super::print::{Printer, Row};
 use super::ranks;
 use anyhow::{Context, ensure};
@@ -29,6 +29,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
                 .iter()
                 .all(|&operation| operation == Operation::AllReduce),
         "--calls async and overlap measure all_reduce"
+    );
+    ensure!(
+        args.calls == Calls::Blocking || !args.registered,
+        "--calls async and overlap measure buffers of the caller's, not --registered ones"
     );
     let world = World::init(Config::from_environment()?).context("failed to start")?;
     ensure!(
@@ -85,7 +89,11 @@ fn one_size<T: Whole>(
     bytes: usize,
 ) -> anyhow::Result<Row> {
     let op = ReduceOp::from(args.op);
-    let mut case = Case::<T>::new(group, operation, op, args.root, bytes);
+    let home = match args.registered {
+        true => Home::Group,
+        false => Home::Caller,
+    };
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
     let errors = if args.check {
         case.run()?;
         // Counted on every rank, told by one.
@@ -98,7 +106,7 @@ fn one_size<T: Whole>(
     };
     // Sums that grow from call to call would slow down on denormals and infinities: zeros stay zeros.
     let count = case.count();
-    let mut case = Case::<T>::new(group, operation, op, args.root, bytes);
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
     case.clear();
     let iterations = match args.iterations {
         Some(iterations) => iterations.get() as usize,

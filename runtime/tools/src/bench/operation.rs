@@ -2,7 +2,8 @@
 
 use super::cli::Reduce;
 use clap::ValueEnum;
-use rcomm::{Element, ProcessGroup, ReduceOp, Result};
+use rcomm::{Buffer, Element, ProcessGroup, ReduceOp, Result};
+use std::ops::{Deref, DerefMut};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -100,14 +101,58 @@ whole! {
     u8 => |value: u8| value;
 }
 
+/// Whose memory is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// The caller's.
+    Caller,
+    /// What the group allocated.
+    Group,
+}
+
+/// Elements in either.
+enum Memory<T> {
+    Caller(Vec<T>),
+    Group(Buffer<'static>),
+}
+
+impl<T: Whole> Memory<T> {
+    fn new(group: &ProcessGroup, home: Home, len: usize) -> Result<Self> {
+        Ok(match home {
+            Home::Caller => Self::Caller(vec![T::whole(0); len]),
+            Home::Group => Self::Group(group.allocate::<T>(len)?),
+        })
+    }
+}
+
+impl<T: Whole> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Caller(values) => values,
+            Self::Group(buffer) => buffer.as_slice().expect("the host's, of this type"),
+        }
+    }
+}
+
+impl<T: Whole> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Caller(values) => values,
+            Self::Group(buffer) => buffer.as_mut_slice().expect("the host's, of this type"),
+        }
+    }
+}
+
 /// Buffers of one size, and the call.
 pub(crate) struct Case<'a, T> {
     group: &'a ProcessGroup,
     operation: Operation,
     op: ReduceOp,
     root: u32,
-    input: Vec<T>,
-    output: Vec<T>,
+    input: Memory<T>,
+    output: Memory<T>,
     /// Elements of one rank's part.
     part: usize,
 }
@@ -125,7 +170,8 @@ impl<'a, T: Whole> Case<'a, T> {
         op: ReduceOp,
         root: u32,
         bytes: usize,
-    ) -> Self {
+        home: Home,
+    ) -> Result<Self> {
         let ranks = group.size() as usize;
         let elements = (bytes / size_of::<T>()).max(1);
         let part = (elements / ranks).max(1);
@@ -145,12 +191,12 @@ impl<'a, T: Whole> Case<'a, T> {
             operation,
             op,
             root,
-            input: vec![T::whole(0); input],
-            output: vec![T::whole(0); output],
+            input: Memory::new(group, home, input)?,
+            output: Memory::new(group, home, output)?,
             part,
         };
         case.refill();
-        case
+        Ok(case)
     }
 
     /// Elements that the size stands for.

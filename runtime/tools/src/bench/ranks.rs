@@ -31,7 +31,10 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
         })
         .collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let pin = bind == Bind::Core && cores >= count as usize;
+    let core_of = |rank: u32| match bind {
+        Bind::Core => (rank as usize % cores).to_string(),
+        Bind::None => "any".into(),
+    };
     let hosts = std::env::var(HOSTS)
         .ok()
         .and_then(|hosts| hosts.parse::<u32>().ok());
@@ -44,7 +47,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
         }
         let child = command
             .args(std::env::args_os().skip(1))
-            .env(CHILD, if pin { rank.to_string() } else { "any".into() })
+            .env(CHILD, core_of(rank))
             .env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", count.to_string())

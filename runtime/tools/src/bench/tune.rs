@@ -118,6 +118,9 @@ fn time(
         )
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
+    if algorithm == Algorithm::Direct {
+        command.arg("--registered");
+    }
     match topology {
         Topology::Sockets => command.env("RCOMM_TRANSPORT", "tcp"),
         Topology::Hosts => command.env(super::ranks::HOSTS, "2"),

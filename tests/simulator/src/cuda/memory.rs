@@ -1,9 +1,11 @@
 //! Memory, which is the host's ("Memory Management" in the driver's manual).
 
+use super::stream::synchronize;
 use super::{
     INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, check_capture, current_device, put,
     stream_of,
 };
+use crate::handles::refuse;
 use crate::stream::lock;
 use crate::trouble;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -133,11 +135,15 @@ fn note(at: u64, size: usize, kind: Kind) -> u64 {
     at
 }
 
-/// Frees what [`allocate`] or [`allocate_shared`] made; `false` for anything else.
+/// Frees what [`allocate`] or [`allocate_shared`] made; `false` for anything else. Ends the process if the
+/// memory is registered with a communicator: the network would go on using it.
 pub(crate) fn free(at: u64) -> bool {
     let Some(allocation) = lock(&MEMORY).remove(&at) else {
         return false;
     };
+    if crate::nccl::is_registered(at, allocation.size as u64) {
+        refuse(&format!("{at:#x} is freed and was not deregistered"));
+    }
     match allocation.kind {
         // SAFETY: allocated with this layout by `allocate`, and freed once: it was in the map.
         Kind::Own(layout) => unsafe { dealloc(at as *mut u8, layout) },
@@ -179,14 +185,32 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     }
 }
 
+/// Waits for the device. The manual says so where it excepts other memory: "This API will not perform any
+/// implicit synchronization when the pointer was allocated with `cuMemAllocAsync`".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
     if check_capture() != SUCCESS {
         return check_capture();
     }
+    let device = match lock(&MEMORY).get(&at) {
+        Some(allocation) => allocation.device,
+        None => return INVALID_VALUE,
+    };
+    synchronize(device + 1);
     if free(at) { SUCCESS } else { INVALID_VALUE }
 }
 
+/// Ends the process for memory that is no device's, or was freed: the device would end the context
+/// (`CUDA_ERROR_ILLEGAL_ADDRESS`).
+pub(crate) fn check(at: usize, length: usize) {
+    if length > 0 && device_of(at as u64, length as u64).is_none() {
+        refuse(&format!(
+            "{length} bytes at {at:#x} are no live memory of a device"
+        ));
+    }
+}
+
+/// Between two places of devices: what another process shows is mapped, and none of ours.
 fn copy(to: usize, from: usize, size: usize, stream: *mut c_void) -> c_int {
     stream_of(stream).push(Arc::new(move || {
         // SAFETY: the caller vouches for both ranges until the copy is done, as with the real driver.
@@ -207,6 +231,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     // SAFETY: the caller's range, read before this returns.
     let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) }.to_vec();
     stream_of(stream).push(Arc::new(move || {
+        check(to as usize, staged.len());
         // SAFETY: the caller vouches for the target until the copy is done, as with the real driver.
         unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to as *mut u8, staged.len()) };
     }));
@@ -237,6 +262,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     stream: *mut c_void,
 ) -> c_int {
     stream_of(stream).push(Arc::new(move || {
+        check(to as usize, size);
         // SAFETY: the caller vouches for the range until the work is done, as with the real driver.
         unsafe { std::ptr::write_bytes(to as *mut u8, value, size) };
     }));

@@ -5,13 +5,16 @@ use super::event::event_of;
 use super::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, SUCCESS, check_capture, first_bad, put};
 use crate::capture;
 use crate::handles::Handles;
-use crate::stream::Stream;
+use crate::stream::{Stream, lock};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 static STREAMS: Handles<Stream> = Handles::new("stream");
+
+/// All that have not ended.
+static MADE: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 
 /// The stream behind a handle; null is the default stream.
 pub(crate) fn stream_of(handle: *mut c_void) -> Arc<Stream> {
@@ -31,6 +34,11 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
     }
     // "clamped to the nearest value in the range" of cuCtxGetStreamPriorityRange.
     let stream = Stream::new(current(), priority.clamp(-5, 0));
+    {
+        let mut made = lock(&MADE);
+        made.retain(|it| it.strong_count() > 0);
+        made.push(Arc::downgrade(&stream));
+    }
     // SAFETY: the caller's pointer.
     unsafe { put(out, STREAMS.insert(stream)) }
 }
@@ -81,13 +89,17 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
     if check_capture() != SUCCESS {
         return check_capture();
     }
-    let own = STREAMS
-        .all()
-        .into_iter()
-        .filter(|it| it.device == current());
+    synchronize(current());
+    SUCCESS
+}
+
+/// Waits for all streams of a device that is counted from 1, also for those that were destroyed: "the resources
+/// will be released automatically once all preceding work in the stream has completed" (`cuStreamDestroy`).
+pub(crate) fn synchronize(device: c_int) {
+    let streams: Vec<Arc<Stream>> = lock(&MADE).iter().filter_map(Weak::upgrade).collect();
+    let own = streams.iter().filter(|it| it.device == device);
     own.for_each(|stream| stream.synchronize());
     stream_of(std::ptr::null_mut()).synchronize();
-    SUCCESS
 }
 
 #[unsafe(no_mangle)]

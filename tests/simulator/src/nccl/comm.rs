@@ -1,5 +1,6 @@
 //! One rank's end of a communicator: its connection to the hub, and its state.
 
+use super::lifecycle::Name;
 use super::window::Signals;
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
@@ -67,6 +68,7 @@ pub(super) struct Comm {
     pub(super) device: c_int,
     /// As its configuration has it ("blocking", nccl.h); children inherit it.
     pub(super) is_blocking: bool,
+    pub(super) name: Name,
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
     arrived: Condvar,
@@ -94,10 +96,10 @@ pub(super) struct Comm {
 impl Comm {
     pub(super) fn new(
         hub: &[u8],
-        rank: c_int,
-        size: c_int,
+        (rank, size): (c_int, c_int),
         device: c_int,
         is_blocking: bool,
+        name: Name,
     ) -> Arc<Self> {
         Arc::new(Self {
             hub: hub.to_vec(),
@@ -105,6 +107,7 @@ impl Comm {
             size,
             device,
             is_blocking,
+            name,
             writer: Mutex::new(None),
             replies: Mutex::default(),
             arrived: Condvar::new(),
@@ -129,6 +132,9 @@ impl Comm {
             std::thread::sleep(Duration::from_millis(delay));
         }
         trouble::die_in_init();
+        if let Err(status) = self.name.look() {
+            return self.settle(status);
+        }
         let connected =
             hub::address(&self.hub).and_then(|address| UnixStream::connect_addr(&address));
         let halves = connected.and_then(|stream| Ok((stream.try_clone()?, stream)));
@@ -227,7 +233,12 @@ impl Comm {
 
     /// Whether something goes on, on the device or in the background.
     pub(super) fn is_busy(&self) -> bool {
-        self.pending.load(Ordering::Acquire) > 0 || self.jobs.load(Ordering::Acquire) > 0
+        self.pending.load(Ordering::Acquire) > 0 || self.has_jobs()
+    }
+
+    /// Whether something goes on in the background.
+    pub(super) fn has_jobs(&self) -> bool {
+        self.jobs.load(Ordering::Acquire) > 0
     }
 
     pub(super) fn next_id(&self) -> u64 {

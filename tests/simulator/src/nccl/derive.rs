@@ -4,7 +4,7 @@
 //! NCCL_COMM_NULL until comm split fully complete", and the parent is in progress meanwhile.
 
 use super::comm::{Comm, WaitsFor, admit, comm_of};
-use super::lifecycle::{ConfigHead, is_blocking, run_or_spawn};
+use super::lifecycle::{ConfigHead, Name, is_blocking, run_or_spawn};
 use super::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, fail, no_comm};
 use crate::wire::{Ask, Request};
 use std::ffi::{c_int, c_void};
@@ -99,6 +99,8 @@ unsafe fn derive(
         Ok(is_blocking) => is_blocking,
         Err(status) => return status,
     };
+    // SAFETY: as above.
+    let name = unsafe { Name::of(config) };
     let before = parent.state.load(Ordering::Acquire);
     if before != SUCCESS {
         return fail(before, "the parent communicator is not ready");
@@ -113,7 +115,8 @@ unsafe fn derive(
         let status = match ask(&parent, request, &payload) {
             Ok(None) => SUCCESS,
             Ok(Some((rank, size, key))) => {
-                let child = Comm::new(&parent.hub, rank, size, parent.device, is_blocking);
+                let seat = (rank, size);
+                let child = Comm::new(&parent.hub, seat, parent.device, is_blocking, name);
                 let status = child.join(key);
                 if status == SUCCESS {
                     place.fill(admit(&child));

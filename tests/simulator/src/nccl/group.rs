@@ -5,9 +5,9 @@
 //! do not wait for each other.
 
 use super::comm::{Comm, WaitsFor};
-use super::{INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail};
-use crate::cuda::memory::device_of;
-use crate::handles::refuse;
+use super::lifecycle::run_or_spawn;
+use super::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail};
+use crate::cuda::memory::check;
 use crate::stream::Stream;
 use crate::trouble::{self, Fate};
 use crate::wire::{Ask, Request};
@@ -15,6 +15,7 @@ use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// One operation of a group of calls.
 #[derive(Clone)]
@@ -22,16 +23,6 @@ pub(super) struct Item {
     pub(super) request: Request,
     pub(super) input: Option<(usize, usize)>,
     pub(super) output: usize,
-}
-
-/// Ends the process for memory that is no device's, or was freed: a kernel would end the context
-/// (`CUDA_ERROR_ILLEGAL_ADDRESS`).
-fn check(at: usize, length: usize) {
-    if device_of(at as u64, length as u64).is_none() {
-        refuse(&format!(
-            "{length} bytes at {at:#x} are no live memory of a device"
-        ));
-    }
 }
 
 /// Copies out of device memory.
@@ -138,16 +129,44 @@ fn launch(launches: Vec<Launch>) -> c_int {
             }),
         }
     }
+    let mut status = SUCCESS;
     for kernel in kernels {
         let fate = trouble::next_operation();
         if fate == Fate::IsNotLaunched {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         }
-        let Kernel {
+        match trouble::order("launch_delay_ms") {
+            Some(delay) if !kernel.comm.is_blocking => {
+                status = launch_later(kernel, fate, Duration::from_millis(delay));
+            }
+            _ => kernel.launch(fate),
+        }
+    }
+    status
+}
+
+/// As where the library has to connect to peers first: a communicator that does not block is in progress
+/// until then (`groupLaunchNonBlocking`, group.cc:762 and 857).
+fn launch_later(kernel: Kernel, fate: Fate, delay: Duration) -> c_int {
+    let comm = Arc::clone(&kernel.comm);
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let job = comm.begin_job();
+    run_or_spawn(comm.is_blocking, move || {
+        std::thread::sleep(delay);
+        kernel.launch(fate);
+        let status = comm.settle(SUCCESS);
+        drop(job);
+        status
+    })
+}
+
+impl Kernel {
+    fn launch(self, fate: Fate) {
+        let Self {
             comm,
             stream,
             items,
-        } = kernel;
+        } = self;
         // What is captured runs when its graph does, and nobody waits for that.
         let counts = stream.capture().is_none();
         if counts {
@@ -160,7 +179,6 @@ fn launch(launches: Vec<Launch>) -> c_int {
             }
         }));
     }
-    SUCCESS
 }
 
 #[unsafe(no_mangle)]

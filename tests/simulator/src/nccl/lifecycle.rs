@@ -1,12 +1,13 @@
 //! Communicators from their beginning to their end, other than by derivation.
 
 use super::comm::{Comm, admit, comm_of, dismiss};
+use super::memory::forget_registrations;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS, SYSTEM_ERROR, fail, no_comm};
 use crate::cuda;
 use crate::hub;
 use crate::trouble;
 use crate::wire::{Ask, Request};
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -36,6 +37,61 @@ pub struct ConfigHead {
     magic: u32,
     version: u32,
     blocking: c_int,
+    thread_blocks: [c_int; 3],
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+}
+
+/// A communicator's name, kept by its pointer alone (`parseCommConfig`, init.cc:2442), which the plugin of a
+/// profiler is given when all have joined, and may look at until the end (`ncclProfilerPluginInit`,
+/// profiler.cc:250; `plugins/profiler/example/plugin.cc`, 318 and 424).
+pub(super) struct Name {
+    at: *const c_char,
+    was: Vec<u8>,
+}
+
+// SAFETY: the pointer is only looked at.
+unsafe impl Send for Name {}
+// SAFETY: as above.
+unsafe impl Sync for Name {}
+
+impl Name {
+    /// # Safety
+    /// `config` is null or points to an `ncclConfig_t`.
+    pub(super) unsafe fn of(config: *const ConfigHead) -> Self {
+        // SAFETY: the caller vouches for it.
+        let at = unsafe { config.as_ref() }.map_or(std::ptr::null(), |head| head.comm_name);
+        let was = if at.is_null() {
+            Vec::new()
+        } else {
+            // SAFETY: the configuration's name, which has a NUL at its end.
+            unsafe { CStr::from_ptr(at) }.to_bytes_with_nul().to_vec()
+        };
+        Self { at, was }
+    }
+
+    /// Whether it is what it was when the communicator was asked for.
+    fn is_intact(&self) -> bool {
+        let byte = |nth: usize| {
+            // SAFETY: the caller keeps the name for as long as the communicator. Of one that does not this reads
+            // a freed block, as the library does.
+            unsafe { self.at.add(nth).read_volatile() }.cast_unsigned()
+        };
+        self.was
+            .iter()
+            .enumerate()
+            .all(|(nth, &was)| byte(nth) == was)
+    }
+
+    /// Looks at it, as the plugin of a profiler would.
+    pub(super) fn look(&self) -> Result<(), c_int> {
+        match self.is_intact() {
+            true => Ok(()),
+            false => Err(fail(SYSTEM_ERROR, "the communicator's name has been freed")),
+        }
+    }
 }
 
 /// Whether a configuration asks for blocking calls, which is the default ("blocking", nccl.h);
@@ -116,7 +172,10 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         Ok(is_blocking) => is_blocking,
         Err(status) => return status,
     };
-    let comm = Comm::new(id.name(), rank, ranks, cuda::current_device(), is_blocking);
+    // SAFETY: as above.
+    let name = unsafe { Name::of(config) };
+    let device = cuda::current_device();
+    let comm = Comm::new(id.name(), (rank, ranks), device, is_blocking, name);
     // SAFETY: the caller passes a valid pointer.
     unsafe { *out = admit(&comm) };
     run_or_spawn(is_blocking, move || comm.join(0))
@@ -173,7 +232,8 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     // Whoever is finalized goes without harm to the others.
     comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
     comm.abort();
-    SUCCESS
+    forget_registrations(&comm);
+    comm.name.look().err().unwrap_or(SUCCESS)
 }
 
 /// Kernels that wait for peers see the flag and end; then everything is freed (`ncclCommAbort`,
@@ -183,6 +243,11 @@ pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     trouble::hang_in_abort();
     if let Some(comm) = dismiss(handle) {
         comm.abort();
+        // What is on its way is joined first (`commReclaim`).
+        while comm.has_jobs() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        forget_registrations(&comm);
     }
     SUCCESS
 }

@@ -1,16 +1,36 @@
 //! Memory that the library allocates, and buffers that are registered with a communicator.
 
-use super::comm::comm_of;
+use super::comm::{Comm, comm_of};
 use super::{INVALID_ARGUMENT, SUCCESS, UNHANDLED_CUDA_ERROR, fail, no_comm};
 use crate::cuda::memory;
 use crate::handles::Handles;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A registered range.
-struct Registered;
+/// Pages that a communicator has registered.
+struct Registered {
+    /// Its address.
+    comm: usize,
+    begin: u64,
+    end: u64,
+    references: AtomicU64,
+}
 
 static REGISTERED: Handles<Registered> = Handles::new("registration");
+
+const PAGE: u64 = 4096;
+
+/// Whether some of these bytes are registered with a live communicator.
+pub(crate) fn is_registered(at: u64, size: u64) -> bool {
+    REGISTERED.any(|it| at < it.end && it.begin < at + size)
+}
+
+/// A communicator takes its registrations with it (`ncclRegCleanup`, register/register.cc:141).
+pub(super) fn forget_registrations(comm: &Comm) {
+    let own = std::ptr::from_ref(comm).addr();
+    drop(REGISTERED.take(|it| it.comm == own));
+}
 
 /// `ncclMemAlloc`, allocator.cc:17.
 #[unsafe(no_mangle)]
@@ -28,6 +48,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     }
 }
 
+/// Unmaps at once, whatever the device is at (`cuMemUnmap`, of which the manual promises no wait).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     if memory::free(at.addr() as u64) {
@@ -40,7 +61,8 @@ pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     }
 }
 
-/// `ncclCommRegister`, register/register.cc:155.
+/// `ncclCommRegister`, register/register.cc:155. A range within the pages of one that is registered gets its
+/// handle, and is counted (`ncclRegister`, 82).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     comm: *mut c_void,
@@ -48,27 +70,49 @@ pub unsafe extern "C" fn ncclCommRegister(
     size: usize,
     out: *mut *mut c_void,
 ) -> c_int {
-    if comm_of(comm).is_none() {
+    let Some(comm) = comm_of(comm) else {
         return no_comm();
-    }
-    if memory::device_of(at.addr() as u64, size as u64).is_none() {
+    };
+    let (at, size) = (at.addr() as u64, size as u64);
+    if memory::device_of(at, size).is_none() {
         return fail(
             INVALID_ARGUMENT,
             "the range is not in one allocation of device memory",
         );
     }
+    let own = Arc::as_ptr(&comm).addr();
+    let (begin, end) = (at / PAGE * PAGE, (at + size).next_multiple_of(PAGE));
+    let known = REGISTERED.find(|it| it.comm == own && it.begin <= begin && end <= it.end);
+    let handle = match known {
+        Some(handle) => {
+            if let Some(it) = REGISTERED.get(handle) {
+                it.references.fetch_add(1, Ordering::AcqRel);
+            }
+            handle
+        }
+        None => REGISTERED.insert(Arc::new(Registered {
+            comm: own,
+            begin,
+            end,
+            references: AtomicU64::new(1),
+        })),
+    };
     // SAFETY: the caller passes a valid pointer.
-    unsafe { *out = REGISTERED.insert(Arc::new(Registered)) };
+    unsafe { *out = handle };
     SUCCESS
 }
 
+/// `ncclCommDeregister`, register/register.cc:203: the last reference takes the registration with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
     if comm_of(comm).is_none() {
         return no_comm();
     }
-    match REGISTERED.remove(handle) {
-        None => fail(INVALID_ARGUMENT, "handle argument is NULL"),
-        Some(_) => SUCCESS,
+    let Some(it) = REGISTERED.get(handle) else {
+        return fail(INVALID_ARGUMENT, "handle argument is NULL");
+    };
+    if it.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+        drop(REGISTERED.remove(handle));
     }
+    SUCCESS
 }

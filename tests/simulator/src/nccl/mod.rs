@@ -12,6 +12,8 @@ mod window;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 
+pub(crate) use memory::is_registered;
+
 use crate::stream::lock;
 use crate::trouble;
 

@@ -277,13 +277,14 @@ fn check(comm: &Comm, peer: c_int) -> c_int {
 /// Launches, after all ranks have connected if that was not done yet.
 fn enqueue(
     comm: &Arc<Comm>,
-    stream: Arc<Stream>,
+    (stream, delay): (Arc<Stream>, Option<Duration>),
     make: impl FnOnce(&Arc<Signals>) -> Work + Send + 'static,
 ) -> c_int {
     if is_in_group() {
         refuse("one-sided operations in a group of calls are not simulated");
     }
-    if let Some(signals) = &*lock(&comm.signals) {
+    let connected = lock(&comm.signals).clone();
+    if let (Some(signals), None) = (&connected, delay) {
         let work = make(signals);
         launch(comm, &stream, work);
         return SUCCESS;
@@ -292,7 +293,10 @@ fn enqueue(
     let it = Arc::clone(comm);
     let job = comm.begin_job();
     run_or_spawn(comm.is_blocking, move || {
-        let status = match connect(&it) {
+        if let Some(delay) = delay {
+            std::thread::sleep(delay);
+        }
+        let status = match connected.map_or_else(|| connect(&it), Ok) {
             Ok(signals) => {
                 let work = make(&signals);
                 *lock(&it.signals) = Some(signals);
@@ -392,7 +396,8 @@ pub unsafe extern "C" fn ncclPutSignal(
     let own = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
     let it = Arc::clone(&comm);
-    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+    let delay = trouble::order("put_delay_ms").map(Duration::from_millis);
+    enqueue(&comm, (cuda::stream_of(stream), delay), move |signals| {
         let signals = Arc::clone(signals);
         Arc::new(move || {
             if it.stopped.load(Ordering::Acquire) {
@@ -400,6 +405,7 @@ pub unsafe extern "C" fn ncclPutSignal(
             }
             // The target stays mapped until this has run.
             let _window = &target;
+            memory::check(source as usize, bytes);
             // SAFETY: both ranges lie in windows; what runs beside it is the program's affair.
             unsafe {
                 std::ptr::copy(
@@ -428,7 +434,7 @@ pub unsafe extern "C" fn ncclSignal(
     };
     let own = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
-    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+    enqueue(&comm, (cuda::stream_of(stream), None), move |signals| {
         let signals = Arc::clone(signals);
         Arc::new(move || {
             signals.counter(peer, own).fetch_add(1, Ordering::AcqRel);
@@ -477,7 +483,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
     }
     let own = usize::try_from(comm.rank).unwrap_or(0);
     let it = Arc::clone(&comm);
-    enqueue(&comm, cuda::stream_of(stream), move |signals| {
+    enqueue(&comm, (cuda::stream_of(stream), None), move |signals| {
         let mut expected = lock(&signals.expected);
         let targets: Vec<(usize, u64)> = wanted
             .iter()

@@ -1,8 +1,9 @@
 //! What the NCCL backend costs on a real device: beside calls of NCCL's own, and beside other work.
 //!
-//! `device_bench [--quiet]`, one process for each rank as for `device_rank`. Every rank measures; rank 0 says what
-//! it found, on its standard output. With `--quiet` everything is done and no number is said: where the library
-//! is a simulator they mean nothing.
+//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures; rank 0 says
+//! what it found, on its standard output. With `--quiet` everything is done and no number is said: where the library
+//! is a simulator they mean nothing. With `--host` it is the host's nanoseconds of a small call alone: over a
+//! simulator the difference to a raw call is what the backend costs without the driver's share.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;
@@ -19,8 +20,16 @@ const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20];
 const WARM_UP: u32 = 20;
 
 fn main() -> ExitCode {
-    let quiet = std::env::args().nth(1).as_deref() == Some("--quiet");
-    match run(if quiet { Voice::Quiet } else { Voice::Numbers }) {
+    let voice = match std::env::args().nth(1).as_deref() {
+        None => Voice::Numbers,
+        Some("--quiet") => Voice::Quiet,
+        Some("--host") => Voice::Host,
+        Some(other) => {
+            eprintln!("there is no option {other:?}: it is --quiet, --host, or none");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(voice) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -34,6 +43,8 @@ fn main() -> ExitCode {
 enum Voice {
     Numbers,
     Quiet,
+    /// Those of the host, of small calls.
+    Host,
 }
 
 /// What everything below works with.
@@ -70,13 +81,17 @@ fn run(voice: Voice) -> Result<()> {
         events,
         voice,
     };
+    if voice == Voice::Host {
+        bench.compare_hosts()?;
+        return bench.world.shutdown();
+    }
     bench.say(
         "# all_reduce: device us and host ns of a call, raw NCCL and ProcessGroup, and their ratio",
     );
     // A simulator moves bytes as messages.
     let sizes = match voice {
         Voice::Numbers => &SIZES[..],
-        Voice::Quiet => &SIZES[..2],
+        Voice::Quiet | Voice::Host => &SIZES[..2],
     };
     for &bytes in sizes {
         bench.compare(bytes)?;
@@ -87,7 +102,7 @@ fn run(voice: Voice) -> Result<()> {
 
 impl Bench {
     fn say(&self, line: &str) {
-        if self.world.rank() == 0 && self.voice == Voice::Numbers {
+        if self.world.rank() == 0 && self.voice != Voice::Quiet {
             println!("{line}");
         }
     }
@@ -95,6 +110,7 @@ impl Bench {
     fn calls(&self, bytes: usize) -> u32 {
         match self.voice {
             Voice::Quiet => 3,
+            Voice::Host => 1_000,
             // A second or so at 100 GB/s, within reason.
             Voice::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
                 .unwrap_or(u32::MAX)
@@ -102,7 +118,34 @@ impl Bench {
         }
     }
 
+    fn compare_hosts(&self) -> Result<()> {
+        let timing = self.world.config().nccl.timing;
+        let bytes = SIZES[0];
+        let (theirs, mine) = self.costs(bytes)?;
+        self.say(&format!(
+            "timing {timing:?}, {bytes} bytes: host ns of a call: raw {:.0}, ProcessGroup {:.0}, more {:.0}",
+            theirs.host_ns,
+            mine.host_ns,
+            mine.host_ns - theirs.host_ns
+        ));
+        Ok(())
+    }
+
     fn compare(&self, bytes: usize) -> Result<()> {
+        let (theirs, mine) = self.costs(bytes)?;
+        self.say(&format!(
+            "{bytes:>10} bytes: device {:9.1} {:9.1} x{:.3}; host {:8.0} {:8.0}",
+            theirs.device_us,
+            mine.device_us,
+            mine.device_us / theirs.device_us,
+            theirs.host_ns,
+            mine.host_ns
+        ));
+        Ok(())
+    }
+
+    /// Of raw calls, and of ours.
+    fn costs(&self, bytes: usize) -> Result<(Cost, Cost)> {
         let buffer = DeviceBuffer::zeroed(&self.stream, DType::F32, bytes / 4)?;
         let calls = self.calls(bytes);
         let raw = |many: u32| {
@@ -118,16 +161,7 @@ impl Bench {
             theirs.push(self.measure(calls, raw)?);
             mine.push(self.measure(calls, ours)?);
         }
-        let (theirs, mine) = (best(&theirs), best(&mine));
-        self.say(&format!(
-            "{bytes:>10} bytes: device {:9.1} {:9.1} x{:.3}; host {:8.0} {:8.0}",
-            theirs.device_us,
-            mine.device_us,
-            mine.device_us / theirs.device_us,
-            theirs.host_ns,
-            mine.host_ns
-        ));
-        Ok(())
+        Ok((best(&theirs), best(&mine)))
     }
 
     /// Issues so many all-reduces and has the stream wait for the last.

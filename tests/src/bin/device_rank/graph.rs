@@ -3,7 +3,7 @@
 use super::{Gpu, all_reduce, count, say_communicators};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::DeviceBuffer;
-use rcomm::{Op, ReduceOp, Result, World};
+use rcomm::{DType, Op, ReduceOp, Result, World};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -95,6 +95,12 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let summed = gpu.buffer(&[1i64; 100])?;
     let gathered = gpu.buffer(&vec![0i64; 100 * world.size() as usize])?;
 
+    let list = || -> Result<Vec<DeviceBuffer>> {
+        let list = (0..group.size()).map(|_| gpu.buffer(&[0i64; 100]));
+        list.collect()
+    };
+    let lists = [list()?, list()?];
+
     graphs.begin(stream);
     let work = group.execute_async(all_reduce(&summed)?)?;
     assert!(work.is_completed(), "nothing of it is left to the host");
@@ -108,6 +114,24 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     });
     let refused = blocking.expect_err("nobody can wait for it");
     eprintln!("refused: {refused}");
+    let zeroed = DeviceBuffer::zeroed(&gpu.stream, DType::I64, 100);
+    let refused = zeroed.map(|_| ()).expect_err("the graph would fill it");
+    eprintln!("refused: {refused}");
+    // Each has memory of its own for the parts of its list.
+    for list in &lists {
+        let outputs = list.iter().map(DeviceBuffer::buffer);
+        let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        let op = Op::Gather {
+            input: summed.buffer()?,
+            outputs: if group.rank() == 0 {
+                outputs
+            } else {
+                Vec::new()
+            },
+            root: 0,
+        };
+        drop(group.execute_async(op)?);
+    }
     next.wait_stream(&gpu.stream)?;
     let (status, executable) = graphs.end(stream);
     assert_eq!(status, 0, "the capture");
@@ -117,6 +141,9 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
         assert_eq!(summed.to_vec::<i64>()?, vec![size.pow(round); 100]);
         let expected = vec![size.pow(round); 100 * world.size() as usize];
         assert_eq!(gathered.to_vec::<i64>()?, expected);
+        for part in lists.iter().flatten().filter(|_| group.rank() == 0) {
+            assert_eq!(part.to_vec::<i64>()?, vec![size.pow(round); 100]);
+        }
     }
     // The group goes on as before.
     assert_eq!(count(group, gpu)?, world.size() as f32);

@@ -4,6 +4,7 @@
 
 mod cudarc;
 mod graph;
+mod late;
 mod lists;
 mod stuck;
 mod window;
@@ -49,6 +50,10 @@ fn run(scenario: &str) -> Result<()> {
         "windows" => window::windows(&world, &gpu)?,
         "no_windows" => window::refusals(&world, &gpu)?,
         "linger" => return linger(&world, &gpu),
+        "late_zeros" => late::zeros(&world, &gpu)?,
+        // Nothing can be closed in order afterwards.
+        "late_launch" => return late::launch(&world, &gpu),
+        "late_put" => return late::put(&world, &gpu),
         "late_split" => late_split(&world, &gpu)?,
         other => panic!("there is no scenario {other:?}"),
     }
@@ -236,6 +241,17 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let again = registration.clone();
     backend.deregister(registration)?;
     refused("what was undone", backend.deregister(again));
+    // The library counts what is registered twice, and so do we.
+    let twice = [
+        backend.register(&ours.buffer()?)?,
+        backend.register(&ours.buffer()?)?,
+    ];
+    let [first, second] = twice;
+    assert_eq!(first.id, second.id);
+    backend.deregister(first)?;
+    // Registered once still: the memory stays, though nobody here has it any more.
+    drop((second, ours));
+    assert_eq!(count(group, gpu)?, world.size() as f32);
     let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);
     refused("host memory", backend.register(&host).map(|_| ()));
     let theirs = backend.allocate(rcomm::DType::F32, 512)?;

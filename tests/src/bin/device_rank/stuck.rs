@@ -2,33 +2,54 @@
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::{CudaStream, Priority};
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer, Priority};
 use rcomm::{ErrorKind, Result, World};
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
+/// Holds a stream up until it is opened.
+pub(super) struct Gate {
+    driver: Library,
+    word: DeviceBuffer,
+    opener: std::sync::Arc<CudaStream>,
+}
+
+type OnWord = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
+
+impl Gate {
+    /// What is enqueued on the rank's stream from now on waits.
+    pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
+        const AT_LEAST: c_uint = 0;
+        let path = world.config().nccl.driver.clone();
+        // SAFETY: the library that the world has loaded already.
+        let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
+        let gate = Self {
+            driver: driver.expect("the CUDA driver"),
+            word: gpu.buffer(&[0u32])?,
+            opener: CudaStream::new(&gpu.device, Priority::Normal)?,
+        };
+        gate.call(b"cuStreamWaitValue32_v2", &gpu.stream, AT_LEAST);
+        Ok(gate)
+    }
+
+    pub(super) fn open(&self) {
+        self.call(b"cuStreamWriteValue32_v2", &self.opener, 0);
+    }
+
+    fn call(&self, name: &[u8], stream: &CudaStream, flags: c_uint) {
+        // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word is as long
+        // as somebody may wait for it: who shuts a gate opens it.
+        let status = unsafe {
+            let call: Symbol<'_, OnWord> = self.driver.get(name).expect("a call on a word");
+            call(stream.as_raw(), self.word.address(), 1, flags)
+        };
+        assert_eq!(status, 0, "{}", String::from_utf8_lossy(name));
+    }
+}
+
 pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
-    const AT_LEAST: c_uint = 0;
-    type OnWord = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
-    let path = world.config().nccl.driver.clone();
-    // SAFETY: the library that the world has loaded already.
-    let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
-    let driver = driver.expect("the CUDA driver");
-    // SAFETY: the signatures are those of cuda.h.
-    let (wait, write) = unsafe {
-        let wait: Symbol<'_, OnWord> = driver
-            .get(b"cuStreamWaitValue32_v2")
-            .expect("a wait for a value");
-        let write: Symbol<'_, OnWord> = driver
-            .get(b"cuStreamWriteValue32_v2")
-            .expect("a write of a value");
-        (wait, write)
-    };
-    let gate = gpu.buffer(&[0u32])?;
     let numbers = gpu.buffer(&[1.0f32; 1 << 20])?;
-    // SAFETY: stream and word are live until the gate is opened below.
-    let status = unsafe { wait(gpu.stream.as_raw(), gate.address(), 1, AT_LEAST) };
-    assert_eq!(status, 0, "cuStreamWaitValue32");
+    let gate = Gate::shut(&world, gpu)?;
     let begun = Instant::now();
     let error = world.group().execute_async(all_reduce(&numbers)?)?.wait();
     let error = error.map(|_| ()).expect_err("the stream never goes on");
@@ -38,10 +59,7 @@ pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let latest = world.config().timeout + world.config().status_wait + Duration::from_secs(10);
     assert!(waited < latest, "{waited:?}");
-    // Open the gate, so that the device is as it was.
-    let other = CudaStream::new(&gpu.device, Priority::Normal)?;
-    // SAFETY: as above.
-    let status = unsafe { write(other.as_raw(), gate.address(), 1, 0) };
-    assert_eq!(status, 0, "cuStreamWriteValue32");
+    // So that the device is as it was.
+    gate.open();
     gpu.stream.synchronize()
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Longer than what is staged at once.
 const LEN: usize = 1_300_000;
 
-fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
+pub(super) fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
     let memory = backend.allocate(DType::U32, len)?;
     let at = memory.as_ptr().addr() as u64;

@@ -6,7 +6,6 @@ use crate::page::{Page, plain, words};
 use crate::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
-use rcomm_analyzer::words::group_label;
 use rcomm_recorder::model::{EntryState, Rank};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -57,7 +56,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         ops.dedup();
         let mut odd = ops.len() > 1;
         let mut cells = vec![
-            Cell::word(group_label(group)),
+            Cell::word(lens.labels([group])),
             Cell::number(seq.to_string(), *seq as f64),
         ];
         for rank in &ranks {

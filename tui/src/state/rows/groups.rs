@@ -1,6 +1,6 @@
 //! Groups: how far each has come, what it waits in. Groups of one description and state share a row.
 
-use super::{Fold, Lens, group_target, labels};
+use super::{Fold, Lens, group_target};
 use crate::page::Page;
 use crate::state::digest::GroupState;
 use crate::table::{Cell, Heads, Row, Table, number, rest};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub(super) fn page(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Page {
     let title = match only {
-        Some(some) => format!("groups {}", labels(some.iter().map(Arc::as_ref))),
+        Some(some) => format!("groups {}", lens.labels(some.iter().map(Arc::as_ref))),
         None => "groups".into(),
     };
     Page::of(vec![], title, table(lens, only))
@@ -134,7 +134,7 @@ fn row(lens: &Lens<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
     Row {
         mark: state.mark(),
         cells: vec![
-            Cell::word(labels(groups.iter().copied())),
+            Cell::word(lens.labels(groups.iter().copied())),
             Cell::word(fold).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(

@@ -1,8 +1,9 @@
 //! What is in flight: one row per collective instance or message, joined over its ranks. Alike
 //! instances of groups of one description share a row.
 
-use super::{Fold, Lens, group_target, labels};
+use super::{Fold, Lens, group_target};
 use crate::page::Page;
+use crate::state::digest::{GroupState, is_blocked};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, bytes};
@@ -34,7 +35,7 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
     let mut places: HashMap<_, usize> = HashMap::new();
     for instance in &lens.snapshot.report.in_flight {
-        let problem = stopped && instance.state != InstanceState::Running;
+        let problem = stopped && is_blocked(instance);
         if !wanted(instance) || (lens.problems_only && !problem) || !passes(lens, instance) {
             continue;
         }
@@ -42,7 +43,7 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
             instance.group.desc.as_str(),
             instance.op.as_str(),
             instance.seq,
-            instance.state,
+            (instance.state, instance.overdue),
             (instance.joined.len(), instance.missing.len()),
         );
         let desc = &instance.group.desc;
@@ -99,8 +100,8 @@ fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     let first = fold[0];
     let oldest = lens.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
     let size = first.group.ranks.len();
-    let problem = stopped && first.state != InstanceState::Running;
-    let blamed = lens.digest.group(&first.group) == crate::state::digest::GroupState::Bad;
+    let problem = stopped && is_blocked(first);
+    let blamed = lens.digest.group(&first.group) == GroupState::Bad;
     let (mark, tone) = match (problem, blamed) {
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),
         (true, false) => (Mark::new('.', Tone::Waiting), Tone::Waiting),
@@ -121,7 +122,7 @@ fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
         mark,
         cells: vec![
             Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
-            Cell::word(labels(groups.iter().copied())),
+            Cell::word(lens.labels(groups.iter().copied())),
             Cell::word(many).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::word(first.op.as_str()),
@@ -139,11 +140,15 @@ fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     }
 }
 
-/// `rank 517 never issued`; what cannot be told is said so.
+/// `517 never issued`, or `517 not yet` while that is not overdue; what cannot be told is said so.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {
-        parts.push(format!("{} never issued", rank_set(&instance.missing, 4)));
+        let so_far = match instance.overdue {
+            true => "never issued",
+            false => "not yet",
+        };
+        parts.push(format!("{} {so_far}", rank_set(&instance.missing, 4)));
     }
     if !instance.unknown.is_empty() {
         parts.push(format!("{} not known", rank_set(&instance.unknown, 4)));

@@ -9,7 +9,7 @@ use crate::units::age;
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
-use rcomm_analyzer::words::{group_label, rank_set};
+use rcomm_analyzer::words::rank_set;
 use std::borrow::Cow;
 
 /// How wide one sequence number's column is.
@@ -55,7 +55,7 @@ fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         facts.push_str(&format!("  seq {first} .. {last}"));
     }
     let mut lines = vec![vec![
-        words(group_label(group), Tone::Title),
+        words(lens.labels([group]), Tone::Title),
         plain(facts),
         plain("  "),
         words(state.word(), state.mark().tone),
@@ -69,7 +69,11 @@ fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         );
         if !oldest.missing.is_empty() {
             let missing = rank_set(&oldest.missing, 6);
-            text.push_str(&format!(", never issued by {missing}"));
+            let so_far = match oldest.overdue {
+                true => "never issued",
+                false => "not yet issued",
+            };
+            text.push_str(&format!(", {so_far} by {missing}"));
         }
         lines.push(vec![plain(text)]);
     }

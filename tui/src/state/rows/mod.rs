@@ -26,7 +26,7 @@ use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::source::TakenStacks;
-use rcomm_analyzer::words::{group_label, group_labels};
+use rcomm_analyzer::words::{group_label, group_labels, rank_set};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
@@ -158,16 +158,23 @@ impl Lens<'_> {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
+    /// Groups in a word. One that shares its label with others is told by its ranks: `tp of 2,3`.
+    fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
+        let groups: Vec<&GroupRef> = groups.into_iter().collect();
+        let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
+        let label = group_labels(&labels);
+        match groups[..] {
+            [one] if self.digest.has_namesake(&label) => {
+                format!("{label} of {}", rank_set(&one.ranks, 4))
+            }
+            _ => label,
+        }
+    }
+
     /// An age at the snapshot, as it is now.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         ms.map(|ms| ms + self.later_ms)
     }
-}
-
-/// Several groups in a word.
-fn labels<'a>(groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
-    let labels: Vec<String> = groups.into_iter().map(group_label).collect();
-    group_labels(&labels)
 }
 
 /// Groups as something to open.

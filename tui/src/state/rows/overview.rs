@@ -146,7 +146,7 @@ fn why_line(lens: &Lens<'_>) -> Option<Line> {
     }
     let mut text = format!("   why: {}", rank_set(roots, 4));
     for link in &chain {
-        let groups = super::labels(&link.groups);
+        let groups = lens.labels(&link.groups);
         let seq = match link.seq {
             (a, b) if a == b => format!(" #{a}"),
             _ => String::new(),

@@ -1,7 +1,7 @@
 //! Warnings: the report's findings with their codes and sentences.
 
 use super::Lens;
-use crate::page::{Page, words};
+use crate::page::Page;
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use rcomm_analyzer::filter::Subject;
@@ -23,11 +23,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
             .filter(|code| !said.contains(code) && code.severity() != Severity::Note);
         table.rows.extend(silent.map(|&code| absent(lens, code)));
     }
-    Page::of(
-        vec![vec![words(summary(lens), tone(lens))]],
-        "warnings",
-        table,
-    )
+    Page::of(vec![], format!("warnings: {}", summary(lens)), table)
 }
 
 /// `2 errors, 1 warning`.
@@ -194,22 +190,5 @@ fn absent(lens: &Lens<'_>, code: Code) -> Row {
         tone: Tone::Dim,
         target: None,
         problem: false,
-    }
-}
-
-/// The tone of the worst of them.
-fn tone(lens: &Lens<'_>) -> Tone {
-    let worst = lens
-        .snapshot
-        .report
-        .findings
-        .iter()
-        .filter(|f| !lens.muted.contains(&f.code))
-        .map(|f| f.severity)
-        .min();
-    match worst {
-        Some(Severity::Error) => Tone::Bad,
-        Some(Severity::Warning) => Tone::Late,
-        _ => Tone::Plain,
     }
 }

@@ -1,6 +1,6 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
-use super::{Lens, group_target, labels, overview};
+use super::{Lens, group_target, overview};
 use crate::page::{Line, Page, plain, words};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
 use crate::theme::Tone;
@@ -50,7 +50,7 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
         head.push(vec![plain(lens.sentence(&report.findings[at]))]);
     }
     rows.extend(roots.iter().take(8).map(|&rank| root(lens, rank)));
-    rows.extend(chain.iter().map(link));
+    rows.extend(chain.iter().map(|link| self::link(lens, link)));
     let table = Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
@@ -180,7 +180,7 @@ fn last_call(lens: &Lens<'_>, rank: Rank) -> Option<String> {
     ))
 }
 
-fn link(link: &Link) -> Row {
+fn link(lens: &Lens<'_>, link: &Link) -> Row {
     let seq = match link.seq {
         (a, b) if a == b => format!("#{a}"),
         (a, b) => format!("#{a}..{b}"),
@@ -195,7 +195,7 @@ fn link(link: &Link) -> Row {
     let what = format!(
         "{verb} in {} {seq} on {}",
         link.op,
-        labels(groups.iter().copied())
+        lens.labels(groups.iter().copied())
     );
     let step = format!("{}-> ", "  ".repeat(link.level.min(8) - 1));
     let who = format!("{n}: {}", rank_set(&link.ranks, 3));

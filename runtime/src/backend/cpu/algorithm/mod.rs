@@ -65,6 +65,7 @@ impl LaneRoad {
             mut notice,
             lists,
             mut collective,
+            ..
         } = step;
         let listed: Vec<u8>;
         let choice = choose(&self.plan, &collective, place, |it| it != Algorithm::Nested);
@@ -246,7 +247,7 @@ fn finish_small<'a>(
 }
 
 /// The bytes of `rank`'s part of `len` bytes.
-fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
+pub(super) fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
     let count = (len / element) as u128;
     let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
     edge(rank)..edge(rank + 1)

@@ -2,6 +2,7 @@
 
 use super::super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::super::host::Host;
+use super::super::registered::Registry;
 use super::super::wait::Patience;
 use super::failure::Failure;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
@@ -35,6 +36,7 @@ pub(in super::super) struct Mesh {
     store: Arc<dyn Store>,
     desk: Arc<Desk>,
     host: Host,
+    registry: Arc<Registry>,
     tuning: Tuning,
     watched: Mutex<HashMap<Rank, Watched>>,
     closed: AtomicBool,
@@ -53,8 +55,11 @@ pub(in super::super) struct Wanted {
 }
 
 /// A connection that tells when its peer is gone.
-struct Watched {
-    stream: TcpStream,
+enum Watched {
+    /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not be
+    /// the one that stays here.
+    Dialling,
+    Open(TcpStream),
 }
 
 impl Mesh {
@@ -97,14 +102,17 @@ impl Mesh {
             store: world.store.clone(),
             desk,
             host,
+            registry: Arc::default(),
             tuning: world.config.tuning.clone(),
             watched: Mutex::new(HashMap::new()),
             closed: AtomicBool::new(false),
             wake,
             thread: Mutex::new(Some(thread)),
         });
+        let (host_key, host) = mesh.host.note(world.rank);
+        let (address_key, address) = (address_key(world.rank), address.to_string());
         mesh.store
-            .set(&address_key(world.rank), address.to_string().as_bytes())?;
+            .multi_set(&[(&host_key, host), (&address_key, address.as_bytes())])?;
         Ok(mesh)
     }
 
@@ -141,6 +149,11 @@ impl Mesh {
     /// What this rank shares with the others of its host.
     pub(in super::super) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// What this rank has allocated for the others to reach.
+    pub(in super::super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
     }
 
     /// The sockets of a lane, connected if they have to be.
@@ -197,18 +210,50 @@ impl Mesh {
         patience: &mut Patience<'_>,
     ) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
-        if let Some(known) = watched.get(&peer) {
-            let mut byte = [0];
-            return Ok(match known.stream.peek(&mut byte) {
-                Ok(0) => true,
-                Ok(_) => false,
-                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-            });
+        match watched.get(&peer) {
+            Some(Watched::Open(stream)) => {
+                let mut byte = [0];
+                return Ok(match stream.peek(&mut byte) {
+                    Ok(0) => true,
+                    Ok(_) => false,
+                    Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+                });
+            }
+            Some(Watched::Dialling) => return Ok(false),
+            None => {
+                watched.insert(peer, Watched::Dialling);
+            }
         }
         drop(watched);
+        let dialled = self.dial_to_watch(peer, patience);
+        let mut watched = lock(&self.watched);
+        match dialled {
+            Ok(Some(stream)) => {
+                watched.insert(peer, Watched::Open(stream));
+                Ok(false)
+            }
+            Ok(None) => {
+                watched.remove(&peer);
+                Ok(false)
+            }
+            Err(failure) => {
+                watched.remove(&peer);
+                match failure {
+                    Failure::Gone(..) => Ok(true),
+                    other => Err(other),
+                }
+            }
+        }
+    }
+
+    /// A connection to `peer` for nothing but its end; `None` if it has never been there.
+    fn dial_to_watch(
+        &self,
+        peer: Rank,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<TcpStream>, Failure> {
         if !self.store.check(&[&address_key(peer)]).unwrap_or(false) {
-            // It has never been there.
-            return Ok(false);
+            return Ok(None);
         }
         let hello = Hello {
             kind: LaneKind::Watch,
@@ -217,15 +262,7 @@ impl Mesh {
             group: 0,
             stream: 0,
         };
-        match self.dial(hello, patience) {
-            Ok(stream) => {
-                watched = lock(&self.watched);
-                watched.insert(peer, Watched { stream });
-                Ok(false)
-            }
-            Err(Failure::Gone(..)) => Ok(true),
-            Err(other) => Err(other),
-        }
+        self.dial(hello, patience).map(Some)
     }
 
     fn await_call(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {

@@ -13,8 +13,8 @@ pub(super) struct Job<'a> {
     pub(super) sources: &'a [*const u8],
     /// Where the result goes; may be one of the sources.
     pub(super) out: *mut u8,
-    /// Where it goes too, or null.
-    pub(super) also: *mut u8,
+    /// Where it goes too; may be sources as well.
+    pub(super) also: &'a [*mut u8],
     /// Elements.
     pub(super) count: usize,
     /// What an average is taken of: as many as there are sources, unless they hold sums already.
@@ -132,7 +132,7 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
     while at + N <= job.count {
         let offset = at * F::SIZE;
         // SAFETY: elements `at..at + N` lie inside every range of the job. Whatever a block reads
-        // is read before it writes, so `out` may be one of the sources.
+        // is read before it writes, so outputs may be sources.
         unsafe {
             let mut block = F::load_block::<I, N>(job.sources[0].add(offset));
             for source in &job.sources[1..] {
@@ -145,8 +145,8 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
                 *lane = C::finish(*lane, terms);
             }
             F::store_block::<I, N>(job.out.add(offset), block);
-            if !job.also.is_null() {
-                F::store_block::<I, N>(job.also.add(offset), block);
+            for also in job.also {
+                F::store_block::<I, N>(also.add(offset), block);
             }
         }
         at += N;
@@ -161,8 +161,8 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
             }
             value = C::finish(value, terms);
             F::store(job.out.add(offset), value);
-            if !job.also.is_null() {
-                F::store(job.also.add(offset), value);
+            for also in job.also {
+                F::store(also.add(offset), value);
             }
         }
         at += 1;
@@ -264,9 +264,9 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
 /// Does `job` with the loops of `level`.
 ///
 /// # Safety
-/// Every source is readable, `out` (and `also`, unless null) writable, over `count` elements of
-/// `dtype`. A source either overlaps neither output or is exactly `out`; the outputs do not overlap.
-/// There is at least one source, and the processor has `level`.
+/// Every source is readable, `out` and all of `also` writable, over `count` elements of `dtype`. A source
+/// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
+/// and the processor has `level`.
 pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &Job<'_>) {
     // SAFETY: the caller's promise is handed on.
     unsafe {

@@ -56,6 +56,19 @@ impl Level {
     }
 }
 
+impl Level {
+    /// The best level for so many bytes: a few are done before it is known which one that is.
+    #[inline]
+    fn for_len(bytes: usize) -> Self {
+        const FEW: usize = 64;
+        if bytes <= FEW {
+            Self::Portable
+        } else {
+            Self::detect()
+        }
+    }
+}
+
 /// Whether elements of this type can be combined this way.
 ///
 /// Complex numbers have no order, floats no bits to combine, and a truth value no average.
@@ -86,9 +99,19 @@ pub(crate) fn combine(
         assert_eq!(input.len(), out.len(), "inputs are as long as the output");
         sources.push(input.as_ptr());
     }
-    // SAFETY: the inputs are as long as the output, and apart from what is borrowed for writing; the level
-    // is this processor's.
-    unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
+    let also = also_at(also, out.len());
+    // SAFETY: inputs and outputs are equally long, and the inputs are apart from what is borrowed for
+    // writing; the level is this processor's.
+    unsafe {
+        run(
+            Level::for_len(out.len()),
+            op,
+            dtype,
+            sources.as_slice(),
+            out,
+            also.as_slice(),
+        )
+    }
 }
 
 /// As [`combine`], with `out` itself as input number `own` among `others`.
@@ -113,8 +136,49 @@ pub(crate) fn combine_in_place(
     if own == others.len() {
         sources.push(out.cast::<u8>());
     }
+    let also = also_at(also, out.len());
     // SAFETY: as in `combine`, and one source is the output itself.
+    unsafe {
+        run(
+            Level::for_len(out.len()),
+            op,
+            dtype,
+            sources.as_slice(),
+            out,
+            also.as_slice(),
+        )
+    }
+}
+
+/// Combines what is in `places`, in their order, and writes it to all of them.
+///
+/// Lengths are in bytes, equal, and a multiple of the element's size.
+pub(crate) fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) {
+    let len = places.first().map_or(0, |place| place.len());
+    let mut sources = Sources::new(places.len());
+    let mut outputs = Vec::with_capacity(places.len());
+    for place in places {
+        assert_eq!(place.len(), len, "all places are equally long");
+        // Read and written by one pointer, as in `combine_in_place`.
+        let start = place.as_mut_ptr();
+        sources.push(start);
+        outputs.push(start);
+    }
+    let Some((&first, also)) = outputs.split_first() else {
+        return;
+    };
+    let out = std::ptr::slice_from_raw_parts_mut(first, len);
+    // SAFETY: exclusive slices of one length, so that they do not overlap, each a source and an output; the
+    // level is this processor's.
     unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
+}
+
+/// Where a second output begins, if there is one, which is as long as the first.
+fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
+    also.map(|also| {
+        assert_eq!(also.len(), len, "both outputs are equally long");
+        also.as_mut_ptr()
+    })
 }
 
 /// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
@@ -132,7 +196,7 @@ struct Sources {
 }
 
 impl Sources {
-    const FEW: usize = 32;
+    const FEW: usize = 8;
 
     fn new(expected: usize) -> Self {
         Self {
@@ -164,27 +228,24 @@ impl Sources {
     }
 }
 
-/// Combines what is at `sources` into `out`, and into `also` where there is one.
+/// Combines what is at `sources` into `out`, and into all of `also`.
 ///
 /// # Safety
-/// Every source is readable over the bytes of `out`, which are writable. A source either overlaps neither
-/// output or is where `out` begins; the outputs do not overlap. The processor has `level`.
+/// Every source is readable over as many bytes as `out` has, which are writable there and at all of `also`. A
+/// source either overlaps no output or begins where one does; the outputs do not overlap. The processor has
+/// `level`.
 unsafe fn run(
     level: Level,
     op: ReduceOp,
     dtype: DType,
     sources: &[*const u8],
     out: *mut [u8],
-    also: Option<&mut [u8]>,
+    also: &[*mut u8],
 ) {
     assert!(is_supported(op, dtype), "{op} of {dtype} is refused before");
     assert!(!sources.is_empty(), "a reduction has at least one input");
     let Some(size) = dtype.size() else { return };
     assert_eq!(out.len() % size, 0, "whole elements");
-    let also = also.map_or(std::ptr::null_mut(), |also| {
-        assert_eq!(also.len(), out.len(), "both outputs are equally long");
-        also.as_mut_ptr()
-    });
     let job = Job {
         sources,
         out: out.cast(),
@@ -192,7 +253,7 @@ unsafe fn run(
         count: out.len() / size,
         terms: sources.len(),
     };
-    // SAFETY: the caller's promise is handed on; `out` and `also` hold `count` elements, and there is a
-    // source (both checked).
+    // SAFETY: the caller's promise is handed on; all outputs hold `count` elements, and there is a source
+    // (checked).
     unsafe { fold::run(level, op, dtype, &job) }
 }

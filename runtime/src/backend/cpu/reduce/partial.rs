@@ -121,7 +121,7 @@ fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let job = Job {
         sources: &[start.cast_const()],
         out: start,
-        also: std::ptr::null_mut(),
+        also: &[],
         count: data.len() / size,
         terms,
     };

@@ -82,9 +82,9 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                     let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr()).collect();
                     let mut out = vec![0xa5; count * size];
                     let mut also = vec![0x5a; count * size];
-                    let results = (&mut out[..], Some(&mut also[..]));
+                    let second = [also.as_mut_ptr()];
                     // SAFETY: all are equally long and apart, and the processor has the level.
-                    unsafe { run(level, op, dtype, &pointers, results.0, results.1) };
+                    unsafe { run(level, op, dtype, &pointers, &mut out[..], &second) };
                     assert_eq!(out, also);
                     for at in 0..count {
                         let range = at * size..(at + 1) * size;
@@ -125,6 +125,20 @@ fn in_place_takes_its_own_turn_in_the_order() {
 }
 
 #[test]
+fn everywhere_is_as_in_one_place_and_then_copied() {
+    for ranks in [1, 2, 3, 9, 40] {
+        let data: Vec<Vec<u8>> = (0..ranks).map(|i| random_bytes(i + 5, 4 * 333)).collect();
+        let inputs: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+        let mut expected = vec![0; 4 * 333];
+        combine(ReduceOp::Sum, DType::I32, &inputs, &mut expected, None);
+        let mut places = data.clone();
+        let mut all: Vec<&mut [u8]> = places.iter_mut().map(Vec::as_mut_slice).collect();
+        combine_everywhere(ReduceOp::Sum, DType::I32, &mut all);
+        assert!(places.iter().all(|place| *place == expected), "{ranks}");
+    }
+}
+
+#[test]
 fn narrow_floats_round_once_over_all_inputs() {
     // 2048 + 1 rounds back to 2048 in f16 every time, but 2048 + 4 ones is 2052.
     let large = half::f16::from_f32(2048.0).to_le_bytes();
@@ -145,7 +159,7 @@ fn all_sixteen_bit_floats_survive_the_way_through_f32() {
                 let mut out = vec![0; block.len()];
                 let max = ReduceOp::Max;
                 // SAFETY: both are equally long and apart, and the processor has the level.
-                unsafe { run(level, max, dtype, &[block.as_ptr()], &mut out[..], None) };
+                unsafe { run(level, max, dtype, &[block.as_ptr()], &mut out[..], &[]) };
                 let got = u16::from_le_bytes([out[0], out[1]]);
                 let want = if is_nan(dtype, &input) {
                     bits | quiet

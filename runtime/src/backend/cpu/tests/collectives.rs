@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::backend::Progress;
-use crate::buffer::Buffer;
 use crate::op::Reduction;
 use rcomm_recorder::model::{DType, ReduceOp};
 use rustix::time::{ClockId, clock_gettime};

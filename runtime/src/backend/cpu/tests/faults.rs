@@ -5,7 +5,6 @@ use crate::backend::AbortReason;
 use crate::backend::cpu::hello::LaneKind;
 use crate::backend::cpu::mesh::Wanted;
 use crate::backend::cpu::wait::{Crowding, Patience, Stop};
-use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use rcomm_recorder::model::ReduceOp;
 use std::io::{Read, Write};

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::backend::Progress;
-use crate::buffer::Buffer;
 use crate::error::ErrorKind;
 
 const COUNTS: &[usize] = &[0, 1, 1000, 1024, 16_384, 16_385, 300_007];

@@ -3,11 +3,14 @@
 mod collectives;
 mod faults;
 mod messages;
+mod registered;
+mod waiting;
 
 use super::CpuFactory;
 use crate::backend::{
     Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
 };
+use crate::buffer::Buffer;
 use crate::config::{Config, TransportChoice};
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -15,7 +18,7 @@ use crate::hints::Hints;
 use crate::op::Op;
 use crate::secret::Secret;
 use crate::store::{HashStore, PrefixStore, Store};
-use crate::tuning::Tuning;
+use crate::tuning::{Algorithm, Pattern, Topology, Tuning};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +36,8 @@ enum Wiring {
     Streams(usize),
     /// By memory, all of them.
     Shm,
+    /// The same, in buffers that the group allocated, whatever their length.
+    Registered,
     /// By memory inside hosts of so many ranks, one after the other; the last may have fewer.
     Hosts(u32),
     /// The same, but each rank is on another host than the one before, and there are so many hosts.
@@ -44,6 +49,7 @@ const WIRINGS: &[Wiring] = &[
     Wiring::Tcp,
     Wiring::Streams(3),
     Wiring::Shm,
+    Wiring::Registered,
     Wiring::Hosts(2),
     Wiring::Hosts(3),
     Wiring::Dealt(2),
@@ -52,13 +58,21 @@ const WIRINGS: &[Wiring] = &[
 fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> WorldContext {
     let (transport, host) = match wiring {
         Wiring::Tcp | Wiring::Streams(_) => (TransportChoice::Tcp, None),
-        Wiring::Shm => (TransportChoice::Shm, None),
+        Wiring::Shm | Wiring::Registered => (TransportChoice::Shm, None),
         Wiring::Hosts(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
         Wiring::Dealt(hosts) => (TransportChoice::Shm, Some(rank % hosts)),
     };
     let mut tuning = Tuning::default();
     if let Wiring::Streams(count) = wiring {
         tuning.put_before(&format!("streams {count}")).unwrap();
+    }
+    if wiring == Wiring::Registered {
+        for &pattern in Pattern::ALL {
+            if Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct) {
+                let line = format!("{pattern} memory any any direct");
+                tuning.put_before(&line).unwrap();
+            }
+        }
     }
     let config = Config {
         transport,
@@ -105,6 +119,7 @@ fn group_context(
 struct Rig {
     rank: usize,
     size: usize,
+    wiring: Wiring,
     store: Arc<dyn Store>,
     factory: CpuFactory,
     backend: Arc<dyn Backend>,
@@ -127,6 +142,7 @@ impl Rig {
         Self {
             rank: rank as usize,
             size: size as usize,
+            wiring,
             store,
             factory,
             backend,
@@ -151,7 +167,20 @@ impl Rig {
     fn run_for(&self, op: &mut Op<'_>, deadline: Duration) -> Result<Done> {
         op.validate(self.rank as u32, self.size as u32).unwrap();
         let call = self.call(op, deadline);
-        self.backend.run(op, call, &Deaf)
+        if self.wiring != Wiring::Registered || op.is_p2p() {
+            return self.backend.run(op, call, &Deaf);
+        }
+        let mut copy = op.map_buffers(&|buffer| self.allocated(buffer)).unwrap();
+        let done = self.backend.run(&mut copy, call, &Deaf)?;
+        op.copy_outputs_from(&copy).unwrap();
+        Ok(done)
+    }
+
+    /// A copy in memory of the kind that the others can reach.
+    fn allocated(&self, buffer: &Buffer<'_>) -> Result<Buffer<'static>> {
+        let mut copy = self.backend.allocate(buffer.dtype(), buffer.len())?;
+        copy.copy_from(buffer)?;
+        copy.with_shape(buffer.shape())
     }
 
     fn run(&self, mut op: Op<'_>) -> Result<Done> {

@@ -10,8 +10,10 @@ mod service;
 #[allow(unsafe_code)]
 mod shared;
 
+use super::CpuBackend;
+use super::registered::{Backing, Whereabouts};
+use super::wait::Crowding;
 use super::wait::{Patience, Pause, Stop};
-use super::{CpuBackend, Crowding};
 use crate::backend::{AbortReason, Backend, Call, Done, Observer, Window};
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
@@ -32,22 +34,7 @@ use std::time::{Duration, Instant};
 /// How often a rank that waits for a signal asks whether the sender still lives.
 const DOUBT: Duration = Duration::from_millis(50);
 /// Bytes of what a rank tells about its part.
-const CARD: usize = 48;
-
-/// New memory for a window that the other processes of this host can map.
-pub(super) fn allocate(dtype: DType, len: usize) -> Result<Buffer<'static>> {
-    let bytes = crate::buffer::element_size(dtype).checked_mul(len);
-    let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
-    let bytes = bytes.ok_or_else(|| {
-        Error::new(
-            ErrorKind::InvalidArgument,
-            format!("{len} elements of {dtype} have no size in memory"),
-        )
-    })?;
-    SharedMemory::create(bytes)
-        .map_err(|error| Error::io("cannot allocate memory for a window", error))?
-        .into_buffer(dtype, len)
-}
+const CARD: usize = 64;
 
 /// Reads `bytes` as what a rank says of its part, and as what it asks of another's.
 #[cfg(fuzzing)]
@@ -66,10 +53,10 @@ struct Card {
     pid: u32,
     dtype: DType,
     bytes: u64,
-    /// The file of the window's memory and its length; -1 = it cannot be mapped.
-    data: (i32, u64),
-    /// The file of its counters; -1 = it cannot be mapped.
-    counters: i32,
+    /// Where the window's memory is, if it can be mapped.
+    data: Option<Whereabouts>,
+    /// Where its counters are, if they can be mapped.
+    counters: Option<Whereabouts>,
 }
 
 impl Card {
@@ -79,23 +66,37 @@ impl Card {
         bytes[8..12].copy_from_slice(&self.pid.to_le_bytes());
         bytes[12] = self.dtype.code();
         bytes[16..24].copy_from_slice(&self.bytes.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.data.0.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.counters.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.data.1.to_le_bytes());
+        for (at, region) in [(24, self.data), (44, self.counters)] {
+            let (number, id, len) = region.map_or((-1, 0, 0), |it| (it.number, it.id, it.len));
+            bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            bytes[at + 4..at + 12].copy_from_slice(&id.to_le_bytes());
+            bytes[at + 12..at + 20].copy_from_slice(&(len as u64).to_le_bytes());
+        }
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let pid = word(8)?;
+        let region = |at: usize| {
+            let number = word(at)?.cast_signed();
+            let (id, len) = (long(at + 4)?, usize::try_from(long(at + 12)?).ok()?);
+            (number >= 0).then_some(Whereabouts {
+                pid,
+                number,
+                id,
+                len,
+            })
+        };
         Some(Self {
             host: long(0)?,
-            pid: word(8)?,
+            pid,
             // No window holds elements of a type without a name.
             dtype: DType::from_code(*bytes.get(12)?).filter(|&dtype| dtype != DType::Other)?,
             bytes: long(16)?,
-            data: (word(24)?.cast_signed(), long(32)?),
-            counters: word(28)?.cast_signed(),
+            data: region(24),
+            counters: region(44),
         })
     }
 }
@@ -187,7 +188,7 @@ impl CpuWindow {
         let deadline = deadline.started();
         let group = side.group.clone();
         let (rank, size) = (group.rank, group.ranks.len());
-        let data = shared::file_of(&memory).unwrap_or((-1, 0));
+        let data = Backing::for_window(&memory);
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
         let (kept, own) = Kept::give_up(memory)?;
@@ -200,7 +201,7 @@ impl CpuWindow {
             dtype,
             bytes: bytes as u64,
             data,
-            counters: counters.number(),
+            counters: Some(counters.whereabouts()),
         };
         let shared = Arc::new(Shared {
             side,
@@ -301,9 +302,9 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
         })?;
         let bytes = usize::try_from(card.bytes).unwrap_or(usize::MAX);
         let here = card.host != 0 && card.host == own.host;
-        let map = |number: i32, len: usize| {
-            let mapped = (here && number >= 0).then(|| SharedMemory::attach(card.pid, number, len));
-            match mapped {
+        let map = |region: Option<Whereabouts>, least: usize| {
+            let region = region.filter(|region| here && region.len >= least);
+            match region.map(|region| SharedMemory::attach(&region)) {
                 Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
                 Some(Err(error)) => {
                     tracing::debug!(rank, %error, "a window of this host is asked by message");
@@ -315,8 +316,7 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
         let (data, counters) = if at == shared.rank {
             (Some(memory.clone()), Some(shared.counters.clone()))
         } else {
-            let len = usize::try_from(card.data.1).unwrap_or(usize::MAX);
-            let data = map(card.data.0, len).and_then(|all| all.part(0, bytes).ok());
+            let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
             let counters = map(card.counters, shared.ranks.len() * 4);
             // A signal must not overtake what was put before it: one road for both.
             match (data, counters) {
@@ -528,8 +528,13 @@ mod tests {
             pid: 4_000_000_000,
             dtype: DType::Bf16,
             bytes: 1 << 41,
-            data: (-1, 1 << 42),
-            counters: 12,
+            data: None,
+            counters: Some(Whereabouts {
+                pid: 4_000_000_000,
+                number: 12,
+                id: 1 << 42,
+                len: 1 << 40,
+            }),
         };
         assert_eq!(Card::decode(&card.encode()), Some(card));
         assert_eq!(Card::decode(&[0xff; CARD]), None);

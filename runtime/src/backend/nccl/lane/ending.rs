@@ -4,7 +4,7 @@
 use super::{Lane, Stage};
 use crate::backend::nccl::Shared;
 use crate::backend::nccl::comm::Comm;
-use crate::backend::nccl::device::Mark;
+use crate::backend::nccl::event::Mark;
 use crate::backend::nccl::rally::Scope;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -128,6 +128,7 @@ impl Lane {
         }
         Ok(())
     }
+
     /// Waits until everything submitted has ended.
     ///
     /// # Errors
@@ -202,6 +203,15 @@ impl Lane {
         Ok(())
     }
 
+    /// Ends the communicator if that was not done, or leaves it to the library; says whether it has ended.
+    fn end_at_last(&self, comm: Arc<Comm>) -> bool {
+        if self.shared.is_forsaken() {
+            comm.forsake();
+            return false;
+        }
+        Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
+    }
+
     /// Everything has ended: that another rank has gone first, perhaps without a word, harms nobody.
     fn note_close(&self, closed: Result<()>) {
         if let Err(error) = closed {
@@ -212,13 +222,9 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if let (Some(comm), true) = (self.comm.get(), self.shared.is_forsaken()) {
-            comm.forsake();
-            self.registry.leak();
-        }
         // Before what it uses. Where it stays, in the library or with whoever else holds it, that does too.
         if let Some(comm) = self.comm.take()
-            && !Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
+            && !self.end_at_last(comm)
         {
             self.registry.leak();
             let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);

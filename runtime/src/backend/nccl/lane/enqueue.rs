@@ -2,11 +2,12 @@
 //! marks, or into the graph that those streams are captured into.
 
 use super::{Captured, Door, Enqueued, Lane, Stage};
-use crate::backend::nccl::comm::Comm;
-use crate::backend::nccl::device::{CudaStream, Mark};
+use crate::backend::nccl::comm::{Comm, Look};
+use crate::backend::nccl::event::Mark;
 use crate::backend::nccl::graph::Graph;
 use crate::backend::nccl::launch::{Call, Launched, Target, staging_bytes};
 use crate::backend::nccl::memory::{DeviceBuffer, stream_of};
+use crate::backend::nccl::stream::CudaStream;
 use crate::backend::nccl::sys::{CudaStream as RawStream, NcclComm, NcclResult, result};
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
@@ -19,6 +20,35 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// A call that was not made whole.
+pub(in crate::backend::nccl) struct Unmade {
+    pub(in crate::backend::nccl) error: Error,
+    pub(in crate::backend::nccl) left: Left,
+}
+
+/// What a call that was not made whole has left on the device.
+pub(in crate::backend::nccl) enum Left {
+    /// Nothing: it did not come so far.
+    Nothing,
+    /// Nothing after this mark.
+    Until(Arc<Mark>),
+    /// Perhaps something, and nothing will tell when it is gone.
+    Unknown,
+}
+
+impl Unmade {
+    fn untouched(error: Error) -> Self {
+        let left = Left::Nothing;
+        Self { error, left }
+    }
+}
+
+impl From<Unmade> for Error {
+    fn from(unmade: Unmade) -> Self {
+        unmade.error
+    }
+}
 
 impl Lane {
     /// Puts one operation on the stream, between two marks.
@@ -70,7 +100,12 @@ impl Lane {
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
-            Ok(Err(error)) | Err(error) => Err(error),
+            Ok(Err(error)) => {
+                // What went before it in its group may still be on its way (`Group`, as it is dropped).
+                is_marked = !matches!(comm.look(), Look::AtWork | Look::InUse);
+                Err(error)
+            }
+            Err(error) => Err(error),
         };
         self.launched.fetch_add(1, Ordering::Relaxed);
         let (Some(start), None) = (start, graph) else {
@@ -92,7 +127,8 @@ impl Lane {
     /// While the library connects to peers, until `deadline`.
     ///
     /// # Errors
-    /// `Unsupported` while the lane's stream is captured; what `before` and the library say.
+    /// `Unsupported` while the lane's stream is captured; what `before` and the library say. The lane is of no
+    /// use any more where the library may still be at it.
     pub(in crate::backend::nccl) fn call_on_stream(
         &self,
         mut door: MutexGuard<'_, Door>,
@@ -100,35 +136,74 @@ impl Lane {
         deadline: Deadline,
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult,
-    ) -> Result<Mark> {
+    ) -> Result<Arc<Mark>, Unmade> {
         // What was issued before comes first.
         self.push_on(&mut door);
         if let Stage::Broken(error) = &door.stage {
-            return Err(error.clone());
+            return Err(Unmade::untouched(error.clone()));
         }
         let Some(comm) = self.comm.get() else {
             let message = "the communicator is not there yet";
-            return Err(Error::new(ErrorKind::Closed, message));
+            return Err(Unmade::untouched(Error::new(ErrorKind::Closed, message)));
         };
-        let _entered = self.shared.device.enter()?;
-        if self.stream.graph()?.is_some() {
+        let entered = self.shared.device.enter();
+        let _entered = entered.map_err(Unmade::untouched)?;
+        if self.stream.graph().map_err(Unmade::untouched)?.is_some() {
             let message =
                 format!("the stream of the group is being captured: {name} is not offered there");
-            return Err(Error::new(ErrorKind::Unsupported, message));
+            let error = Error::new(ErrorKind::Unsupported, message);
+            return Err(Unmade::untouched(error));
         }
-        before()?;
-        let is_pending = comm.with(|library, raw| {
-            let status = call(raw, self.stream.raw());
-            if status == result::IN_PROGRESS {
-                return Ok(true);
-            }
-            // SAFETY: the communicator is live.
-            unsafe { library.check_on(raw, name, status) }.map(|()| false)
-        })??;
-        if is_pending {
-            self.settle(comm, deadline)?;
+        let called = before().and_then(|()| {
+            comm.with(|library, raw| {
+                let status = call(raw, self.stream.raw());
+                if status == result::IN_PROGRESS {
+                    return Ok(Call::InProgress);
+                }
+                // SAFETY: the communicator is live.
+                unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
+            })?
+        });
+        if let Ok(Call::InProgress) = called
+            && let Err(error) = self.settle(comm, deadline)
+        {
+            // What the library enqueues comes after any mark.
+            door.stage = Stage::Broken(error.clone());
+            return Err(Unmade {
+                error,
+                left: Left::Unknown,
+            });
         }
-        self.shared.joints.mark(&self.stream)
+        let mark = self.shared.joints.mark(&self.stream).map(Arc::new);
+        if let Err(error) = &mark {
+            // Nothing tells when what is used now may be used again.
+            door.stage = Stage::Broken(error.clone());
+        }
+        match (called, mark) {
+            (Ok(_), Ok(mark)) => Ok(mark),
+            (Err(error), Ok(mark)) => Err(Unmade {
+                error,
+                left: Left::Until(mark),
+            }),
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(Unmade {
+                error,
+                left: Left::Unknown,
+            }),
+        }
+    }
+
+    /// Refuses to go on where nobody knows what the library may still enqueue.
+    ///
+    /// # Errors
+    /// Why the lane is of no use any more; `Timeout` as [`enter`](Self::enter).
+    pub(in crate::backend::nccl) fn check_whole(&self, deadline: Deadline) -> Result<()> {
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        match &self.enter(deadline)?.stage {
+            Stage::Broken(error) => Err(error.clone()),
+            Stage::Joining(_) | Stage::Ready => Ok(()),
+        }
     }
 
     /// What comes after the library's call.
@@ -149,7 +224,8 @@ impl Lane {
         if bytes == 0 {
             return Ok(None);
         }
-        let make = |bytes| DeviceBuffer::zeroed(&self.stream, DType::U8, bytes);
+        // All that is read there was written there first.
+        let make = |bytes| DeviceBuffer::unset(&self.stream, DType::U8, bytes);
         if graph.is_some() {
             return make(bytes).map(Some);
         }

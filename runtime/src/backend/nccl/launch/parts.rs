@@ -1,7 +1,7 @@
 //! Where the parts of an operation lie: runs of elements in its buffers, and memory to stage them in.
 
-use crate::backend::nccl::device::CudaStream;
 use crate::backend::nccl::library::NcclLibrary;
+use crate::backend::nccl::stream::CudaStream;
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::op::Op;

@@ -4,17 +4,18 @@ use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
 use crate::backend::Window;
 use crate::backend::nccl::backend::NcclBackend;
 use crate::backend::nccl::cuda;
-use crate::backend::nccl::device::{CudaDevice, CudaStream, Priority};
+use crate::backend::nccl::device::CudaDevice;
 use crate::backend::nccl::lane::Lane;
 use crate::backend::nccl::memory::DeviceBuffer;
 use crate::backend::nccl::notes::Notes;
+use crate::backend::nccl::place::Place;
+use crate::backend::nccl::stream::{CudaStream, Priority};
 use crate::backend::nccl::sys;
 use crate::buffer::Buffer;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use serde::{Deserialize, Serialize};
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -86,10 +87,7 @@ impl NcclBackend {
             notes,
             copies,
             open: RwLock::new(Some(window)),
-            outgoing: Mutex::new(Outgoing {
-                signals: vec![0; size],
-                ..Outgoing::default()
-            }),
+            outgoing: Mutex::new(Outgoing::to(size)),
             incoming: (0..size).map(|_| Mutex::default()).collect(),
         };
         if self.shared.library.table().put_signal.is_some() {
@@ -226,7 +224,7 @@ impl Lane {
             let what = "a window on device memory";
             return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
         };
-        let place: Box<AtomicPtr<c_void>> = Box::default();
+        let place = Place::default();
         let target = place.as_ptr();
         let mut next_look = Instant::now() + LOOK;
         let done = self.take_over(
@@ -259,11 +257,10 @@ impl Lane {
             deadline,
         );
         if let Err(error) = done {
-            // The library may still write to it.
-            std::mem::forget(place);
+            place.leave();
             return Err(error);
         }
-        let handle = place.load(Ordering::Acquire);
+        let handle = place.handle();
         if handle.is_null() {
             // On all ranks alike (`ncclCommWindowRegister`, dev_runtime.cc).
             let message = "NCCL gives no window: it has no symmetric memory on this communicator";

@@ -2,12 +2,12 @@
 
 use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
 use crate::backend::GroupContext;
-use crate::backend::nccl::device::Mark;
+use crate::backend::nccl::event::Mark;
 use crate::backend::nccl::lane::Door;
 use crate::backend::nccl::sys::WaitSignalDesc;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The library's signals of one communicator, which its windows share.
@@ -66,7 +66,7 @@ impl NcclWindow {
         peer: u32,
         until: u32,
         deadline: Deadline,
-    ) -> Result<Option<Mark>> {
+    ) -> Result<Option<Arc<Mark>>> {
         let Some(wait) = self.lane.shared.library.table().wait_signal else {
             return Err(self.lacks("ncclWaitSignal"));
         };
@@ -117,7 +117,7 @@ impl NcclWindow {
     /// Whether one more signal of `peer` may be taken; never waits.
     pub(super) fn look(&self, open: &Open, peer: u32, incoming: &mut Incoming) -> Result<bool> {
         /// For what the library does in the background of a call that needs no peer.
-        const CALL: Deadline = Deadline::In(Duration::from_secs(2));
+        const CALL: Deadline = Deadline::In(Duration::from_secs(10));
         loop {
             if incoming.there != incoming.taken {
                 return Ok(true);

@@ -86,3 +86,21 @@ impl Connection {
         Link::Open
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_connection_takes_a_fraction_of_a_kibibyte() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut connection = Connection::new(socket.into());
+        let mut buffers = Buffers::default();
+        connection.outbox.extend_from_slice(b"a reply");
+        assert_eq!(connection.flush(&mut buffers), Link::Open);
+        // Its buffers are others' now, so all it has is this.
+        let held = connection.inbox.capacity() + connection.outbox.capacity();
+        assert_eq!(held, 0);
+        assert!(size_of::<Connection>() <= 256);
+    }
+}

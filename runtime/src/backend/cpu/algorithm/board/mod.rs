@@ -14,7 +14,9 @@
 //! | `road` | a step of an operation, its phases, and what happens when ranks disagree |
 //! | `shares` | what combines: all_reduce, reduce |
 //! | `parts` | what hands over parts: all the others |
+//! | `direct` | all of those, without slots, where buffers are registered |
 
+mod direct;
 mod parts;
 mod road;
 mod shares;

@@ -84,6 +84,19 @@ impl Walk<'_, '_> {
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
+        if self.parts_fit_line(longest) {
+            self.turn_with_parts(inputs, longest)?;
+            let len = output.len();
+            with_inputs(
+                size,
+                |peer| match peer == rank {
+                    true => inputs.part(rank),
+                    false => &self.part_in_line(peer, longest)[..len],
+                },
+                |all| reduce::combine(by.op, by.dtype, all, output, None),
+            );
+            return Ok(());
+        }
         let lane = lane_len(size, longest);
         self.board.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
@@ -105,29 +118,31 @@ impl Walk<'_, '_> {
 
     pub(super) fn all_to_all(
         &mut self,
-        inputs: Option<&Inputs<'_>>,
-        mut outputs: Option<Outputs<'_>>,
+        inputs: &Inputs<'_>,
+        mut outputs: Outputs<'_>,
         longest: usize,
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
-        let lane = lane_len(size, longest);
-        if let (Some(inputs), Some(outputs)) = (inputs, &mut outputs) {
-            deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
+        deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
+        if self.parts_fit_line(longest) {
+            self.turn_with_parts(inputs, longest)?;
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                part.copy_from_slice(&self.part_in_line(peer, longest)[..part.len()]);
+            }
+            return Ok(());
         }
+        let lane = lane_len(size, longest);
         self.board.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
-            if let Some(inputs) = inputs {
-                self.fill_lanes(inputs, &range, lane);
-            }
+            self.fill_lanes(inputs, &range, lane);
             self.turn(lane * (size - 1))?;
-            if let Some(outputs) = &mut outputs {
-                for peer in self.others() {
-                    let part = outputs.part_mut(peer);
-                    let range = clip(&range, part.len());
-                    let chunk = &self.board.slot(peer)[lane_of(rank, peer) * lane..];
-                    let chunk = &chunk[..range.len()];
-                    deliver(&mut part[range], chunk, longest * size);
-                }
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                let range = clip(&range, part.len());
+                let chunk = &self.board.slot(peer)[lane_of(rank, peer) * lane..];
+                let chunk = &chunk[..range.len()];
+                deliver(&mut part[range], chunk, longest * size);
             }
         }
         Ok(())
@@ -192,6 +207,29 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
+    /// Whether a line has room for a part of so many bytes for each other rank.
+    fn parts_fit_line(&self, longest: usize) -> bool {
+        longest <= INLINE / (self.place.size - 1).max(1)
+    }
+
+    /// A phase in which each rank shows the parts for the others in its line.
+    fn turn_with_parts(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let mut line = [0; INLINE];
+        for peer in self.others() {
+            let part = inputs.part(peer);
+            line[lane_of(peer, rank) * longest..][..part.len()].copy_from_slice(part);
+        }
+        self.turn_with(&line[..longest * (size - 1)])
+    }
+
+    /// The part for this rank in the line of `peer`.
+    fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
+        let Place { rank, size, .. } = self.place;
+        let line = self.board.inline(peer, longest * (size - 1));
+        &line[lane_of(rank, peer) * longest..][..longest]
+    }
+
     /// Puts the chunk `range` of each part into the lane of its rank.
     fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
         let peers = self.others();
@@ -208,7 +246,7 @@ impl Walk<'_, '_> {
 }
 
 /// Takes over a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
-fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
+pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     if whole < STREAMED {
         copy(to, from);
     } else {

@@ -4,8 +4,10 @@ use super::super::super::collective::{Collective, Place, Step, compare_lists, ha
 use super::super::super::mesh::Failure;
 use super::super::super::notice::{self, NOTICE_LEN, Notice};
 use super::super::super::reduce::HandOver;
+use super::super::super::registered::{Reach, Registry};
 use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots};
 use super::super::super::wait::Patience;
+use super::direct::{Spans, extent};
 use crate::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
@@ -17,6 +19,15 @@ pub(crate) struct BoardRoad {
     ranks: Arc<[Rank]>,
     /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
     whole: usize,
+    /// From this size on operations may ask for registered buffers.
+    least_direct: usize,
+    direct: Box<Direct>,
+}
+
+/// What a group needs to work in registered buffers.
+struct Direct {
+    spans: Spans,
+    reach: Reach,
 }
 
 /// What every step needs to go through its phases.
@@ -25,17 +36,32 @@ pub(super) struct Walk<'a, 'p> {
     pub(super) hand_over: &'a mut HandOver,
     pub(super) ranks: &'a [Rank],
     pub(super) place: Place,
-    pub(super) notice: Notice,
+    pub(super) notice: &'a Notice,
     pub(super) signature: u64,
     pub(super) whole: usize,
+    /// Taken away while the ranks agree on its use.
+    pub(super) reach: Option<&'a mut Reach>,
     pub(super) patience: &'a mut Patience<'p>,
 }
 
 impl BoardRoad {
-    pub(crate) fn new(board: Board, ranks: Arc<[Rank]>, plan: &Plan) -> Self {
+    /// For rank `rank` of the group, whose allocated memory is in this registry.
+    pub(crate) fn new(
+        board: Board,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+        plan: &Plan,
+        registry: Arc<Registry>,
+    ) -> Self {
         let whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
+        let spans = Spans::new(plan);
         Self {
             whole,
+            least_direct: spans.least(),
+            direct: Box::new(Direct {
+                spans,
+                reach: Reach::new(rank, ranks.len(), registry),
+            }),
             board,
             hand_over: HandOver::default(),
             ranks,
@@ -43,63 +69,97 @@ impl BoardRoad {
     }
 
     /// As [`LaneRoad::perform`](super::super::LaneRoad::perform).
+    #[inline]
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
         place: Place,
         patience: &mut Patience<'_>,
     ) -> Result<(), Failure> {
-        let Step {
-            notice,
-            lists,
-            collective,
-        } = step;
+        let done = self.walk(step, place, patience);
+        if let Err(failure) = &done
+            && !matches!(failure, Failure::Mismatch(..))
+        {
+            // Nothing more will be agreed on over this board.
+            self.direct.reach.let_go();
+        }
+        done
+    }
+
+    #[inline]
+    fn walk(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let notice = &step.notice;
         let mut walk = Walk {
             board: &mut self.board,
             hand_over: &mut self.hand_over,
             ranks: &self.ranks,
             place,
             notice,
-            signature: notice.signature(),
+            signature: step.signature,
             whole: self.whole,
+            reach: Some(&mut self.direct.reach),
             patience,
         };
         let longest = if has_lists(notice.op) {
-            walk.compare_lists(&lists)?
+            walk.compare_lists(&step.lists)?
         } else {
             None
         };
+        let extent = extent(&step.collective, place.size);
+        let is_direct = extent.is_some_and(|(pattern, bytes)| {
+            bytes >= self.least_direct && self.direct.spans.have(pattern, bytes)
+        });
+        if !is_direct {
+            return walk.by_board(step.collective, longest);
+        }
+        match walk.directly(step.collective)? {
+            Some(collective) => walk.by_board(collective, longest),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Lines and slots carry all; the longest part has so many bytes where ranks have told each other.
+    fn by_board(
+        &mut self,
+        collective: Collective<'_>,
+        longest: Option<usize>,
+    ) -> Result<(), Failure> {
         match collective {
-            Collective::Barrier => walk.turn_with(&[]),
-            Collective::AllReduce { data, by } => walk.all_reduce(data, by),
-            Collective::Reduce { data, by, root } => walk.reduce(data, by, root),
-            Collective::Broadcast { data, root } => walk.broadcast(data, root),
-            Collective::AllGather { input, outputs } => walk.all_gather(input, outputs),
+            Collective::Barrier => self.turn_with(&[]),
+            Collective::AllReduce { data, by } => self.all_reduce(data, by),
+            Collective::Reduce { data, by, root } => self.reduce(data, by, root),
+            Collective::Broadcast { data, root } => self.broadcast(data, root),
+            Collective::AllGather { input, outputs } => self.all_gather(input, outputs),
             Collective::ReduceScatter { inputs, output, by } => {
-                walk.reduce_scatter(&inputs, output, by)
+                self.reduce_scatter(&inputs, output, by)
             }
             Collective::AllToAll { inputs, outputs } => {
                 let longest = longest.unwrap_or_else(|| inputs.part(0).len());
-                walk.all_to_all(Some(&inputs), Some(outputs), longest)
+                self.all_to_all(&inputs, outputs, longest)
             }
             Collective::Gather {
                 input,
                 outputs,
                 root,
-            } => walk.gather(input, outputs, root, longest.unwrap_or(input.len())),
+            } => self.gather(input, outputs, root, longest.unwrap_or(input.len())),
             Collective::Scatter {
                 inputs,
                 output,
                 root,
             } => {
                 let longest = longest.unwrap_or(output.len());
-                walk.scatter(inputs.as_ref(), output, root, longest)
+                self.scatter(inputs.as_ref(), output, root, longest)
             }
         }
     }
-}
 
-impl Walk<'_, '_> {
     fn failure(&self, error: BoardError) -> Failure {
         match error {
             BoardError::Interrupted(why) => why.into(),
@@ -161,7 +221,7 @@ impl Walk<'_, '_> {
 
     /// Shows notices with lists of counts; gives the bytes of the longest part of any rank.
     fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
-        let mut notice = self.notice;
+        let mut notice = *self.notice;
         let len = lists.len() * 8;
         notice.inline = u32::try_from(len).unwrap_or(u32::MAX);
         if NOTICE_LEN + len > SLOT {

@@ -74,31 +74,45 @@ impl Shares {
 }
 
 impl Walk<'_, '_> {
+    #[inline]
     pub(super) fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        if data.len() <= self.whole {
+            self.all_reduce_whole(data, by)
+        } else {
+            self.all_reduce_shares(data, by)
+        }
+    }
+
+    /// Every rank shows all that it has, and combines all.
+    #[inline]
+    fn all_reduce_whole(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
         let len = data.len();
-        if len <= self.whole {
-            let is_inline = len <= INLINE;
-            if is_inline {
-                self.turn_with(data)?;
-            } else {
-                self.board.expect(traffic_of(len));
-                self.hand_over.copy(self.board.next_slot(len), data);
-                self.turn(len)?;
-            }
-            let board = &*self.board;
-            let other = |at: usize| {
-                let peer = at + usize::from(at >= rank);
-                match is_inline {
-                    true => board.inline(peer, len),
-                    false => &board.slot(peer)[..len],
-                }
-            };
-            with_inputs(size - 1, other, |others| {
-                reduce::combine_in_place(by.op, by.dtype, data, rank, others, None);
-            });
-            return Ok(());
+        let is_inline = len <= INLINE;
+        if is_inline {
+            self.turn_with(data)?;
+        } else {
+            self.board.expect(traffic_of(len));
+            self.hand_over.copy(self.board.next_slot(len), data);
+            self.turn(len)?;
         }
+        let board = &*self.board;
+        let other = |at: usize| {
+            let peer = at + usize::from(at >= rank);
+            match is_inline {
+                true => board.inline(peer, len),
+                false => &board.slot(peer)[..len],
+            }
+        };
+        with_inputs(size - 1, other, |others| {
+            reduce::combine_in_place(by.op, by.dtype, data, rank, others, None);
+        });
+        Ok(())
+    }
+
+    fn all_reduce_shares(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let len = data.len();
         let shares = Shares {
             len,
             size,

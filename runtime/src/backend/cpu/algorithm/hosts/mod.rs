@@ -159,6 +159,7 @@ impl HostsRoad {
             notice,
             lists,
             mut collective,
+            ..
         } = step;
         let in_order = self.layout.is_in_order();
         let reduces = matches!(

@@ -150,8 +150,12 @@ pub(crate) struct Board {
     shown: usize,
     /// Where the next slot of the round begins.
     next_slot: usize,
+    /// The number of the next phase that exchanges slots. Phases without slots do not count, so that each
+    /// rank writes where it has read whatever is between.
+    exchange: u32,
     /// Whether it has seen everybody's flag of that phase.
     complete: bool,
+    huge_pages: Option<io::Result<()>>,
 }
 
 impl Board {
@@ -163,8 +167,7 @@ impl Board {
         ranks: Arc<[Rank]>,
     ) -> io::Result<Self> {
         let area = segment.map_area(place, 0, board_len(ranks.len()))?;
-        // Without huge pages it works as well, only slower; most systems do not give them here.
-        let _ = area.ask_for_huge_pages();
+        let huge_pages = Some(area.ask_for_huge_pages());
         let next_slot = round_at(ranks.len());
         Ok(Self {
             segment,
@@ -180,8 +183,16 @@ impl Board {
             },
             shown: 0,
             next_slot,
+            exchange: 0,
             complete: true,
+            huge_pages,
         })
+    }
+
+    /// Whether it could ask for huge pages, said once. Without them it works as well, only slower; and to ask
+    /// is not to get: most systems do not give them here.
+    pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
+        self.huge_pages.take().unwrap_or(Ok(()))
     }
 
     fn line(&self, rank: usize, phase: u32) -> usize {
@@ -216,16 +227,23 @@ impl Board {
         self.shown = 0;
         self.traffic = Traffic::OneWay;
         self.next_slot = round_at(self.ranks.len());
+        self.exchange = 0;
+    }
+
+    /// Whether slots are in the two places of a pair.
+    #[inline]
+    fn exchanges(&self) -> bool {
+        self.traffic == Traffic::Exchange && self.ranks.len() == 2
     }
 
     /// Where the slots of a phase are in which `used` bytes are shown.
     #[inline]
     fn place(&self, phase: u32, used: usize) -> Place {
         let parity = (phase & 1) as usize;
-        if self.traffic == Traffic::Exchange && self.ranks.len() == 2 {
+        if self.exchanges() {
             return Place {
-                start: 2 * SMALL + parity * SLOT,
-                swapped: phase >> 1 & 1 == 1,
+                start: 2 * SMALL + (self.exchange & 1) as usize * SLOT,
+                swapped: self.exchange >> 1 & 1 == 1,
             };
         }
         let start = if used <= SMALL {
@@ -303,7 +321,9 @@ impl Board {
         self.slot = self.place(self.phase.wrapping_add(1), used);
         self.shown = used;
         let size = self.ranks.len();
-        if self.slot.start == self.next_slot {
+        if self.exchanges() {
+            self.exchange = self.exchange.wrapping_add(u32::from(used > 0));
+        } else if self.slot.start == self.next_slot {
             self.next_slot += align(used, LINE);
             // A whole slot has room there, or at the beginning: the last one begins behind the second.
             if self.next_slot + SLOT > slots_len(size) {
@@ -515,7 +535,8 @@ impl Farewell {
     }
 }
 
-fn wake(flag: &AtomicU32) {
+/// Wakes whoever sleeps on this word.
+pub(super) fn wake(flag: &AtomicU32) {
     // There may be no sleeper any more; that is no error.
     let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
 }

@@ -12,7 +12,8 @@
 //! those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites what
 //! it wrote in phase p when it enters phase p + 2 at the earliest, which it does only after it has seen
 //! everybody's flag p + 1, which they stored after they had read everything of phase p. For the same
-//! reason two ranks may swap the places of their slots from phase p to phase p + 2.
+//! reason two ranks may swap the places of their slots, which are two for each, used in turn, when both have
+//! been used: a place is used again two phases later at the earliest.
 //!
 //! Whoever has the segment is a rank of this job: it was handed to a process of the same user, which knows
 //! the job's secret. Of such a rank it is believed that it keeps to the phases: what it writes out of turn

@@ -1,16 +1,18 @@
 //! The memory that the ranks of a host share: its table of ranks and its directory of groups.
 
 use super::super::super::wait::{Crowding, Patience, Pause};
-use super::board::{Board, BoardError, area_len};
+use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::futex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 const MAGIC: u64 = 0x3130_6d67_7363_7472;
 /// Groups that have a board at the same time. Further ones use sockets.
@@ -22,6 +24,10 @@ const RANK: usize = 192;
 const PROCESSORS: usize = 64;
 /// Words of the set of processors.
 const SET: usize = 16;
+/// Where it is counted how often a group was given a place or refused one, and how many ranks sleep until
+/// it changes.
+const CLAIMS: usize = 16;
+const SLEEPERS: usize = 20;
 /// Where the keys of the last groups that found no place stand, and how many of them.
 const REFUSED: usize = 64;
 const REFUSALS: usize = 64;
@@ -305,7 +311,25 @@ impl Segment {
             let place = self.table.long(REFUSED + 8 + at * 8);
             place.store(key.wrapping_add(1), Ordering::Release);
         }
+        let claims = self.table.word(CLAIMS);
+        claims.fetch_add(1, Ordering::SeqCst);
+        if self.table.word(SLEEPERS).load(Ordering::SeqCst) > 0 {
+            wake(claims);
+        }
         found
+    }
+
+    /// Sleeps until a group is given a place, if none was since `seen`, or this time has passed.
+    fn await_claim(&self, seen: u32, time: Duration) {
+        let (claims, sleepers) = (self.table.word(CLAIMS), self.table.word(SLEEPERS));
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        let time = Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        // Whatever ends the sleep, the caller looks again.
+        let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&time));
+        sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn find(
@@ -315,6 +339,7 @@ impl Segment {
         patience: &mut Patience<'_>,
     ) -> Result<Option<usize>, BoardError> {
         loop {
+            let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
             for at in 0..GROUPS {
                 let entry = self.group_entry(at);
                 if self.table.word(entry).load(Ordering::Acquire) == READY
@@ -337,7 +362,7 @@ impl Segment {
                     if self.is_gone(leader) {
                         return Err(BoardError::Gone(0));
                     }
-                    std::thread::sleep(time);
+                    self.await_claim(claims, time);
                 }
                 Err(why) => return Err(why.into()),
             }

@@ -1,0 +1,182 @@
+//! A ring whose file gets its space while it is used: nothing that is recorded is lost or read wrongly,
+//! and a file system that is full costs records and nothing else.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_recorder::model::{OpType, ProcessGroupInfo};
+use rcomm_recorder::publish::RingReader;
+use rcomm_recorder::record::{
+    FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+    Touch,
+};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// In memory, where rings live.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+fn recorder(directory: &Path) -> FlightRecorder {
+    FlightRecorder::create(&RecorderConfig {
+        placement: Placement::Dir(directory.to_owned()),
+        touch: Touch::Ahead,
+        ..RecorderConfig::new("a job", 0, 1)
+    })
+    .unwrap()
+}
+
+fn group(recorder: &FlightRecorder) -> GroupHandle {
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: [0].into(),
+    };
+    recorder.add_group(&info, Duration::from_secs(60))
+}
+
+const BARRIER: SignatureKey<'static> = SignatureKey {
+    backend: "cpu",
+    op_name: "barrier",
+    inputs: &[],
+    outputs: &[],
+};
+
+/// Records this many, one after the other, each to its end.
+fn record(recorder: &FlightRecorder, group: GroupHandle, count: u64) {
+    for seq in 0..count {
+        let operation = Operation {
+            collective_seq_id: seq,
+            ..Operation::new(group, OpType::Barrier, SignatureRef::Key(&BARRIER))
+        };
+        let ticket = recorder.begin(&operation);
+        recorder.completed(ticket);
+    }
+}
+
+fn reader(recorder: &FlightRecorder) -> RingReader {
+    RingReader::attach(recorder.storage().path().unwrap()).unwrap()
+}
+
+/// Bytes of the ring's file that have space.
+fn space(recorder: &FlightRecorder) -> u64 {
+    let about = recorder.storage().path().unwrap().metadata().unwrap();
+    about.blocks() * 512
+}
+
+/// Page faults of this thread that needed no disk.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let behind_name = stat.rsplit(')').next().unwrap();
+    // The tenth field; the first two are gone.
+    behind_name
+        .split_whitespace()
+        .nth(7)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
+    let directory = directory();
+    let recorder = recorder(directory.path());
+    let group = group(&recorder);
+    let early = reader(&recorder);
+    let whole = recorder.size_bytes() as u64;
+    assert!(space(&recorder) < whole / 2, "most of it has no space yet");
+    assert_eq!(early.snapshot().entries.len(), 0);
+    // To look at what is not there does not bring it there.
+    assert!(space(&recorder) < whole / 2);
+
+    record(&recorder, group, 5_000);
+    for dump in [
+        recorder.snapshot(),
+        early.snapshot(),
+        reader(&recorder).snapshot(),
+    ] {
+        let ids: Vec<u64> = dump.entries.iter().map(|entry| entry.record_id).collect();
+        assert_eq!(ids, (1..=5_000).collect::<Vec<_>>());
+    }
+    assert!(space(&recorder) < whole, "the rest has none");
+
+    // Splits go behind the slots.
+    let splits = Operation {
+        input_splits: &[3, 4],
+        output_splits: &[5, 6],
+        ..Operation::new(group, OpType::AllToAll, SignatureRef::Key(&BARRIER))
+    };
+    recorder.begin(&splits);
+    for dump in [recorder.snapshot(), early.snapshot()] {
+        let last = dump.entries.last().unwrap();
+        let signature = &dump.signatures[last.signature as usize];
+        assert_eq!(signature.input_splits, [3, 4]);
+    }
+    assert_eq!(space(&recorder), whole);
+    let counters = recorder.counters();
+    assert_eq!((counters.records_lost, counters.updates_lost), (0, 0));
+    recorder.close().unwrap();
+}
+
+#[test]
+fn records_in_a_ring_that_was_touched_meet_no_page_fault() {
+    let directory = directory();
+    let entries = 16_384;
+    let [with, without] = [true, false].map(|touched| {
+        let recorder = recorder(&directory.path().join(touched.to_string()));
+        let group = group(&recorder);
+        record(&recorder, group, 8);
+        faults();
+        while touched && recorder.touch_ahead(64 << 10) {}
+        let before = faults();
+        record(&recorder, group, entries);
+        faults() - before
+    });
+    assert!(with < 16, "{with} faults");
+    // A page holds 32 records.
+    assert!(without >= entries / 32 - 16, "{without} faults");
+}
+
+#[test]
+fn full_file_system_costs_records_and_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = |arguments: &[&str]| {
+        let status = Command::new(arguments[0])
+            .args(&arguments[1..])
+            .arg(directory.path())
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    let mounted = rustix::process::geteuid().is_root()
+        && mount(&["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs"]);
+    if !mounted {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    }
+    let recorder = recorder(directory.path());
+    let group = group(&recorder);
+    let early = reader(&recorder);
+    // Another program takes what is left.
+    let mut other = File::create(directory.path().join("other")).unwrap();
+    while other.write_all(&[1; 4096]).is_ok() {}
+
+    record(&recorder, group, 5_000);
+    while recorder.touch_ahead(64 << 10) {}
+    let lost = recorder.counters().records_lost;
+    assert!((1..5_000).contains(&lost), "{lost} records lost");
+    for dump in [
+        recorder.snapshot(),
+        early.snapshot(),
+        reader(&recorder).snapshot(),
+    ] {
+        assert_eq!(dump.entries.len() as u64, 5_000 - lost);
+    }
+    recorder.close().unwrap();
+    drop((recorder, early, other));
+    assert!(mount(&["umount"]));
+}

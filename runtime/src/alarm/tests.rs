@@ -1,0 +1,101 @@
+use super::*;
+use crate::dump_writer::DumpWriter;
+use crate::store::HashStore;
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::{Placement, RecorderConfig};
+use std::sync::mpsc;
+
+/// Sends a dump's reason, and whether the flag was up by then.
+struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
+
+impl DumpWriter for Send {
+    fn write(&self, dump: &Dump) -> Result<String> {
+        let flag = self.1.check(&[FLAG])?;
+        let _ = self.0.send((dump.identity.reason.clone(), flag));
+        Ok(String::new())
+    }
+}
+
+/// The alarm of one rank at this store, over a watch where nobody makes rounds.
+pub(crate) fn alarm(
+    rank: u32,
+    store: &Arc<HashStore>,
+    interval: Duration,
+) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
+    let config = RecorderConfig {
+        placement: Placement::Memory,
+        entries: 16,
+        ..RecorderConfig::new("job", rank, 16)
+    };
+    let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+    let (sender, dumped) = mpsc::channel();
+    let writer = Box::new(Send(sender, store.clone()));
+    let alarm = Alarm::new(AlarmParts {
+        rank,
+        attempt: 0,
+        root: store.clone(),
+        watch: Arc::new(Watch::default()),
+        dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
+        recorder,
+        status_wait: Duration::from_secs(1),
+        interval,
+        propagation: Propagation::DumpOnly,
+    });
+    let alarm = alarm.unwrap();
+    let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
+    (alarm, dumped, thread)
+}
+
+#[test]
+fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
+    let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
+    let same = "all_reduce #4 on group dp: sizes differ";
+    assert_eq!(reported_before(cause, same), "found before by rank 3");
+    let other = "all_reduce #5 on group dp: not done after 3.0 s";
+    let expected = format!("reported before by {cause}");
+    assert_eq!(reported_before(cause, other), expected);
+}
+
+#[test]
+fn ranks_that_time_out_at_once_raise_one_alarm() {
+    let store = Arc::new(HashStore::new());
+    // Nobody looks at the store by itself: all believe that they are the first.
+    let never = Duration::from_secs(3_600);
+    let ranks: Vec<_> = (0..16).map(|rank| alarm(rank, &store, never)).collect();
+    let episodes = ranks.iter().map(|(alarm, _, _)| {
+        let episode = Episode::of_rank("late");
+        alarm.episodes.lock().unwrap().push(episode.clone());
+        episode
+    });
+    let episodes: Vec<_> = episodes.collect();
+    for (alarm, _, _) in &ranks {
+        alarm.ring();
+    }
+    for episode in episodes {
+        let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+        assert!(raised.raised);
+    }
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
+    assert!(cause.unwrap().ends_with(b": late"));
+}
+
+#[test]
+fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
+    let store = Arc::new(HashStore::new());
+    let often = Duration::from_millis(10);
+    let (first, _, _first) = alarm(0, &store, often);
+    let (second, dumped, _second) = alarm(1, &store, often);
+    let fail = |alarm: &Alarm| {
+        let episode = Episode::of_rank("late");
+        alarm.episodes.lock().unwrap().push(episode.clone());
+        alarm.ring();
+        let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+        assert!(raised.raised);
+    };
+    fail(&first);
+    let heard = dumped.recv_timeout(Duration::from_secs(60));
+    assert!(heard.unwrap().0.contains("late"));
+    fail(&second);
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+}

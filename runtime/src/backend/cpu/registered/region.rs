@@ -1,0 +1,182 @@
+//! A sealed memfd mapped into this process: the memory that ranks of one host can reach in each other.
+//!
+//! Others open the file through `/proc/<pid>/fd/<n>`, which the kernel allows to processes of the same
+//! user alone. A number of a descriptor is soon used again, so the file is told from others by its inode.
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Where the processes of this host find a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Whereabouts {
+    /// The process that made it.
+    pub(in super::super) pid: u32,
+    /// The number of its file there.
+    pub(in super::super) number: i32,
+    /// The inode of its file, which no other region of the host has while this one is there; never 0.
+    pub(in super::super) id: u64,
+    /// Bytes.
+    pub(in super::super) len: usize,
+}
+
+/// A mapping of such a file, from its beginning.
+pub(in super::super) struct Region {
+    file: OwnedFd,
+    id: u64,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is memory of the process, usable from any thread under the rules of those who hand
+// out access to it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// New memory, all zero.
+    pub(in super::super) fn create(len: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("rcomm-region", flags)?;
+        rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::ftruncate(&file, len.max(1) as u64)?;
+        // Nobody can cut it and make the others fault.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let id = rustix::fs::fstat(&file)?.st_ino;
+        Self::map(file, id, len)
+    }
+
+    /// The memory that another process of this host has there.
+    ///
+    /// # Errors
+    /// Also if what is there now is another file, or none of this length, or one that can be cut.
+    pub(in super::super) fn attach(at: &Whereabouts) -> io::Result<Self> {
+        let path = format!("/proc/{}/fd/{}", at.pid, at.number);
+        // By now it may be anything: it is not waited for, and becomes nobody's terminal.
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&file)?;
+        let sealed = rustix::fs::fcntl_get_seals(&file)?;
+        if found.st_ino != at.id
+            || u64::try_from(found.st_size).ok() != Some(at.len.max(1) as u64)
+            || !sealed.contains(SealFlags::SHRINK)
+        {
+            return Err(io::Error::other(
+                "the file is not the memory that was named",
+            ));
+        }
+        Self::map(file, at.id, at.len)
+    }
+
+    fn map(file: OwnedFd, id: u64, len: usize) -> io::Result<Self> {
+        if isize::try_from(len).is_err() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len.max(1),
+                protection,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            file,
+            id,
+            start,
+            len,
+        })
+    }
+
+    /// Where the others find it, if this process made it.
+    pub(in super::super) fn whereabouts(&self) -> Whereabouts {
+        Whereabouts {
+            pid: std::process::id(),
+            number: self.file.as_raw_fd(),
+            id: self.id,
+            len: self.len,
+        }
+    }
+
+    /// Its first byte here.
+    pub(in super::super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes.
+    pub(in super::super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn ask_for_huge_pages(&self) -> io::Result<()> {
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
+        unsafe { rustix::mm::madvise(start, self.len.max(1), Advice::LinuxHugepage)? };
+        Ok(())
+    }
+
+    /// Gives the memory back to the system, whoever still has it mapped: they find zeros there.
+    pub(super) fn empty(&self) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Only whole pages are given back.
+        let len = self.len.max(1).next_multiple_of(rustix::param::page_size());
+        // What cannot be emptied goes with the last mapping.
+        let _ = rustix::fs::fallocate(&self.file, flags, 0, len as u64);
+    }
+
+    /// Whether there is no memory in it: who made it has [emptied](Self::empty) it, or nobody has used it.
+    pub(super) fn is_empty(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|found| found.st_blocks == 0)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: whoever had access to it held whatever owns this.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
+        debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_very_file_that_was_named_is_mapped() {
+        let own = Region::create(100).unwrap();
+        let at = own.whereabouts();
+        assert!(Region::attach(&at).is_ok());
+        assert!(Region::attach(&Whereabouts { len: 99, ..at }).is_err());
+        let id = at.id ^ 1;
+        assert!(Region::attach(&Whereabouts { id, ..at }).is_err());
+        // Another one, as long, that took its number.
+        let other = Region::create(100).unwrap();
+        let number = other.whereabouts().number;
+        assert!(Region::attach(&Whereabouts { number, ..at }).is_err());
+    }
+
+    #[test]
+    fn emptied_memory_is_zero_to_whoever_still_has_it() {
+        let own = Region::create(5000).unwrap();
+        let other = Region::attach(&own.whereabouts()).unwrap();
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { own.start().as_ptr().add(4999).write(7) };
+        assert!(!other.is_empty());
+        // SAFETY: as above.
+        assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 7);
+        own.empty();
+        assert!(other.is_empty());
+        // SAFETY: as above.
+        assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 0);
+    }
+}

@@ -1,0 +1,109 @@
+//! What the device or the library comes to late: memory that somebody has given up by then stays until it is
+//! through.
+
+use super::stuck::Gate;
+use super::{Gpu, all_reduce, count, window};
+use rcomm::backend::nccl::DeviceBuffer;
+use rcomm::{DType, DeviceKind, ProcessGroup, Result, World};
+use rcomm_tests::process::CULPRIT;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Memory of the library's is given up while what fills it with zeros is still to come.
+pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let numbers = gpu.buffer(&[1.0f32; 256])?;
+    let gate = Gate::shut(world, gpu)?;
+    // The group's stream waits for that of the numbers, and what it has to do after that waits as well.
+    let work = group.execute_async(all_reduce(&numbers)?)?;
+    drop(backend.allocate(DType::U8, 1 << 20)?);
+    gate.open();
+    work.wait()?;
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    eprintln!("given up and written");
+    Ok(())
+}
+
+/// Memory whose owner can be watched.
+fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
+    let owner = Arc::new(gpu.buffer(elements)?);
+    let (at, weak) = (owner.address(), Arc::downgrade(&owner));
+    // SAFETY: the memory is the owner's, whole.
+    let memory =
+        unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, elements.len(), owner)? };
+    Ok((memory, weak))
+}
+
+/// Waits until the library says so of the group's communicator.
+fn await_state(group: &ProcessGroup, state: &str) {
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let begun = Instant::now();
+    let fact = ("async_state".to_owned(), state.to_owned());
+    while !backend.comm_state()[0].facts.contains(&fact) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "it is never {state}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the library has done in the background what it began, and the device after it.
+fn catch_up(group: &ProcessGroup, gpu: &Gpu) -> Result<()> {
+    await_state(group, "ready");
+    // To free memory is to wait for the device.
+    drop(gpu.buffer(&[0u32])?);
+    Ok(())
+}
+
+/// An operation is given up while the library is at it, and launched all the same: nobody stops that.
+pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let (numbers, owner) = watched(gpu, &[1; 256])?;
+    let op = all_reduce(&numbers)?;
+    drop(numbers);
+    let work = std::thread::scope(|scope| {
+        let issuing = scope.spawn(|| group.execute_async(op));
+        await_state(group, "in progress");
+        group.abort("it takes too long");
+        issuing.join().expect("the thread that issues")
+    })?;
+    // What is on the device by now is done, and says nothing of what is still to come.
+    drop(gpu.buffer(&[0u32])?);
+    let error = work.wait().map(|_| ()).expect_err("it was given up");
+    eprintln!("given up: {error}");
+    catch_up(group, gpu)?;
+    assert!(
+        owner.upgrade().is_some(),
+        "nobody knows when it was launched"
+    );
+    Ok(())
+}
+
+/// The library puts when the deadline has passed, and nobody stops it.
+pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let (window, _) = window::open(group, 64)?;
+    let next = (group.rank() + 1) % group.size();
+    let (source, owner) = watched(gpu, &[7; 64])?;
+    group.set_timeout(Duration::from_millis(500));
+    if group.rank() == CULPRIT {
+        let error = window.put_buffer(next, 0, &source.buffer()?);
+        eprintln!("put: {}", error.expect_err("the library is slow"));
+        let after = window.put(next, 0, &[1u32]);
+        eprintln!(
+            "after: {}",
+            after.expect_err("nobody knows what is to come")
+        );
+    }
+    drop(source);
+    let closed = window.close().map(|_| ());
+    let error = closed.expect_err("a put may still come");
+    eprintln!("not closed: {error}");
+    if group.rank() == CULPRIT {
+        catch_up(group, gpu)?;
+        assert!(owner.upgrade().is_some(), "the device was still to read it");
+    }
+    Ok(())
+}

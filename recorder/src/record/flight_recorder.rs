@@ -1,14 +1,18 @@
-//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot.
+//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. How it comes to be is in `create`,
+//! how its file grows in `room`.
 //!
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system
 //! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
 
+mod create;
+mod room;
+
+use self::room::Growth;
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
-use super::config::{Placement, RecorderConfig, Storage, Touch};
+use super::config::Storage;
 use super::decode;
-use super::directory::{self, Place, Unnamed};
-use super::header::initialise;
+use super::directory;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
 use super::map::Map;
@@ -21,10 +25,9 @@ use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::{EntryState, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp};
 use crate::publish::Dump;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// What a recorder could not keep since it was made.
@@ -48,17 +51,6 @@ pub struct Counters {
     pub threads_lost: u64,
     /// Phases not written, since another thread was naming one.
     pub phases_lost: u64,
-}
-
-/// So many bytes of a ring file are reserved at a time.
-const GROWTH: usize = 64 << 10;
-
-/// Whether more of the ring file can be reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
-    Goes,
-    /// The system had no space for it.
-    Stopped,
 }
 
 /// Writes what one rank does into its ring.
@@ -89,76 +81,6 @@ pub struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// Makes the ring and claims its name.
-    ///
-    /// Blocks for the time it takes to reserve and zero the memory. Fails on a configuration that
-    /// cannot be, if another living process records as this rank of this job and attempt, and if a
-    /// directory was asked for in which no ring can be made. With [`Placement::Shared`] the last is
-    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) says why.
-    pub fn create(config: &RecorderConfig) -> Result<Self> {
-        config.check()?;
-        let in_memory = |why| {
-            let layout = Layout::plan(config);
-            let map = Map::anonymous(layout.bytes, config.touch).map_err(|error| {
-                Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
-            })?;
-            initialise(&map, &layout, config);
-            Ok(Self::over(map, layout, Storage::Memory { why }, None))
-        };
-        match &config.placement {
-            Placement::Memory => in_memory(None),
-            Placement::Dir(directory) => Self::in_directory(config, directory),
-            Placement::Shared => {
-                let directory = directory::default_directory();
-                let made = directory::ensure_private(&directory)
-                    .and_then(|()| Self::in_directory(config, &directory));
-                match made {
-                    Err(why @ Error::Io { .. }) => in_memory(Some(why.to_string())),
-                    made => made,
-                }
-            }
-        }
-    }
-
-    fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
-        let place = Place {
-            job: &config.job,
-            rank: config.rank,
-            attempt: config.attempt,
-        };
-        let layout = Layout::plan(config);
-        // Everything but slots and lap ring is written to at any place; those come one after the other.
-        let first = match config.touch {
-            Touch::AtOnce => layout.bytes,
-            Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
-        };
-        let unnamed = Unnamed::create(directory, place, first, layout.bytes)?;
-        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
-            .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
-        map.admit(first / 8);
-        initialise(&map, &layout, config);
-        map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
-        let (path, lock) = unnamed.publish(place)?;
-        Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
-    }
-
-    fn over(map: Map, layout: Layout, storage: Storage, lock: Option<OwnedFd>) -> Self {
-        Self {
-            map,
-            slots: decode::slots(&layout),
-            phases: decode::phases(&layout),
-            lap: decode::lap_ring(&layout),
-            tables: Tables::new(layout),
-            clock: Clock::choose(),
-            layout,
-            storage,
-            touched: AtomicUsize::new(0),
-            growth: Mutex::new(Growth::Goes),
-            file: lock,
-            closed: AtomicBool::new(false),
-        }
-    }
-
     /// Where the ring is.
     pub fn storage(&self) -> &Storage {
         &self.storage
@@ -172,68 +94,6 @@ impl FlightRecorder {
     /// How many operations the ring holds.
     pub fn entries(&self) -> usize {
         self.slots.slots()
-    }
-
-    /// Reserves so many bytes more of the ring and brings them into the process's memory, those of the next
-    /// records first; says whether there is more to bring. For a thread that nobody waits for, in a ring that
-    /// was made with [`Touch::Ahead`].
-    pub fn touch_ahead(&self, bytes: usize) -> bool {
-        let all = self.layout.bytes / 8;
-        let count = bytes / 8;
-        let done = self.touched.fetch_add(count, Ordering::Relaxed);
-        if done >= all {
-            return false;
-        }
-        let from = (self.layout.slots.word + done) % all;
-        let end = from + count.min(all - done);
-        if !self.make_room(end.min(all)) {
-            return false;
-        }
-        self.map.touch(from..end.min(all));
-        self.map.touch(0..end.saturating_sub(all));
-        done + count < all
-    }
-
-    /// Writes a slot that has no space yet.
-    #[cold]
-    fn write_beyond(
-        &self,
-        id: u64,
-        fill: &dyn Fn(&[AtomicU64; slot::WORDS]),
-    ) -> std::result::Result<(), Missed> {
-        if !self.make_room(self.slots.end_of(id)) {
-            return Err(Missed::Beyond);
-        }
-        self.slots.write(&self.map, id, fill)
-    }
-
-    /// As [`make_room`](Self::make_room), without a lock where there is room.
-    fn make_room_once(&self, end: usize) -> bool {
-        end <= self.map.words().len() || self.make_room(end)
-    }
-
-    /// Reserves the ring file up to this word, unless it is; says whether it is now.
-    ///
-    /// Who records comes here when the thread that touches the ring has not been there before: once in 512
-    /// records, in the first moments of the process. It then waits for some pages from the system.
-    fn make_room(&self, end: usize) -> bool {
-        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
-        let have = self.map.words().len();
-        if end <= have {
-            return true;
-        }
-        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Goes) else {
-            return false;
-        };
-        let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
-        if directory::reserve(file, have * 8, bytes).is_err() {
-            // What does not fit is counted, and the rest of the ring is used on.
-            *growth = Growth::Stopped;
-            return false;
-        }
-        self.map.admit(bytes / 8);
-        self.map.words()[header::RESERVED].store(bytes as u64, Ordering::Release);
-        true
     }
 
     /// Now, on the clock of the records.
@@ -284,7 +144,14 @@ impl FlightRecorder {
             sequence,
             group: operation.group.0,
         };
-        let (signature, own) = self.own_facts(id, operation);
+        let (signature, own) = match operation.signature {
+            SignatureRef::Id(known)
+                if operation.input_splits.is_empty() && operation.output_splits.is_empty() =>
+            {
+                (known, LapPlace::default())
+            }
+            _ => self.own_facts(id, operation),
+        };
         let call_site = match operation.call_site {
             None => NO_ROW,
             Some(site) => self.tables.call_site(&self.map, site).unwrap_or_else(|| {
@@ -341,15 +208,32 @@ impl FlightRecorder {
         if written.is_err() {
             self.count(header::RECORDS_LOST);
         }
-        self.set(ticket, group::LAST_ENQUEUED);
-        if operation.start == Start::AtOnce {
-            self.set(ticket, group::LAST_STARTED);
-        }
+        self.note_begun(ticket, operation.start);
         ticket
     }
 
-    /// The signature's row, and the place of what this record alone says.
+    /// As [`raise`](Self::raise), for an operation that is begun. A group's operations are begun one after
+    /// the other, so nobody raises these words beyond this one meanwhile, and a plain store loses nothing.
     #[inline]
+    fn note_begun(&self, ticket: Ticket, start: Start) {
+        if ticket.sequence == 0 {
+            return;
+        }
+        let Some(row) = self.group_words(ticket.group) else {
+            return;
+        };
+        let set = |word: usize| {
+            if row[word].load(Ordering::Relaxed) < ticket.sequence {
+                row[word].store(ticket.sequence, Ordering::Relaxed);
+            }
+        };
+        set(group::LAST_ENQUEUED);
+        if start == Start::AtOnce {
+            set(group::LAST_STARTED);
+        }
+    }
+
+    /// The signature's row, and the place of what this record alone says.
     fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
@@ -575,20 +459,6 @@ impl FlightRecorder {
             Err(Missed::Reused) => self.count(header::UPDATES_LATE),
             // What could not be recorded cannot be updated.
             Err(Missed::Held | Missed::Beyond) => self.count(header::UPDATES_LOST),
-        }
-    }
-
-    /// As [`raise`](Self::raise), for an operation that is begun. A group's operations are begun one after
-    /// the other, so nobody raises the word beyond this one meanwhile, and a plain store loses nothing.
-    #[inline]
-    fn set(&self, ticket: Ticket, word: usize) {
-        if ticket.sequence == 0 {
-            return;
-        }
-        if let Some(row) = self.group_words(ticket.group)
-            && row[word].load(Ordering::Relaxed) < ticket.sequence
-        {
-            row[word].store(ticket.sequence, Ordering::Relaxed);
         }
     }
 

@@ -45,19 +45,23 @@ impl SignatureCache {
         &self,
         backend: &'static str,
         op: OpType,
-        inputs: impl ExactSizeIterator<Item = Tensor<'t>>,
-        outputs: impl ExactSizeIterator<Item = Tensor<'t>>,
+        inputs: impl ExactSizeIterator<Item = Tensor<'t>> + Clone,
+        outputs: impl ExactSizeIterator<Item = Tensor<'t>> + Clone,
     ) -> Option<SignatureId> {
         let count = inputs.len();
-        let mut tensors = inputs.chain(outputs).peekable();
-        let at = row_of(op, count, tensors.peek());
+        // One after the other, not chained: a chain asks for every tensor which of both it is from.
+        let first = inputs.clone().next().or_else(|| outputs.clone().next());
+        let at = row_of(op, count, first.as_ref());
         let row = self.rows[at].as_ref()?;
         let same = row.op == op
             && row.inputs == count
             // The same constant, most likely.
-            && (std::ptr::eq(row.backend, backend) || row.backend == backend)
-            && row.holds(tensors);
-        same.then_some(row.id)
+            && (std::ptr::eq(row.backend, backend) || row.backend == backend);
+        if !same {
+            return None;
+        }
+        let rest = after(&row.tensors, inputs)?;
+        after(rest, outputs)?.is_empty().then_some(row.id)
     }
 
     /// Keeps an id for [`find`](Self::find), over an older one if need be. The key's `op_name` is the
@@ -85,24 +89,21 @@ impl SignatureCache {
     }
 }
 
-impl Row {
-    #[inline]
-    fn holds<'t>(&self, tensors: impl Iterator<Item = Tensor<'t>>) -> bool {
-        let mut rest = &self.tensors[..];
-        for tensor in tensors {
-            let Some((&head, others)) = rest.split_first() else {
-                return false;
-            };
-            let Some((shape, others)) = others.split_at_checked(tensor.shape.len()) else {
-                return false;
-            };
-            if head != head_of(&tensor) || !shape.iter().eq(tensor.shape) {
-                return false;
-            }
-            rest = others;
+/// What is left of a row's tensors behind these; `None` if it does not begin with them.
+#[inline]
+fn after<'r, 't>(
+    mut row: &'r [u64],
+    tensors: impl Iterator<Item = Tensor<'t>>,
+) -> Option<&'r [u64]> {
+    for tensor in tensors {
+        let (&head, others) = row.split_first()?;
+        let (shape, others) = others.split_at_checked(tensor.shape.len())?;
+        if head != head_of(&tensor) || !shape.iter().eq(tensor.shape) {
+            return None;
         }
-        rest.is_empty()
+        row = others;
     }
+    Some(row)
 }
 
 #[inline]

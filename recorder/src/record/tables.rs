@@ -12,7 +12,7 @@ use super::sync::{Memory, Read};
 use crate::model::{ProcessGroupInfo, Rank};
 use std::cell::Cell;
 use std::panic::Location;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -107,6 +107,18 @@ impl<K> Known<K> {
     }
 }
 
+/// Call sites that are found at once; a power of two.
+const RECENT_SITES: usize = 64;
+/// Bits of a row in a [`site_word`].
+const ROW_BITS: u32 = 16;
+
+/// A call site's address and its row in one word, if they fit.
+fn site_word(address: usize, row: u32) -> Option<u64> {
+    let address = address as u64;
+    let fits = address >> (64 - ROW_BITS) == 0 && row >> ROW_BITS == 0;
+    fits.then_some(address << ROW_BITS | u64::from(row))
+}
+
 /// Spreads a number over 64 bits (the golden ratio's multiplier).
 #[inline]
 fn spread(number: u64) -> u64 {
@@ -121,18 +133,26 @@ pub(super) struct Tables {
     signatures: Known<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
     call_sites: Known<usize>,
+    /// Some of them, found in a few instructions: [`site_word`]s, 0 where none is.
+    recent_sites: [AtomicU64; RECENT_SITES],
     threads: Known<u32>,
+    /// By which threads know whose row they remember.
+    id: u64,
     /// Bytes of the arena in use. Whoever adds to a table holds this.
     arena_used: Mutex<usize>,
 }
 
 impl Tables {
     pub(super) fn new(layout: Layout) -> Self {
+        /// 0 is nobody's.
+        static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,
             signatures: Known::new(),
             call_sites: Known::new(),
+            recent_sites: [const { AtomicU64::new(0) }; RECENT_SITES],
             threads: Known::new(),
+            id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             arena_used: Mutex::new(0),
         }
     }
@@ -216,6 +236,26 @@ impl Tables {
     pub(super) fn call_site(&self, map: &Map, site: &'static Location<'static>) -> Option<u32> {
         let address = std::ptr::from_ref(site).addr();
         let hash = spread(address as u64);
+        let recent = &self.recent_sites[(hash >> (64 - RECENT_SITES.trailing_zeros())) as usize];
+        let word = recent.load(Ordering::Relaxed);
+        if word >> ROW_BITS == address as u64 {
+            return Some((word & ((1 << ROW_BITS) - 1)) as u32);
+        }
+        let row = self.find_call_site(map, site, address, hash)?;
+        if let Some(word) = site_word(address, row) {
+            recent.store(word, Ordering::Relaxed);
+        }
+        Some(row)
+    }
+
+    #[inline(never)]
+    fn find_call_site(
+        &self,
+        map: &Map,
+        site: &'static Location<'static>,
+        address: usize,
+        hash: u64,
+    ) -> Option<u32> {
         match self.call_sites.find(hash, |&known| known == address) {
             Some(row) => Some(row),
             None => self.add_call_site(map, site, address, hash),
@@ -252,13 +292,24 @@ impl Tables {
     /// The row of the calling thread, if it is known or there is room for it.
     #[inline]
     pub(super) fn thread(&self, map: &Map) -> Option<u16> {
+        let (tables, row) = OWN_ROW.get();
+        if tables == self.id {
+            return Some(row);
+        }
+        self.find_thread(map)
+    }
+
+    #[inline(never)]
+    fn find_thread(&self, map: &Map) -> Option<u16> {
         let id = own_thread_id();
         let hash = spread(u64::from(id));
         let row = match self.threads.find(hash, |&known| known == id) {
             Some(row) => row,
             None => self.add_thread(map, id, hash)?,
         };
-        u16::try_from(row).ok()
+        let row = u16::try_from(row).ok()?;
+        OWN_ROW.set((self.id, row));
+        Some(row)
     }
 
     #[cold]
@@ -288,6 +339,8 @@ impl Tables {
 thread_local! {
     /// What the kernel calls this thread, asked once.
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
+    /// The tables that this thread was found in last, by their number, and its row there.
+    static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
 #[inline]
@@ -387,6 +440,13 @@ mod tests {
             [[join(5, u32::MAX), 3], [join(9, 0), 1]]
         );
         assert_eq!(runs_of(&[]), [[0; 2]; 0]);
+    }
+
+    #[test]
+    fn a_call_site_goes_into_a_word_with_its_row_or_is_looked_up_every_time() {
+        assert_eq!(site_word(0x7fff_1234, 5), Some(0x7fff_1234_0005));
+        assert_eq!(site_word(1 << 48, 5), None);
+        assert_eq!(site_word(0x7fff_1234, 1 << 16), None);
     }
 
     #[test]

@@ -317,28 +317,49 @@ impl Group {
             Some(id) => Some(id),
             None => self.intern(signatures, backend, op),
         };
-        let begin = |signature: SignatureRef<'_>| {
-            self.recorder.begin(&Operation {
-                collective_seq_id: issue.collective_seq,
-                p2p_seq_id: issue.p2p_seq,
-                op_id: issue.op_id,
-                is_p2p: manner.is_p2p,
-                peer: op.peer(),
-                root: op.root(),
-                reduce_op: op.reduction().map(|reduction| reduction.op),
-                input_splits: &splits[0],
-                output_splits: &splits[1],
-                timeout: manner.timeout,
-                call_site: Some(manner.site),
-                start: manner.start,
-                ..Operation::new(self.handle, kind, signature)
-            })
-        };
         match known {
-            Some(id) => begin(SignatureRef::Id(id)),
-            // Their table is full: the record itself says what it is over.
-            None => with_signature(backend, op, |key| begin(SignatureRef::Key(key))),
+            Some(id) => self.begin(issue, op, manner, SignatureRef::Id(id)),
+            None => self.begin_with_key(issue, op, manner, backend),
         }
+    }
+
+    /// The signatures' table is full: the record itself says what it is over.
+    #[cold]
+    fn begin_with_key(
+        &self,
+        issue: &Issue,
+        op: &Op<'_>,
+        manner: &Manner,
+        backend: &'static str,
+    ) -> Ticket {
+        with_signature(backend, op, |key| {
+            self.begin(issue, op, manner, SignatureRef::Key(key))
+        })
+    }
+
+    #[inline(always)]
+    fn begin(
+        &self,
+        issue: &Issue,
+        op: &Op<'_>,
+        manner: &Manner,
+        signature: SignatureRef<'_>,
+    ) -> Ticket {
+        self.recorder.begin(&Operation {
+            collective_seq_id: issue.collective_seq,
+            p2p_seq_id: issue.p2p_seq,
+            op_id: issue.op_id,
+            is_p2p: manner.is_p2p,
+            peer: op.peer(),
+            root: op.root(),
+            reduce_op: op.reduction().map(|reduction| reduction.op),
+            input_splits: &issue.splits[0],
+            output_splits: &issue.splits[1],
+            timeout: manner.timeout,
+            call_site: Some(manner.site),
+            start: manner.start,
+            ..Operation::new(self.handle, op.op_type(), signature)
+        })
     }
 
     /// Interns the signature of an operation that was not found among the last ones, if there is room.

@@ -22,7 +22,7 @@ pub(super) struct Job<'a> {
 }
 
 /// How two values become one, and what happens to the last one.
-trait Combine<A> {
+pub(super) trait Combine<A> {
     fn combine(left: A, right: A) -> A;
 
     #[inline(always)]
@@ -31,11 +31,11 @@ trait Combine<A> {
     }
 }
 
-struct Sum;
+pub(super) struct Sum;
 struct Avg;
 struct Product;
-struct Min;
-struct Max;
+pub(super) struct Min;
+pub(super) struct Max;
 struct BitAnd;
 struct BitOr;
 struct BitXor;

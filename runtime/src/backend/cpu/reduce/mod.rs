@@ -9,6 +9,7 @@
 //! no data between ranks.
 
 mod copy;
+mod few;
 mod fold;
 mod format;
 mod narrow;
@@ -60,8 +61,7 @@ impl Level {
     /// The best level for so many bytes: a few are done before it is known which one that is.
     #[inline]
     fn for_len(bytes: usize) -> Self {
-        const FEW: usize = 64;
-        if bytes <= FEW {
+        if bytes <= few::MOST {
             Self::Portable
         } else {
             Self::detect()
@@ -87,7 +87,27 @@ pub(crate) const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
 /// Combines `inputs` in their order into `out`, and into `also` where there is one.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size.
+#[inline]
 pub(crate) fn combine(
+    op: ReduceOp,
+    dtype: DType,
+    inputs: &[&[u8]],
+    out: &mut [u8],
+    also: Option<&mut [u8]>,
+) {
+    if let (&[first, second], None) = (inputs, &also)
+        && out.len() <= few::MOST
+    {
+        assert_eq!(second.len(), out.len(), "inputs are as long as the output");
+        out.copy_from_slice(first);
+        if few::combine(op, dtype, out, second, true) {
+            return;
+        }
+    }
+    combine_by_loops(op, dtype, inputs, out, also);
+}
+
+fn combine_by_loops(
     op: ReduceOp,
     dtype: DType,
     inputs: &[&[u8]],
@@ -115,7 +135,27 @@ pub(crate) fn combine(
 }
 
 /// As [`combine`], with `out` itself as input number `own` among `others`.
+#[inline]
 pub(crate) fn combine_in_place(
+    op: ReduceOp,
+    dtype: DType,
+    out: &mut [u8],
+    own: usize,
+    others: &[&[u8]],
+    also: Option<&mut [u8]>,
+) {
+    if let (&[other], None) = (others, &also)
+        && out.len() <= few::MOST
+    {
+        assert_eq!(other.len(), out.len(), "inputs are as long as the output");
+        if few::combine(op, dtype, out, other, own == 0) {
+            return;
+        }
+    }
+    combine_in_place_by_loops(op, dtype, out, own, others, also);
+}
+
+fn combine_in_place_by_loops(
     op: ReduceOp,
     dtype: DType,
     out: &mut [u8],

@@ -106,6 +106,44 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
 }
 
 #[test]
+fn a_few_bytes_of_two_come_out_as_by_the_loops() {
+    for &dtype in DType::ALL {
+        for &op in ReduceOp::ALL.iter().filter(|&&op| is_supported(op, dtype)) {
+            let size = dtype.size().unwrap();
+            for count in (0..=few::MOST / size).chain([few::MOST / size + 1]) {
+                let pair = [3, 4].map(|seed| random_bytes(seed + count as u64, count * size));
+                let [first, second] = &pair;
+                let pointers = [first.as_ptr(), second.as_ptr()];
+                let mut expected = vec![0; count * size];
+                // SAFETY: all are equally long and apart, and every processor has the level.
+                unsafe {
+                    run(
+                        Level::Portable,
+                        op,
+                        dtype,
+                        &pointers,
+                        &mut expected[..],
+                        &[],
+                    )
+                };
+                let mut apart = vec![0; count * size];
+                combine(op, dtype, &[first, second], &mut apart, None);
+                let (mut left, mut right) = (first.clone(), second.clone());
+                combine_in_place(op, dtype, &mut left, 0, &[second], None);
+                combine_in_place(op, dtype, &mut right, 1, &[first], None);
+                for (got, way) in [(apart, "apart"), (left, "as first"), (right, "as second")] {
+                    let mut elements = got.chunks(size).zip(expected.chunks(size));
+                    let same = elements.all(|(got, want)| {
+                        got == want || is_nan(dtype, got) && is_nan(dtype, want)
+                    });
+                    assert!(same, "{op} of {dtype}, {count} elements, {way}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn in_place_takes_its_own_turn_in_the_order() {
     for own in 0..3 {
         let values = [[1e8f32; 70], [1.0; 70], [-1e8; 70]];

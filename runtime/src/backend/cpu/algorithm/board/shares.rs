@@ -224,7 +224,11 @@ pub(super) fn with_inputs<'a>(
     use_them: impl FnOnce(&[&'a [u8]]),
 ) {
     const FEW: usize = 8;
-    if count <= FEW {
+    if count == 1 {
+        use_them(&[input(0)]);
+    } else if count == 2 {
+        use_them(&[input(0), input(1)]);
+    } else if count <= FEW {
         let mut few: [&[u8]; FEW] = [&[]; FEW];
         for (at, place) in few[..count].iter_mut().enumerate() {
             *place = input(at);

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod follower;
+mod refused;
+
 use rcomm_recorder::Error;
 use rcomm_recorder::model::{DType, EntryState, OpType, Peer, ProcessGroupInfo, ReduceOp};
 use rcomm_recorder::publish::{Dump, RingFollower, RingReader, list_rings, remove_stale_rings};
@@ -181,7 +184,7 @@ fn every_field_of_an_operation_is_read_back_from_the_file() {
     assert_eq!(signature.input_sizes, [[8, 128]]);
     assert_eq!(signature.output_dtypes, ["Float"]);
     let frame = &dump.frames[dump.stacks[first.stack.unwrap() as usize][0] as usize];
-    assert!(frame.filename.ends_with("ring_file.rs") && frame.line > 0);
+    assert!(frame.filename.ends_with("ring_file/main.rs") && frame.line > 0);
     let thread = &dump.threads[first.thread.unwrap() as usize];
     assert!(!thread.id.is_empty());
 
@@ -195,6 +198,40 @@ fn every_field_of_an_operation_is_read_back_from_the_file() {
     assert_eq!(exchanged.output_splits, [u64::MAX, 0, 0]);
     assert_eq!(exchanged.input_sizes, [[8, 128]]);
     assert_eq!((third.root, third.state), (Some(1), EntryState::Scheduled));
+}
+
+#[test]
+fn a_thread_has_a_row_of_its_own_with_every_recorder() {
+    let [one, other] = [0, 1].map(|rank| {
+        let mut config = RecorderConfig::new("job", rank, 4);
+        config.placement = Placement::Memory;
+        FlightRecorder::create(&config).unwrap()
+    });
+    let groups = [world(&one), world(&other)];
+    // So this thread is the second of one, and the first of the other.
+    std::thread::scope(|scope| {
+        scope.spawn(|| one.begin(&all_reduce(groups[0], 1)));
+    });
+    for seq in 2..5 {
+        one.begin(&all_reduce(groups[0], seq));
+        other.begin(&all_reduce(groups[1], seq));
+    }
+    let threads = |recorder: &FlightRecorder| -> Vec<_> {
+        let dump = recorder.snapshot();
+        let of = |row: u32| dump.threads[row as usize].id.clone();
+        dump.entries
+            .iter()
+            .map(|entry| of(entry.thread.unwrap()))
+            .collect()
+    };
+    let (of_one, of_other) = (threads(&one), threads(&other));
+    assert_ne!(of_one[0], of_one[1]);
+    assert!(
+        of_one[1..]
+            .iter()
+            .chain(&of_other)
+            .all(|id| *id == of_other[0])
+    );
 }
 
 #[test]
@@ -433,41 +470,6 @@ fn last_two_attempts_are_kept() {
     assert_eq!(attempts(), [(3, true)]);
 }
 
-fn follow(recorder: &FlightRecorder, keep: usize) -> RingFollower {
-    RingFollower::new(RingReader::attach(path_of(recorder)).unwrap(), keep)
-}
-
-#[test]
-fn follower_tells_of_whatever_a_snapshot_shows_and_of_nothing_else() {
-    let directory = tempfile::tempdir().unwrap();
-    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let mut follower = follow(&recorder, usize::MAX);
-    let mut differs = |what: &str| {
-        assert!(follower.look().changed, "{what}");
-        recorder.heartbeat();
-        let again = follower.look();
-        assert!(!again.changed && again.alive, "{what}");
-        assert!(again.heartbeat_ns > 0 && again.as_of_ns >= again.heartbeat_ns);
-    };
-    differs("it was never looked at");
-    let world = world(&recorder);
-    differs("a group was added");
-    let ticket = recorder.begin(&all_reduce(world, 1));
-    differs("an operation was issued");
-    recorder.started(ticket);
-    differs("it started");
-    recorder.completed(ticket);
-    differs("it completed");
-    recorder.retired(ticket);
-    differs("nobody watches it any more");
-    recorder.phase("evaluate");
-    differs("a phase was named");
-    recorder.step(2);
-    differs("a step was named");
-    recorder.set_group_timeout(world, MINUTE * 2);
-    differs("a time-out was set");
-}
-
 #[test]
 fn an_operation_in_a_graph_names_it_and_no_other_does() {
     let directory = tempfile::tempdir().unwrap();
@@ -562,117 +564,6 @@ fn said(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 #[test]
-fn follower_holds_what_a_snapshot_would_however_often_the_ring_goes_round() {
-    let directory = tempfile::tempdir().unwrap();
-    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let groups = [
-        world(&recorder),
-        recorder.add_group(
-            &ProcessGroupInfo {
-                id: 1,
-                name: "1".to_owned(),
-                desc: "tp".to_owned(),
-                ranks: [0, 1].into(),
-            },
-            MINUTE,
-        ),
-    ];
-    let mut follower = follow(&recorder, usize::MAX);
-    let reader = RingReader::attach(path_of(&recorder)).unwrap();
-    let mut random = 7_u64;
-    let mut open = Vec::new();
-    for seq in 1..2_000 {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        let roll = (random >> 33) % 100;
-        if roll < 40 {
-            open.push(recorder.begin(&all_reduce(groups[seq as usize % 2], seq)));
-        } else if let Some(at) = (roll as usize).checked_rem(open.len()) {
-            match roll % 4 {
-                0 => recorder.started(open[at]),
-                1 => recorder.completed(open[at]),
-                2 => recorder.failed(open[at]),
-                _ => recorder.retired(open.swap_remove(at)),
-            }
-        }
-        if roll.is_multiple_of(7) {
-            recorder.step(seq as i64);
-            assert!(follower.look().changed);
-            assert_eq!(said(follower.dump()), said(&reader.snapshot()), "{seq}");
-        }
-    }
-    assert!(
-        recorder.snapshot().entries[0].record_id > 100,
-        "it went round"
-    );
-}
-
-#[test]
-fn follower_keeps_the_newest_operations_and_every_one_that_is_not_over() {
-    let directory = tempfile::tempdir().unwrap();
-    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let world = world(&recorder);
-    let mut follower = follow(&recorder, 8);
-    let run = |from: u64, to: u64| {
-        for seq in from..to {
-            let ticket = recorder.begin(&all_reduce(world, seq));
-            recorder.completed(ticket);
-            recorder.retired(ticket);
-        }
-    };
-    let ids = |follower: &RingFollower| {
-        let entries = &follower.dump().entries;
-        (entries.len(), entries[0].record_id)
-    };
-    run(1, 21);
-    follower.look();
-    assert_eq!(ids(&follower), (8, 13));
-    let pending = recorder.begin(&all_reduce(world, 21));
-    run(22, 41);
-    follower.look();
-    assert_eq!(ids(&follower), (20, pending.record_id()));
-    recorder.completed(pending);
-    recorder.retired(pending);
-    assert!(follower.look().changed);
-    assert_eq!(ids(&follower), (8, 33));
-    recorder.close().unwrap();
-    let look = follower.look();
-    assert!(look.changed && !look.alive);
-    assert_eq!(follower.dump().identity.reason, RingReader::CLOSED);
-    assert!(!follower.look().changed);
-}
-
-#[test]
-fn list_of_a_missing_directory_is_empty() {
-    let directory = tempfile::tempdir().unwrap();
-    let missing = directory.path().join("missing");
-    assert!(list_rings(&missing).unwrap().is_empty());
-}
-
-#[test]
-fn directory_that_cannot_hold_a_ring_is_named_in_the_error() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("file");
-    fs::write(&file, "").unwrap();
-    let error = FlightRecorder::create(&config(&file, 0, 0)).unwrap_err();
-    assert!(
-        error.to_string().contains(file.to_str().unwrap()),
-        "{error}"
-    );
-}
-
-#[test]
-fn rank_outside_the_world_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let error = FlightRecorder::create(&config(directory.path(), 4, 0)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "recorder configuration: rank 4 is not below the world size 4"
-    );
-}
-
-#[test]
 fn recorder_in_plain_memory_keeps_the_same_record() {
     let mut config = RecorderConfig::new("job", 0, 1);
     config.placement = Placement::Memory;
@@ -682,108 +573,4 @@ fn recorder_in_plain_memory_keeps_the_same_record() {
     recorder.begin(&all_reduce(world, 1));
     assert_eq!(recorder.snapshot().entries.len(), 1);
     recorder.close().unwrap();
-}
-
-/// Writes `change` of a good ring's bytes to a file and tells why it cannot be attached to.
-fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
-    let directory = tempfile::tempdir().unwrap();
-    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let mut bytes = fs::read(path_of(&recorder)).unwrap();
-    change(&mut bytes);
-    let path = directory.path().join("changed");
-    fs::write(&path, bytes).unwrap();
-    RingReader::attach(&path).unwrap_err().to_string()
-}
-
-#[test]
-fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
-    assert!(refusal(|bytes| bytes.clear()).ends_with("it has 0 bytes, less than a ring's header"));
-    assert!(refusal(|bytes| bytes[0] = b'X').ends_with("it does not start as rings do"));
-    let half = refusal(|bytes| bytes.truncate(bytes.len() / 2));
-    assert!(half.ends_with("it was cut"), "{half}");
-    let newer = refusal(|bytes| bytes[8] = 9);
-    assert!(
-        newer.ends_with("layout 9, this reader knows layout 1; use a newer reader"),
-        "{newer}"
-    );
-    // A section beyond the file's end: the slots' place is word 28.
-    let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
-    assert!(beyond.contains("its header places"), "{beyond}");
-}
-
-#[test]
-fn links_pipes_and_directories_are_refused_without_waiting() {
-    let directory = tempfile::tempdir().unwrap();
-    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let link = directory.path().join("link");
-    std::os::unix::fs::symlink(path_of(&recorder), &link).unwrap();
-    assert!(RingReader::attach(&link).is_err());
-    let pipe = directory.path().join("pipe");
-    let mode = rustix::fs::Mode::RUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    assert!(RingReader::attach(&pipe).is_err());
-    assert!(RingReader::attach(directory.path()).is_err());
-    let missing = RingReader::attach(directory.path().join("missing")).unwrap_err();
-    assert!(
-        missing.to_string().starts_with("cannot open ring "),
-        "{missing}"
-    );
-}
-
-#[test]
-fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut config = config(directory.path(), 0, 0);
-    config.groups = 4;
-    config.signatures = 4;
-    config.call_sites = 4;
-    let recorder = FlightRecorder::create(&config).unwrap();
-    let world = world(&recorder);
-    recorder.phase("load data");
-    for seq in 1..=3 {
-        recorder.begin(&Operation {
-            input_splits: &[1, 2, 3],
-            ..all_reduce(world, seq)
-        });
-    }
-    let good = fs::read(path_of(&recorder)).unwrap();
-    let path = directory.path().join("damaged");
-    let mut read = 0;
-    for word in 0..good.len() / 8 {
-        let at = word * 8..word * 8 + 8;
-        if word >= 256 && good[at.clone()] == [0; 8] {
-            continue;
-        }
-        for damage in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0x7f], [1; 8]] {
-            let mut bytes = good.clone();
-            bytes[at.clone()].copy_from_slice(&damage);
-            fs::write(&path, bytes).unwrap();
-            if let Ok(reader) = RingReader::attach(&path) {
-                let dump = reader.snapshot();
-                check_indices(&dump);
-                read += 1;
-            }
-        }
-    }
-    assert!(read > 500, "only {read} damaged rings were readable");
-}
-
-fn check_indices(dump: &Dump) {
-    for entry in &dump.entries {
-        assert!((entry.group as usize) < dump.groups.len());
-        assert!((entry.signature as usize) < dump.signatures.len());
-        assert!(
-            entry
-                .stack
-                .is_none_or(|stack| (stack as usize) < dump.stacks.len())
-        );
-        assert!(
-            entry
-                .thread
-                .is_none_or(|thread| (thread as usize) < dump.threads.len())
-        );
-    }
-    for &frame in dump.stacks.iter().flatten() {
-        assert!((frame as usize) < dump.frames.len());
-    }
 }

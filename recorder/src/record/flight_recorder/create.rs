@@ -1,0 +1,90 @@
+//! How a recorder comes to be: in a file that outlives it, or in its process's memory.
+
+use super::super::clock::Clock;
+use super::super::config::{Placement, RecorderConfig, Storage, Touch};
+use super::super::decode;
+use super::super::directory::{self, Place, Unnamed};
+use super::super::header::initialise;
+use super::super::layout::{Layout, header};
+use super::super::map::Map;
+use super::super::sync::Memory;
+use super::super::tables::Tables;
+use super::FlightRecorder;
+use super::room::{GROWTH, Growth};
+use crate::error::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+impl FlightRecorder {
+    /// Makes the ring and claims its name.
+    ///
+    /// Blocks for the time it takes to reserve and zero the memory. Fails on a configuration that
+    /// cannot be, if another living process records as this rank of this job and attempt, and if a
+    /// directory was asked for in which no ring can be made. With [`Placement::Shared`] the last is
+    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) says why.
+    pub fn create(config: &RecorderConfig) -> Result<Self> {
+        config.check()?;
+        let in_memory = |why| {
+            let layout = Layout::plan(config);
+            let map = Map::anonymous(layout.bytes, config.touch).map_err(|error| {
+                Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
+            })?;
+            initialise(&map, &layout, config);
+            Ok(Self::over(map, layout, Storage::Memory { why }, None))
+        };
+        match &config.placement {
+            Placement::Memory => in_memory(None),
+            Placement::Dir(directory) => Self::in_directory(config, directory),
+            Placement::Shared => {
+                let directory = directory::default_directory();
+                let made = directory::ensure_private(&directory)
+                    .and_then(|()| Self::in_directory(config, &directory));
+                match made {
+                    Err(why @ Error::Io { .. }) => in_memory(Some(why.to_string())),
+                    made => made,
+                }
+            }
+        }
+    }
+
+    fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
+        let place = Place {
+            job: &config.job,
+            rank: config.rank,
+            attempt: config.attempt,
+        };
+        let layout = Layout::plan(config);
+        // Everything but slots and lap ring is written to at any place; those come one after the other.
+        let first = match config.touch {
+            Touch::AtOnce => layout.bytes,
+            Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
+        };
+        let unnamed = Unnamed::create(directory, place, first, layout.bytes)?;
+        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
+            .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
+        map.admit(first / 8);
+        initialise(&map, &layout, config);
+        map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
+        let (path, lock) = unnamed.publish(place)?;
+        Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
+    }
+
+    fn over(map: Map, layout: Layout, storage: Storage, lock: Option<OwnedFd>) -> Self {
+        Self {
+            map,
+            slots: decode::slots(&layout),
+            phases: decode::phases(&layout),
+            lap: decode::lap_ring(&layout),
+            tables: Tables::new(layout),
+            clock: Clock::choose(),
+            layout,
+            storage,
+            touched: AtomicUsize::new(0),
+            growth: Mutex::new(Growth::Goes),
+            file: lock,
+            closed: AtomicBool::new(false),
+        }
+    }
+}

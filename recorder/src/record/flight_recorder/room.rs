@@ -1,0 +1,84 @@
+//! How the ring's file grows: its slots are reserved when they are first needed, or a little before.
+
+use super::super::directory;
+use super::super::layout::{header, slot};
+use super::super::ring::Missed;
+use super::super::sync::Memory;
+use super::FlightRecorder;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// So many bytes of a ring file are reserved at a time.
+pub(super) const GROWTH: usize = 64 << 10;
+
+/// Whether more of the ring file can be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    Goes,
+    /// The system had no space for it.
+    Stopped,
+}
+
+impl FlightRecorder {
+    /// Reserves so many bytes more of the ring and brings them into the process's memory, those of the next
+    /// records first; says whether there is more to bring. For a thread that nobody waits for, in a ring that
+    /// was made with [`Touch::Ahead`].
+    pub fn touch_ahead(&self, bytes: usize) -> bool {
+        let all = self.layout.bytes / 8;
+        let count = bytes / 8;
+        let done = self.touched.fetch_add(count, Ordering::Relaxed);
+        if done >= all {
+            return false;
+        }
+        let from = (self.layout.slots.word + done) % all;
+        let end = from + count.min(all - done);
+        if !self.make_room(end.min(all)) {
+            return false;
+        }
+        self.map.touch(from..end.min(all));
+        self.map.touch(0..end.saturating_sub(all));
+        done + count < all
+    }
+
+    /// Writes a slot that has no space yet.
+    #[cold]
+    pub(super) fn write_beyond(
+        &self,
+        id: u64,
+        fill: &dyn Fn(&[AtomicU64; slot::WORDS]),
+    ) -> std::result::Result<(), Missed> {
+        if !self.make_room(self.slots.end_of(id)) {
+            return Err(Missed::Beyond);
+        }
+        self.slots.write(&self.map, id, fill)
+    }
+
+    /// As [`make_room`](Self::make_room), without a lock where there is room.
+    pub(super) fn make_room_once(&self, end: usize) -> bool {
+        end <= self.map.words().len() || self.make_room(end)
+    }
+
+    /// Reserves the ring file up to this word, unless it is; says whether it is now.
+    ///
+    /// Who records comes here when the thread that touches the ring has not been there before: once in 512
+    /// records, in the first moments of the process. It then waits for some pages from the system.
+    fn make_room(&self, end: usize) -> bool {
+        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let have = self.map.words().len();
+        if end <= have {
+            return true;
+        }
+        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Goes) else {
+            return false;
+        };
+        let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
+        if directory::reserve(file, have * 8, bytes).is_err() {
+            // What does not fit is counted, and the rest of the ring is used on.
+            *growth = Growth::Stopped;
+            return false;
+        }
+        self.map.admit(bytes / 8);
+        self.map.words()[header::RESERVED].store(bytes as u64, Ordering::Release);
+        true
+    }
+}

@@ -1,0 +1,136 @@
+//! Files and places that are refused, with one sentence each.
+
+use super::*;
+
+#[test]
+fn list_of_a_missing_directory_is_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    assert!(list_rings(&missing).unwrap().is_empty());
+}
+
+#[test]
+fn directory_that_cannot_hold_a_ring_is_named_in_the_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = FlightRecorder::create(&config(&file, 0, 0)).unwrap_err();
+    assert!(
+        error.to_string().contains(file.to_str().unwrap()),
+        "{error}"
+    );
+}
+
+#[test]
+fn rank_outside_the_world_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = FlightRecorder::create(&config(directory.path(), 4, 0)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "recorder configuration: rank 4 is not below the world size 4"
+    );
+}
+
+/// Writes `change` of a good ring's bytes to a file and tells why it cannot be attached to.
+fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let mut bytes = fs::read(path_of(&recorder)).unwrap();
+    change(&mut bytes);
+    let path = directory.path().join("changed");
+    fs::write(&path, bytes).unwrap();
+    RingReader::attach(&path).unwrap_err().to_string()
+}
+
+#[test]
+fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
+    assert!(refusal(|bytes| bytes.clear()).ends_with("it has 0 bytes, less than a ring's header"));
+    assert!(refusal(|bytes| bytes[0] = b'X').ends_with("it does not start as rings do"));
+    let half = refusal(|bytes| bytes.truncate(bytes.len() / 2));
+    assert!(half.ends_with("it was cut"), "{half}");
+    let newer = refusal(|bytes| bytes[8] = 9);
+    assert!(
+        newer.ends_with("layout 9, this reader knows layout 1; use a newer reader"),
+        "{newer}"
+    );
+    // A section beyond the file's end: the slots' place is word 28.
+    let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
+    assert!(beyond.contains("its header places"), "{beyond}");
+}
+
+#[test]
+fn links_pipes_and_directories_are_refused_without_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(path_of(&recorder), &link).unwrap();
+    assert!(RingReader::attach(&link).is_err());
+    let pipe = directory.path().join("pipe");
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    assert!(RingReader::attach(&pipe).is_err());
+    assert!(RingReader::attach(directory.path()).is_err());
+    let missing = RingReader::attach(directory.path().join("missing")).unwrap_err();
+    assert!(
+        missing.to_string().starts_with("cannot open ring "),
+        "{missing}"
+    );
+}
+
+#[test]
+fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 0, 0);
+    config.groups = 4;
+    config.signatures = 4;
+    config.call_sites = 4;
+    let recorder = FlightRecorder::create(&config).unwrap();
+    let world = world(&recorder);
+    recorder.phase("load data");
+    for seq in 1..=3 {
+        recorder.begin(&Operation {
+            input_splits: &[1, 2, 3],
+            ..all_reduce(world, seq)
+        });
+    }
+    let good = fs::read(path_of(&recorder)).unwrap();
+    let path = directory.path().join("damaged");
+    let mut read = 0;
+    for word in 0..good.len() / 8 {
+        let at = word * 8..word * 8 + 8;
+        if word >= 256 && good[at.clone()] == [0; 8] {
+            continue;
+        }
+        for damage in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0x7f], [1; 8]] {
+            let mut bytes = good.clone();
+            bytes[at.clone()].copy_from_slice(&damage);
+            fs::write(&path, bytes).unwrap();
+            if let Ok(reader) = RingReader::attach(&path) {
+                let dump = reader.snapshot();
+                check_indices(&dump);
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 500, "only {read} damaged rings were readable");
+}
+
+fn check_indices(dump: &Dump) {
+    for entry in &dump.entries {
+        assert!((entry.group as usize) < dump.groups.len());
+        assert!((entry.signature as usize) < dump.signatures.len());
+        assert!(
+            entry
+                .stack
+                .is_none_or(|stack| (stack as usize) < dump.stacks.len())
+        );
+        assert!(
+            entry
+                .thread
+                .is_none_or(|thread| (thread as usize) < dump.threads.len())
+        );
+    }
+    for &frame in dump.stacks.iter().flatten() {
+        assert!((frame as usize) < dump.frames.len());
+    }
+}

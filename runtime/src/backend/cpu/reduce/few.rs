@@ -1,0 +1,61 @@
+//! A few bytes of two ranks, combined without setting up the loops of [`fold`](super::fold), which takes
+//! longer than what they would do.
+//!
+//! A loss, a count, a flag: what programs reduce when they reduce little. The rest is left to the loops.
+
+use super::fold::{Combine, Max, Min, Sum};
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// Most bytes.
+pub(super) const MOST: usize = 64;
+
+/// Combines `other` into `out`, which is the first of the two or the second, if it is one of the usual
+/// reductions; says whether it was.
+///
+/// Both are equally long.
+#[inline]
+pub(super) fn combine(
+    op: ReduceOp,
+    dtype: DType,
+    out: &mut [u8],
+    other: &[u8],
+    out_is_first: bool,
+) -> bool {
+    macro_rules! each {
+        ($t:ty, $combine:ty) => {{
+            let (mine, rest) = out.as_chunks_mut::<{ size_of::<$t>() }>();
+            if !rest.is_empty() {
+                return false;
+            }
+            let (theirs, _) = other.as_chunks();
+            for (mine, theirs) in mine.iter_mut().zip(theirs) {
+                let own = <$t>::from_ne_bytes(*mine);
+                let other = <$t>::from_ne_bytes(*theirs);
+                let (first, second) = if out_is_first {
+                    (own, other)
+                } else {
+                    (other, own)
+                };
+                *mine = <$combine as Combine<$t>>::combine(first, second).to_ne_bytes();
+            }
+        }};
+    }
+    macro_rules! usual {
+        ($t:ty) => {
+            match op {
+                ReduceOp::Sum => each!($t, Sum),
+                ReduceOp::Min => each!($t, Min),
+                ReduceOp::Max => each!($t, Max),
+                _ => return false,
+            }
+        };
+    }
+    match dtype {
+        DType::F32 => usual!(f32),
+        DType::F64 => usual!(f64),
+        DType::I32 => usual!(i32),
+        DType::I64 => usual!(i64),
+        _ => return false,
+    }
+    true
+}

@@ -279,6 +279,7 @@ impl Rounds {
         let mut faults = Vec::new();
         let mut failed = Vec::new();
         self.flights.retain(|flight| match flight.look() {
+            WorkStatus::Failed if flight.has_stayed() => false,
             WorkStatus::Completed => {
                 flight.retire();
                 false
@@ -295,7 +296,13 @@ impl Rounds {
             WorkStatus::Queued | WorkStatus::Started => {
                 let overdue_at = (!flight.voyage.ends_itself).then(|| flight.due());
                 if overdue_at.is_some_and(|due| due <= now) && !flight.group.is_judged() {
-                    faults.push(fault_of(flight, overdue(&flight.voyage)));
+                    let mut error = overdue(&flight.voyage);
+                    if !flight.is_issued() {
+                        let rank = flight.group.global_rank();
+                        let stuck = "is still inside the library's call that starts it";
+                        error = error.with_more(&format!("rank {rank} {stuck}"));
+                    }
+                    faults.push(fault_of(flight, error));
                 }
                 true
             }

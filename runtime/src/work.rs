@@ -131,6 +131,22 @@ impl Flight {
         self.look();
     }
 
+    /// The backend has not taken the operation: who issued it sees to its end.
+    pub(crate) fn stay(&self, error: Error) {
+        // Nobody else has anything to settle it by.
+        let _ = self.outcome.set(Err(error));
+    }
+
+    /// Whether the backend's call that starts it has returned.
+    pub(crate) fn is_issued(&self) -> bool {
+        self.pending.get().is_some() || self.outcome.get().is_some()
+    }
+
+    /// Whether it is left to who issued it.
+    pub(crate) fn has_stayed(&self) -> bool {
+        self.outcome.get().is_some() && self.pending.get().is_none()
+    }
+
     /// Looks where the operation stands and settles it if it has ended. Never waits.
     pub(crate) fn look(&self) -> WorkStatus {
         if let Some(outcome) = self.outcome.get() {

@@ -343,9 +343,10 @@ impl ProcessGroup {
         // As above.
         share.deadline = Deadline::At(share.due + group.patience());
         let flight = Flight::new(group.clone(), voyage, tickets);
-        let steps = Steps::enter(share, &flight, line, first, then);
+        let steps = Steps::new(share, &flight, line, first, then);
         flight.take_off(steps.clone());
         group.watch().add_flight(flight.clone());
+        steps.enter();
         Ok(Work::aside(flight, move || steps.take()))
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::watchdog::{Fault, Running, Watch};
 use crate::work::Voyage;
 use crate::world::WorldShared;
-use rcomm_recorder::model::{OpType, ProcessGroupInfo, ProcessGroupStatus};
+use rcomm_recorder::model::{OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{FlightRecorder, GroupHandle};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -100,6 +100,12 @@ impl Group {
 
     pub(crate) fn size(&self) -> u32 {
         self.info.ranks.len() as u32
+    }
+
+    /// This process's rank in the world.
+    pub(crate) fn global_rank(&self) -> Rank {
+        let rank = self.info.global_rank_of(self.group_rank);
+        rank.unwrap_or(self.group_rank)
     }
 
     /// The backend of this name, if the group has it.

@@ -227,14 +227,16 @@ impl Group {
             hints: *terms.hints,
         };
         let flight = Flight::new(self.clone(), voyage, tickets);
+        // Before the call: one that does not come back is overdue as well.
+        self.watch.add_flight(flight.clone());
         match self.lanes[lane].backend.issue(op, call, flight.clone()) {
             Ok(pending) => {
                 flight.take_off(pending);
-                self.watch.add_flight(flight.clone());
                 Ok(flight)
             }
             Err(error) => {
                 drop(issue);
+                flight.stay(error.clone());
                 let error = self.settle_error(&voyage, error);
                 flight.announce_failure();
                 flight.retire();

@@ -109,15 +109,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Send + 'static> Steps<R> {
-    /// Takes a place in line, or begins.
-    pub(super) fn enter(
+    /// One that has yet to [`enter`](Self::enter).
+    pub(super) fn new(
         share: Share,
         flight: &Arc<Flight>,
         line: Option<Line>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Arc<Self> {
-        let steps = Arc::new_cyclic(|own| Self {
+        Arc::new_cyclic(|own| Self {
             own: own.clone(),
             share,
             line,
@@ -126,13 +126,16 @@ impl<R: Send + 'static> Steps<R> {
             then: Mutex::new(Box::new(then)),
             made: Mutex::new(None),
             observer: Mutex::new(Some(flight.clone())),
-        });
-        steps.stairs().thread.hold();
-        let is_first = line.is_none_or(|line| steps.stairs().enter(line, steps.clone()));
-        if is_first {
-            steps.begin();
+        })
+    }
+
+    /// Takes a place in line, or begins.
+    pub(super) fn enter(self: &Arc<Self>) {
+        self.stairs().thread.hold();
+        let line = self.line;
+        if line.is_none_or(|line| self.stairs().enter(line, self.clone())) {
+            self.begin();
         }
-        steps
     }
 
     /// What came of it, once.

@@ -8,6 +8,7 @@
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
+//! | `connect_hangs=1` | connecting to peers for the first operation never comes to an end |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | the same, of puts alone |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |

@@ -53,6 +53,49 @@ fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
     }
 }
 
+/// What the watchdog says of an operation whose start the library is still at.
+const STUCK: &str = "all_reduce #1 on group default_pg: not done after 2.0 s; rank 2 is still inside the \
+                     library's call that starts it";
+
+#[test]
+fn a_first_operation_that_never_connects_ends_at_its_deadline() {
+    let job = start("train", on_culprit("connect_hangs=1"));
+    let (job, ended) = fail(job, 0..RANKS);
+    for (rank, ended) in &ended {
+        let error = &ended.stderr;
+        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {error}");
+        let sentence = match *rank {
+            CULPRIT => STUCK,
+            _ => "all_reduce #1 on group default_pg: not done after 2.0 s",
+        };
+        assert!(error.contains(sentence), "rank {rank}: {error}");
+        assert!(error.contains("dump: "), "rank {rank}: {error}");
+    }
+    let dumps = job.dumps();
+    let culprit = dumps
+        .iter()
+        .find(|(_, it)| it.identity.rank == Some(CULPRIT));
+    let (_, dump) = culprit.expect("the dump of the rank that hangs");
+    // Made while the call was under way.
+    assert_eq!(facts(dump, "stage"), ["inside a call"]);
+}
+
+#[test]
+fn a_call_that_blocks_for_ever_is_dumped_and_ends_the_process_if_that_is_wanted() {
+    let job = start("train", |rank, command| {
+        command
+            .env("RCOMM_NCCL_BLOCKING", "1")
+            .env("RCOMM_NCCL_ERROR_HANDLING", "skip_clean_up");
+        on_culprit("connect_hangs=1")(rank, command);
+    });
+    let (job, ended) = fail(job, 0..RANKS);
+    let (_, culprit) = &ended[CULPRIT as usize];
+    assert!(culprit.stderr.contains(STUCK), "{culprit:?}");
+    const SIGABRT: i32 = 6;
+    assert_eq!(culprit.status.signal(), Some(SIGABRT), "{culprit:?}");
+    assert_eq!(job.dumps().len(), RANKS as usize);
+}
+
 #[test]
 fn an_abort_returns_although_the_library_never_does() {
     // One library can stop what is pending and hangs as it frees the communicator, one hangs at once.

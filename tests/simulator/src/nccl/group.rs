@@ -6,7 +6,9 @@
 
 use super::comm::{Comm, WaitsFor};
 use super::lifecycle::run_or_spawn;
-use super::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail};
+use super::{
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail,
+};
 use crate::cuda::memory::check;
 use crate::stream::Stream;
 use crate::trouble::{self, Fate};
@@ -135,6 +137,10 @@ fn launch(launches: Vec<Launch>) -> c_int {
         if fate == Fate::IsNotLaunched {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         }
+        if trouble::order("connect_hangs").is_some() {
+            status = connect_in_vain(&kernel.comm);
+            continue;
+        }
         match trouble::order("launch_delay_ms") {
             Some(delay) if !kernel.comm.is_blocking => {
                 status = launch_later(kernel, fate, Duration::from_millis(delay));
@@ -143,6 +149,19 @@ fn launch(launches: Vec<Launch>) -> c_int {
         }
     }
     status
+}
+
+/// As where a peer does not answer: the call does not return, or the communicator is in progress, until that
+/// is aborted (sockets look at the abort flag, and give `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
+fn connect_in_vain(comm: &Arc<Comm>) -> c_int {
+    comm.state.store(IN_PROGRESS, Ordering::Release);
+    let (job, comm) = (comm.begin_job(), Arc::clone(comm));
+    run_or_spawn(comm.is_blocking, move || {
+        comm.hang();
+        let status = comm.settle(fail(INTERNAL_ERROR, "the communicator was aborted"));
+        drop(job);
+        status
+    })
 }
 
 /// As where the library has to connect to peers first: a communicator that does not block is in progress

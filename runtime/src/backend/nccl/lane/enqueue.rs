@@ -362,9 +362,14 @@ impl Lane {
     pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(20);
-        while !comm.is_ready()? {
+        loop {
+            let is_ready = comm.is_ready()?;
+            // After the question: an abort makes it ready as well, without what it was to do.
             if let Some(error) = self.shared.aborted.get() {
                 return Err(error.clone());
+            }
+            if is_ready {
+                return Ok(());
             }
             if deadline.has_passed() {
                 return Err(Error::new(
@@ -375,7 +380,6 @@ impl Lane {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        Ok(())
     }
 }
 

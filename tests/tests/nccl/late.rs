@@ -26,6 +26,16 @@ fn buffers_of_an_operation_that_the_library_is_still_at_are_never_freed() {
 }
 
 #[test]
+fn an_operation_that_an_abort_has_stopped_is_not_taken_for_done() {
+    let (_job, said) = run("late_look", |_, command| {
+        command.env("RCOMM_SIM", "hang_after=0");
+    });
+    for said in said {
+        assert!(said.contains("stopped: stopped by the test"), "{said}");
+    }
+}
+
+#[test]
 fn a_window_is_not_closed_while_the_library_may_still_put() {
     let mut job = start("late_put", |rank, command| {
         command

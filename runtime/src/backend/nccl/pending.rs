@@ -121,8 +121,13 @@ impl Ticket {
             duration,
             ..Done::default()
         };
-        // An abort may have been faster.
-        let _ = self.outcome.set(Ok(done));
+        // Asked after the mark: what an abort stops comes to its end as well.
+        let outcome = match self.lane.shared.aborted.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(done),
+        };
+        // The first outcome is the one that counts.
+        let _ = self.outcome.set(outcome);
         Ok(self.outcome())
     }
 

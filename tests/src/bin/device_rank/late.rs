@@ -4,7 +4,8 @@
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
 use rcomm::backend::nccl::DeviceBuffer;
-use rcomm::{DType, DeviceKind, ProcessGroup, Result, World};
+use rcomm::backend::{AbortReason, Call, Observer, Progress};
+use rcomm::{DType, Deadline, DeviceKind, Error, ErrorKind, Hints, ProcessGroup, Result, World};
 use rcomm_tests::process::CULPRIT;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -78,6 +79,39 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
         owner.upgrade().is_some(),
         "nobody knows when it was launched"
     );
+    Ok(())
+}
+
+/// Nobody listens.
+struct Deaf;
+
+impl Observer for Deaf {
+    fn started(&self) {}
+
+    fn ended(&self) {}
+}
+
+/// An operation is looked at only when the abort that has stopped it is over. It goes by the group, whose
+/// watchdog would look.
+pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
+    let backend = world.group().backend(DeviceKind::Cuda);
+    let backend = backend.expect("it was configured");
+    let numbers = gpu.buffer(&[1.0f32; 256])?;
+    let call = Call {
+        seq: 1,
+        turn: 1,
+        deadline: Deadline::In(Duration::from_secs(60)),
+        hints: Hints::NONE,
+    };
+    let pending = backend.issue(all_reduce(&numbers)?, call, Arc::new(Deaf))?;
+    let error = Error::new(ErrorKind::Aborted, "stopped by the test");
+    backend.abort(&AbortReason { error });
+    // To free memory is to wait for the device.
+    drop(gpu.buffer(&[0u32])?);
+    match pending.wait(Deadline::In(Duration::from_secs(60))) {
+        Progress::Failed(error) => eprintln!("stopped: {error}"),
+        other => panic!("nobody has reduced anything: {other:?}"),
+    }
     Ok(())
 }
 

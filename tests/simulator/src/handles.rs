@@ -1,6 +1,7 @@
 //! Handles as C callers see them: numbers in a table, so that one that is used after its end is found out
 //! at once. The real libraries would read freed memory.
 
+use crate::callback;
 use crate::stream::lock;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -27,6 +28,7 @@ impl<T> Handles<T> {
     }
 
     pub(crate) fn insert(&self, value: Arc<T>) -> *mut c_void {
+        callback::check();
         let mut table = lock(&self.table);
         table.last += 1;
         // Like an address, and never one.
@@ -37,6 +39,7 @@ impl<T> Handles<T> {
 
     /// `None` for null. Ends the process for a handle that is not live: the caller is broken.
     pub(crate) fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
+        callback::check();
         if handle.is_null() {
             return None;
         }
@@ -46,6 +49,7 @@ impl<T> Handles<T> {
 
     /// As [`get`](Self::get); the handle is not live afterwards.
     pub(crate) fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
+        callback::check();
         if handle.is_null() {
             return None;
         }

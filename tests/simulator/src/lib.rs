@@ -8,8 +8,8 @@
 //! NCCL leaves a thing undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
-//! A handle that is used after its end stops the process, as does memory that was freed. One-sided operations
-//! inside a group of calls are not there.
+//! A handle that is used after its end stops the process, as does memory that was freed, and a call from within
+//! a callback. One-sided operations inside a group of calls are not there.
 //!
 //! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
 
@@ -20,6 +20,7 @@
     reason = "what is exported is described in nccl.h and cuda.h"
 )]
 
+mod callback;
 mod capture;
 mod cuda;
 mod handles;

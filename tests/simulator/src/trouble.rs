@@ -6,6 +6,7 @@
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
 //! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
+//! | `call_error_after=1` | the second call of an operation, and all later ones, are refused; what stands before it in its group is launched |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
 //! | `connect_hangs=1` | connecting to peers for the first operation never comes to an end |
@@ -73,6 +74,13 @@ pub(crate) fn next_operation() -> Fate {
     } else {
         Fate::Runs
     }
+}
+
+/// Counts one call of this process and says whether it is taken.
+pub(crate) fn next_call_is_taken() -> bool {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    order("call_error_after").is_none_or(|after| number < after)
 }
 
 /// Counts one allocation and says whether there is memory for it.

@@ -26,6 +26,19 @@ fn buffers_of_an_operation_that_the_library_is_still_at_are_never_freed() {
 }
 
 #[test]
+fn buffers_of_a_group_of_calls_that_failed_are_not_freed_under_those_that_did_not() {
+    let (_job, said) = run("late_group", |_, command| {
+        command
+            .env("RCOMM_SIM", "call_error_after=1,launch_delay_ms=3000")
+            .env("RCOMM_NCCL_ERROR_HANDLING", "none");
+    });
+    for said in said {
+        let error = lines(&said, "refused:")[0];
+        assert!(error.contains("ncclBroadcast failed"), "{said}");
+    }
+}
+
+#[test]
 fn an_operation_that_an_abort_has_stopped_is_not_taken_for_done() {
     let (_job, said) = run("late_look", |_, command| {
         command.env("RCOMM_SIM", "hang_after=0");

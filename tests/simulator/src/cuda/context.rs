@@ -2,6 +2,7 @@
 //! manual). A context is the number of its device, from 1.
 
 use super::{INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, SUCCESS, first_bad, put};
+use crate::callback;
 use crate::trouble;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -71,11 +72,13 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    callback::check();
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> c_int {
+    callback::check();
     let device = c_int::try_from(context.addr()).unwrap_or(0);
     CONTEXTS.with_borrow_mut(|contexts| contexts.push(device));
     SUCCESS

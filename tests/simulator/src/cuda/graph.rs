@@ -2,6 +2,7 @@
 //! manual), and the program's objects that they keep alive.
 
 use super::{INVALID_VALUE, SUCCESS, put, stream_of};
+use crate::callback::{self, HostFunction};
 use crate::capture::Capture;
 use crate::handles::Handles;
 use crate::stream::{Work, lock};
@@ -15,8 +16,6 @@ pub(crate) struct Graph {
     objects: Mutex<Vec<Arc<UserObject>>>,
 }
 
-type HostFunction = unsafe extern "C" fn(*mut c_void);
-
 /// `CUuserObject`: its references are those of the caller's handle and of graphs.
 struct UserObject {
     at: usize,
@@ -27,7 +26,7 @@ impl Drop for UserObject {
     /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`).
     fn drop(&mut self) {
         // SAFETY: the caller of `cuUserObjectCreate` vouches for function and pointer; this is the one call.
-        unsafe { (self.destroy)(std::ptr::with_exposed_provenance_mut(self.at)) };
+        unsafe { callback::call(self.destroy, self.at) };
     }
 }
 

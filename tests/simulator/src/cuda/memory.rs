@@ -5,6 +5,7 @@ use super::{
     INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, check_capture, current_device, put,
     stream_of,
 };
+use crate::callback;
 use crate::handles::refuse;
 use crate::stream::lock;
 use crate::trouble;
@@ -33,6 +34,9 @@ enum Kind {
 }
 
 static MEMORY: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
+
+/// Mappings, with their sizes.
+static MAPPED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 /// A file in memory, mapped here.
 pub(crate) struct Shared {
@@ -79,10 +83,9 @@ impl Mapping {
                 0,
             )?
         };
-        Ok(Self {
-            at: at.expose_provenance(),
-            size,
-        })
+        let at = at.expose_provenance();
+        lock(&MAPPED).insert(at as u64, size);
+        Ok(Self { at, size })
     }
 
     /// The memory of another process.
@@ -99,6 +102,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        lock(&MAPPED).remove(&self.address());
         let at = std::ptr::with_exposed_provenance_mut(self.at);
         // SAFETY: mapped by `of`, unmapped once. It cannot fail for what is mapped.
         let _ = unsafe { munmap(at, self.size.max(1)) };
@@ -107,6 +111,7 @@ impl Drop for Mapping {
 
 /// New memory of the current device, all zero; `None` if there is none left.
 pub(crate) fn allocate(size: usize) -> Option<u64> {
+    callback::check();
     let layout = Layout::from_size_align(size.max(1), ALIGNMENT).ok()?;
     if !trouble::next_allocation_fits() {
         return None;
@@ -121,6 +126,7 @@ pub(crate) fn allocate(size: usize) -> Option<u64> {
 
 /// As [`allocate`], of the kind that windows can be made of.
 pub(crate) fn allocate_shared(size: usize) -> Option<u64> {
+    callback::check();
     if !trouble::next_allocation_fits() {
         return None;
     }
@@ -138,6 +144,7 @@ fn note(at: u64, size: usize, kind: Kind) -> u64 {
 /// Frees what [`allocate`] or [`allocate_shared`] made; `false` for anything else. Ends the process if the
 /// memory is registered with a communicator: the network would go on using it.
 pub(crate) fn free(at: u64) -> bool {
+    callback::check();
     let Some(allocation) = lock(&MEMORY).remove(&at) else {
         return false;
     };
@@ -210,13 +217,23 @@ pub(crate) fn check(at: usize, length: usize) {
     }
 }
 
-/// Between two places of devices: what another process shows is mapped, and none of ours.
-fn copy(to: usize, from: usize, size: usize, stream: *mut c_void) -> c_int {
-    stream_of(stream).push(Arc::new(move || {
-        // SAFETY: the caller vouches for both ranges until the copy is done, as with the real driver.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
-    }));
-    SUCCESS
+/// Whether a device reaches all these bytes: they are memory of a device, or what another process shows.
+fn is_reached(at: u64, size: usize) -> bool {
+    if device_of(at, size as u64).is_some() {
+        return true;
+    }
+    let mapped = lock(&MAPPED);
+    let below = mapped.range(..=at).next_back();
+    below.is_some_and(|(start, &held)| (at - start) as usize + size <= held)
+}
+
+/// As [`check`], where memory of another process is allowed as well.
+fn check_reach(at: usize, size: usize) {
+    if size > 0 && !is_reached(at as u64, size) {
+        refuse(&format!(
+            "{size} bytes at {at:#x}, which are copied, are no live memory that a device reaches"
+        ));
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -245,13 +262,17 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    let status = copy(to as usize, from as usize, size, stream);
+    let (to, stream) = (to.expose_provenance(), stream_of(stream));
+    stream.push(Arc::new(move || {
+        check_reach(from as usize, size);
+        // SAFETY: the caller vouches for the host's range until the copy is done, as with the real driver.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+    }));
     // "The function will return only once the copy has completed", of pageable memory, as above.
-    let stream = stream_of(stream);
     if stream.capture().is_none() {
         stream.synchronize();
     }
-    status
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -281,6 +302,7 @@ pub unsafe extern "C" fn cuMemsetD32Async(
         return INVALID_VALUE;
     }
     stream_of(stream).push(Arc::new(move || {
+        check(to as usize, count * size_of::<c_uint>());
         for nth in 0..count {
             // SAFETY: the caller vouches for the range until the work is done, as with the real driver; it
             // is aligned.
@@ -297,7 +319,13 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    copy(to as usize, from as usize, size, stream)
+    stream_of(stream).push(Arc::new(move || {
+        check_reach(to as usize, size);
+        check_reach(from as usize, size);
+        // SAFETY: both ranges are live; the caller vouches for that until the copy is done.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+    }));
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -334,4 +362,32 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(_handle: u64) -> c_int {
     SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_reaches_what_is_allocated_or_mapped_for_as_long_as_it_is() {
+        let own = allocate(100).unwrap();
+        assert!(is_reached(own, 100) && is_reached(own + 99, 1));
+        assert!(!is_reached(own + 99, 2));
+        assert!(free(own));
+        assert!(!is_reached(own, 1));
+
+        let shared = allocate_shared(100).unwrap();
+        let ((file, size), offset) = file_of(shared, 100).unwrap();
+        assert_eq!(offset, 0);
+        let path = format!("/proc/self/fd/{file}");
+        let theirs = Mapping::open(&path).unwrap();
+        let at = theirs.address();
+        assert_ne!(at, shared);
+        assert!(is_reached(at, usize::try_from(size).unwrap()));
+        assert!(!is_reached(at, usize::try_from(size).unwrap() + 1));
+        drop(theirs);
+        assert!(!is_reached(at, 1));
+        assert!(free(shared));
+        assert!(!is_reached(shared, 1));
+    }
 }

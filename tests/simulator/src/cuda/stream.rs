@@ -3,6 +3,7 @@
 use super::context::{current, handle_of};
 use super::event::event_of;
 use super::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, SUCCESS, check_capture, first_bad, put};
+use crate::callback::{self, HostFunction};
 use crate::capture;
 use crate::handles::Handles;
 use crate::stream::{Stream, lock};
@@ -166,6 +167,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    callback::check();
     // SAFETY: null or the caller's pointer to an int.
     let Some(mode) = (unsafe { mode.as_mut() }) else {
         return super::INVALID_VALUE;
@@ -174,11 +176,11 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
     SUCCESS
 }
 
-/// A function of the program's that runs as work of a stream. It may call nothing of CUDA's.
+/// A function of the program's that runs as work of a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(
     handle: *mut c_void,
-    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    function: Option<HostFunction>,
     data: *mut c_void,
 ) -> c_int {
     let Some(function) = function else {
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     let data = data.expose_provenance();
     stream_of(handle).push(Arc::new(move || {
         // SAFETY: the caller vouches for function and data until the work is done.
-        unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
+        unsafe { callback::call(function, data) };
     }));
     SUCCESS
 }

@@ -104,7 +104,13 @@ pub(super) fn is_in_group() -> bool {
 }
 
 /// Launches now, or when the thread's group ends.
+///
+/// nccl.h does not say what becomes of a group of which one call is refused. Its sources forget the others
+/// (`groupCleanup`, group.cc); here they are launched.
 pub(super) fn enqueue(launch_one: Launch) -> c_int {
+    if !trouble::next_call_is_taken() {
+        return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
+    }
     GROUP.with_borrow_mut(|(depth, waiting)| {
         if *depth > 0 {
             waiting.push(launch_one);

@@ -5,7 +5,9 @@ use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
 use rcomm::backend::nccl::DeviceBuffer;
 use rcomm::backend::{AbortReason, Call, Observer, Progress};
-use rcomm::{DType, Deadline, DeviceKind, Error, ErrorKind, Hints, ProcessGroup, Result, World};
+use rcomm::{
+    DType, Deadline, DeviceKind, Error, ErrorKind, Hints, Op, ProcessGroup, Result, World,
+};
 use rcomm_tests::process::CULPRIT;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -74,6 +76,29 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     drop(gpu.buffer(&[0u32])?);
     let error = work.wait().map(|_| ()).expect_err("it was given up");
     eprintln!("given up: {error}");
+    catch_up(group, gpu)?;
+    assert!(
+        owner.upgrade().is_some(),
+        "nobody knows when it was launched"
+    );
+    Ok(())
+}
+
+/// One call of a group is refused, and the library launches what stands before it in the background.
+pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let input = gpu.buffer(&[1u32; 256])?;
+    // What the first call, the broadcast of rank 0, writes.
+    let (first, owner) = watched(gpu, &[0; 256])?;
+    let mut outputs = vec![first.buffer()?];
+    drop(first);
+    for _ in 1..group.size() {
+        outputs.push(gpu.buffer(&[0u32; 256])?.buffer()?);
+    }
+    let input = input.buffer()?;
+    let work = group.execute_async(Op::AllGather { input, outputs })?;
+    let error = work.wait().map(|_| ()).expect_err("a call was refused");
+    eprintln!("refused: {error}");
     catch_up(group, gpu)?;
     assert!(
         owner.upgrade().is_some(),

@@ -53,6 +53,7 @@ fn run(scenario: &str) -> Result<()> {
         "late_zeros" => late::zeros(&world, &gpu)?,
         // Nothing can be closed in order afterwards.
         "late_launch" => return late::launch(&world, &gpu),
+        "late_group" => return late::refused_group(&world, &gpu),
         "late_look" => return late::look(&world, &gpu),
         "late_put" => return late::put(&world, &gpu),
         "late_split" => late_split(&world, &gpu)?,

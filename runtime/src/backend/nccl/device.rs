@@ -24,8 +24,34 @@ pub struct CudaDevice {
     device: CuDevice,
     context: CuContext,
     uuid: [u8; 16],
-    /// Memory that is to be freed. It refers back to the device: what nobody frees stays.
-    aside: Mutex<Vec<Box<dyn Send>>>,
+    /// What is to be freed. It refers back to the device: what nobody frees stays.
+    aside: Arc<Mutex<Vec<Held>>>,
+}
+
+/// Memory, with its device.
+pub(super) struct Held {
+    #[allow(dead_code, reason = "held, not read")]
+    memory: Box<dyn Send>,
+    device: Arc<CudaDevice>,
+}
+
+impl Held {
+    pub(super) fn new(device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Self {
+        let device = device.clone();
+        Self { memory, device }
+    }
+
+    /// Has whoever uses the device next free it. Calls nothing of the driver's, whatever others do meanwhile:
+    /// both go into the list, and the list may be freed here only when nothing is in it, since what is in it
+    /// refers to the device, and that to the list.
+    pub(super) fn lay_aside(self) {
+        let aside = self.device.aside.clone();
+        lock(&aside).push(self);
+    }
+}
+
+fn lock(aside: &Mutex<Vec<Held>>) -> MutexGuard<'_, Vec<Held>> {
+    aside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
@@ -65,7 +91,7 @@ impl CudaDevice {
             device,
             context,
             uuid: uuid.bytes,
-            aside: Mutex::default(),
+            aside: Arc::default(),
         }))
     }
 
@@ -92,19 +118,10 @@ impl CudaDevice {
         self.context == context
     }
 
-    /// Takes memory that whoever uses the device next is to free. Calls nothing of the driver's.
-    pub(super) fn lay_aside(&self, memory: Box<dyn Send>) {
-        self.aside().push(memory);
-    }
-
     /// Frees what was laid aside; what cannot go yet is laid aside again.
     pub(super) fn free_aside(&self) {
-        let aside = std::mem::take(&mut *self.aside());
+        let aside = std::mem::take(&mut *lock(&self.aside));
         drop(aside);
-    }
-
-    fn aside(&self) -> MutexGuard<'_, Vec<Box<dyn Send>>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current on this thread until the guard goes.

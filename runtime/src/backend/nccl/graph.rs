@@ -6,7 +6,7 @@
 //! frees it.
 
 use super::cuda::{self, CuGraph, CuUserObject};
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Held};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -21,13 +21,6 @@ pub(super) struct Graph {
     pub(super) raw: CuGraph,
 }
 
-/// What a graph keeps alive.
-struct Kept {
-    device: Arc<CudaDevice>,
-    #[allow(dead_code, reason = "held, not read")]
-    memory: Box<dyn Send>,
-}
-
 impl Graph {
     /// Keeps `memory` until the graph and all that was made of it are gone.
     ///
@@ -35,10 +28,7 @@ impl Graph {
     /// `Backend` with the driver's words.
     pub(super) fn keep(self, device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Result<()> {
         let (driver, table) = (device.driver(), device.driver().table());
-        let kept = Box::into_raw(Box::new(Kept {
-            device: device.clone(),
-            memory,
-        }));
+        let kept = Box::into_raw(Box::new(Held::new(device, memory)));
         let mut object: CuUserObject = null_mut();
         // SAFETY: writes one handle; `let_go` is called once with the pointer, after the last reference has
         // gone.
@@ -73,8 +63,6 @@ impl Graph {
 /// The driver's call when nothing refers to the object any more.
 unsafe extern "C" fn let_go(kept: *mut c_void) {
     // SAFETY: made by `Graph::keep`, and handed back once.
-    let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
-    // With its device, which must not end here: that would call the driver.
-    let device = kept.device.clone();
-    device.lay_aside(kept);
+    let kept = unsafe { Box::from_raw(kept.cast::<Held>()) };
+    kept.lay_aside();
 }

@@ -5,7 +5,7 @@
 
 use super::Shared;
 use super::cuda::{self, CuDevicePtr};
-use super::device::CudaDevice;
+use super::device::{CudaDevice, Held};
 use super::event::Mark;
 use super::library::NcclLibrary;
 use super::stream::CudaStream;
@@ -79,13 +79,14 @@ impl Drop for LibraryAllocation {
         if !self.is_zeroed() {
             // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). Who uses the device
             // next tries again.
-            self.device.lay_aside(Box::new(Self {
+            let again = Self {
                 device: self.device.clone(),
                 library: self.library.clone(),
                 free: self.free,
                 at: self.at,
                 zeroed: self.zeroed.take(),
-            }));
+            };
+            Held::new(&self.device, Box::new(again)).lay_aside();
             return;
         }
         let free = || -> Result<()> {

@@ -4,8 +4,9 @@
 //! this host's answers tells of the whole job. Plain lines over TCP: source `src/ras/client_support.cc` of
 //! NCCL, and "RAS" in its user guide.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Ras {
     /// `None` if this rank does not ask: one of each host does.
     address: Option<String>,
+    names: Names,
     last: Mutex<Option<(Instant, Option<String>)>>,
 }
 
@@ -26,6 +28,7 @@ impl Ras {
     pub(super) fn new(address: Option<String>) -> Self {
         Self {
             address,
+            names: Names::new(look_up),
             last: Mutex::default(),
         }
     }
@@ -42,8 +45,10 @@ impl Ras {
         {
             return report.clone();
         }
-        let report = ask(address, Instant::now() + Self::PATIENCE);
-        let report = report
+        let deadline = Instant::now() + Self::PATIENCE;
+        let places = self.names.find(address, deadline);
+        let report = places
+            .and_then(|places| ask(&places, deadline))
             .inspect_err(|error| tracing::debug!(address, %error, "no report of NCCL's monitor"))
             .ok();
         *last = Some((Instant::now(), report.clone()));
@@ -51,15 +56,80 @@ impl Ras {
     }
 }
 
-fn ask(address: &str, deadline: Instant) -> std::io::Result<String> {
+/// Finds a name by the system's own means.
+fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
+    Ok(name.to_socket_addrs()?.collect())
+}
+
+type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
+type Found = io::Result<Vec<SocketAddr>>;
+
+/// Where names are. The system looks them up without a deadline: so a thread does, one at a time, and is left
+/// to it where it takes too long.
+struct Names {
+    look_up: LookUp,
+    /// What a look-up that was left behind will say.
+    late: Mutex<Option<Receiver<Found>>>,
+}
+
+impl Names {
+    fn new(look_up: LookUp) -> Self {
+        let late = Mutex::default();
+        Self { look_up, late }
+    }
+
+    /// Where the monitor may be: all places that its name stands for.
+    fn find(&self, address: &str, deadline: Instant) -> Found {
+        if let Ok(place) = address.parse() {
+            return Ok(vec![place]);
+        }
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        // There is one name: one that is late is as good as a new one.
+        let found = match late.take() {
+            Some(found) => found,
+            None => self.begin(address)?,
+        };
+        match found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(places) => places,
+            Err(RecvTimeoutError::Timeout) => {
+                *late = Some(found);
+                let message = format!("{address} was not looked up in time");
+                Err(io::Error::new(ErrorKind::TimedOut, message))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(io::Error::other(format!("looking up {address} panicked")))
+            }
+        }
+    }
+
+    fn begin(&self, address: &str) -> io::Result<Receiver<Found>> {
+        let (sender, found) = channel();
+        let (look_up, address) = (self.look_up, address.to_owned());
+        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
+        // The thread ends when the look-up does. Nobody may be waiting any more.
+        thread.spawn(move || drop(sender.send(look_up(&address))))?;
+        Ok(found)
+    }
+}
+
+fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<TcpStream> {
+    let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
+    for place in places {
+        match TcpStream::connect_timeout(place, left()) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     let left = || {
         let left = deadline.saturating_duration_since(Instant::now());
         // The system takes 0 for no limit.
         left.max(Duration::from_millis(1))
     };
-    let mut places = address.to_socket_addrs()?;
-    let place = places.next().ok_or(std::io::ErrorKind::AddrNotAvailable)?;
-    let stream = TcpStream::connect_timeout(&place, left())?;
+    let stream = connect(places, left)?;
     stream.set_write_timeout(Some(left()))?;
     let mut lines = BufReader::new(Timed { stream, deadline });
     let mut said = String::new();
@@ -82,10 +152,10 @@ struct Timed {
 }
 
 impl Read for Timed {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(std::io::ErrorKind::TimedOut.into());
+            return Err(ErrorKind::TimedOut.into());
         }
         self.stream.set_read_timeout(Some(left))?;
         self.stream.read(into)
@@ -96,6 +166,7 @@ impl Read for Timed {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::sync::Condvar;
 
     /// A monitor that answers once.
     fn monitor(answer: impl FnOnce(TcpStream) + Send + 'static) -> String {
@@ -137,5 +208,48 @@ mod tests {
         assert_eq!(Ras::new(Some(address)).report(), None);
         drop(release);
         assert_eq!(Ras::new(None).report(), None);
+    }
+
+    /// How many are looked up, and whether they may come to an end.
+    static ASKED: Mutex<(u32, bool)> = Mutex::new((0, false));
+    static MAY_END: Condvar = Condvar::new();
+
+    fn slowly(_: &str) -> Found {
+        let mut asked = ASKED.lock().unwrap();
+        asked.0 += 1;
+        let (_guard, waited) = MAY_END
+            .wait_timeout_while(asked, Duration::from_secs(60), |asked| !asked.1)
+            .unwrap();
+        assert!(!waited.timed_out());
+        Ok(vec![SocketAddr::from(([127, 0, 0, 1], 28_028))])
+    }
+
+    #[test]
+    fn a_name_that_is_not_found_in_time_is_looked_up_once() {
+        let names = Names::new(slowly);
+        let soon = || Instant::now() + Duration::from_millis(50);
+        for _ in 0..3 {
+            let late = names.find("monitor:28028", soon()).unwrap_err();
+            assert_eq!(late.kind(), ErrorKind::TimedOut);
+        }
+        // An address is no name.
+        let place = names.find("127.0.0.1:1", soon()).unwrap();
+        assert_eq!(place, [SocketAddr::from(([127, 0, 0, 1], 1))]);
+        ASKED.lock().unwrap().1 = true;
+        MAY_END.notify_all();
+        let patience = Instant::now() + Duration::from_secs(60);
+        let found = names.find("monitor:28028", patience).unwrap();
+        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 28_028))]);
+        assert_eq!(ASKED.lock().unwrap().0, 1);
+    }
+
+    #[test]
+    fn all_places_of_a_name_are_tried() {
+        // Nobody listens there any more.
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let places = [gone.unwrap(), listener.local_addr().unwrap()];
+        let stream = connect(&places, || Duration::from_secs(60)).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), places[1]);
     }
 }

@@ -3,78 +3,38 @@
 //! Ranks are processes: this test starts itself once for each.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::backend::cpu::CpuFactory;
-use rcomm::backend::{Backend, BackendFactory, Call, GroupContext, Observer, WorldContext};
-use rcomm::{
-    Buffer, Config, DType, Deadline, ErrorKind, FileStore, Hints, Op, ProcessGroupInfo, ReduceOp,
-    Secret, Store,
-};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+mod job;
+
+use job::{DEADLINE, Rank};
+use rcomm::{Buffer, Config, DType, ErrorKind, Op, ReduceOp};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
-/// Far beyond what noticing takes; an operation that waits until then has noticed nothing.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// Far beyond what noticing takes, and before the [`DEADLINE`]: an operation that waits until then has noticed nothing.
 const NOTICED: Duration = Duration::from_secs(60);
-
-struct Deaf;
-impl Observer for Deaf {
-    fn started(&self) {}
-    fn ended(&self) {}
-}
-
-fn store(folder: &Path) -> Arc<dyn Store> {
-    Arc::new(FileStore::open(folder.join("store"), None).unwrap())
-}
 
 /// What a child does; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Ok(folder) = std::env::var("CPU_KILLED_FOLDER") else {
+    let Some((folder, rank)) = job::own_part() else {
         return;
     };
     let variable = |name: &str| std::env::var(name).unwrap();
-    let rank: u32 = variable("CPU_KILLED_RANK").parse().unwrap();
     let count: usize = variable("CPU_KILLED_COUNT").parse().unwrap();
-    let store = store(Path::new(&folder));
-    let world = WorldContext {
-        rank,
-        world_size: RANKS,
-        local_rank: Some(rank),
-        local_world_size: Some(RANKS),
-        job: "killed".into(),
-        attempt: 0,
-        store: store.clone(),
-        secret: Secret::from_text("killed"),
-        config: Arc::new(
-            Config::from_lookup(|name| match (name, &*variable("CPU_KILLED_WIRING")) {
-                ("RCOMM_TRANSPORT", "hosts" | "registered") => Some("shm".into()),
-                ("RCOMM_TRANSPORT", "streams") => Some("tcp".into()),
-                ("RCOMM_SOCKET_STREAMS", "streams") => Some("3".into()),
-                ("RCOMM_TRANSPORT", transport) => Some(transport.into()),
-                ("RCOMM_HOST_ID", "hosts") => Some((rank / 2).to_string()),
-                _ => None,
-            })
-            .unwrap(),
-        ),
-    };
-    let factory = CpuFactory::open(&world).unwrap();
-    let group = GroupContext {
-        info: ProcessGroupInfo {
-            id: 0,
-            name: "world".into(),
-            desc: "world".into(),
-            ranks: (0..RANKS).collect(),
-        },
-        group_rank: rank,
-        wire_id: 1,
-        store: store.clone(),
-    };
-    let backend: Arc<dyn Backend> = factory.connect(group, DEADLINE.into()).unwrap();
+    let config = Config::from_lookup(|name| match (name, &*variable("CPU_KILLED_WIRING")) {
+        ("RCOMM_TRANSPORT", "hosts" | "registered") => Some("shm".into()),
+        ("RCOMM_TRANSPORT", "streams") => Some("tcp".into()),
+        ("RCOMM_SOCKET_STREAMS", "streams") => Some("3".into()),
+        ("RCOMM_TRANSPORT", transport) => Some(transport.into()),
+        ("RCOMM_HOST_ID", "hosts") => Some((rank / 2).to_string()),
+        _ => None,
+    })
+    .unwrap();
+    let own = Rank::open(&folder, (rank, RANKS), config);
+    let mut group = own.connect(1);
     let mut data = match &*variable("CPU_KILLED_WIRING") {
-        "registered" => backend.allocate(DType::F32, count).unwrap(),
+        "registered" => group.backend.allocate(DType::F32, count).unwrap(),
         _ => Buffer::from_vec(vec![1f32; count]),
     };
     let message = vec![1f32; count];
@@ -102,14 +62,8 @@ fn rank_process() {
                 },
             ])
         };
-        let call = Call {
-            seq: turn,
-            turn: if is_collective { turn } else { 0 },
-            deadline: Deadline::In(DEADLINE),
-            hints: Hints::NONE,
-        };
-        match backend.run(&mut op, call, &Deaf) {
-            Ok(_) if turn == 20 => store.set(&format!("ready/{rank}"), b"").unwrap(),
+        match group.run(&mut op) {
+            Ok(_) if turn == 20 => own.store.set(&format!("ready/{rank}"), b"").unwrap(),
             Ok(_) => {}
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
@@ -143,10 +97,7 @@ fn kill_one(operation: &str, wiring: &str, count: usize) {
 fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "rank_process", "--nocapture"])
-            .env("CPU_KILLED_FOLDER", folder.path())
-            .env("CPU_KILLED_RANK", rank.to_string())
+        job::rank_of(folder.path(), rank)
             .env("CPU_KILLED_OPERATION", operation)
             .env("CPU_KILLED_WIRING", wiring)
             .env("CPU_KILLED_WHO", killed.to_string())
@@ -158,7 +109,7 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let mut ranks = Ranks(ranks.collect());
     let ready: Vec<String> = (0..RANKS).map(|rank| format!("ready/{rank}")).collect();
     let ready: Vec<&str> = ready.iter().map(String::as_str).collect();
-    store(folder.path()).wait(&ready, DEADLINE).unwrap();
+    job::store(folder.path()).wait(&ready, DEADLINE).unwrap();
     ranks.0[killed as usize].kill().unwrap();
     for (rank, child) in ranks.0.iter_mut().enumerate() {
         let status = child.wait().unwrap();

@@ -5,28 +5,16 @@
 //! a filter (seccomp).
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-use rcomm::backend::cpu::CpuFactory;
-use rcomm::backend::{BackendFactory, Call, GroupContext, Observer, WorldContext};
-use rcomm::{
-    Backend, Buffer, Config, DType, Deadline, FileStore, Hints, Op, ProcessGroupInfo, ReduceOp,
-    Secret, Store,
-};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
+mod job;
+
+use job::Rank;
+use rcomm::{Buffer, Config, DType, Op, ReduceOp};
+use std::process::Stdio;
 
 const RANKS: u32 = 2;
 const COUNT: usize = 100_000;
-const DEADLINE: Duration = Duration::from_secs(60);
 /// What a child says where there are no filters.
 const NO_FILTER: &str = "no filter";
-
-struct Deaf;
-impl Observer for Deaf {
-    fn started(&self) {}
-    fn ended(&self) {}
-}
 
 /// Has this thread, and those that it starts, get `errno` for a call, if its third argument is this one.
 fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
@@ -79,45 +67,13 @@ fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
     Ok(())
 }
 
-fn connect(folder: &Path, rank: u32) -> (CpuFactory, Arc<dyn Backend>) {
-    let store = FileStore::open(folder.join("store"), None);
-    let store: Arc<dyn Store> = Arc::new(store.unwrap());
-    let world = WorldContext {
-        rank,
-        world_size: RANKS,
-        local_rank: Some(rank),
-        local_world_size: Some(RANKS),
-        job: "refused".into(),
-        attempt: 0,
-        store: store.clone(),
-        secret: Secret::from_text("refused"),
-        config: Arc::new(Config::default()),
-    };
-    let factory = CpuFactory::open(&world).unwrap();
-    let group = GroupContext {
-        info: ProcessGroupInfo {
-            id: 0,
-            name: "world".into(),
-            desc: "world".into(),
-            ranks: (0..RANKS).collect(),
-        },
-        group_rank: rank,
-        wire_id: 1,
-        store,
-    };
-    let backend = factory.connect(group, DEADLINE.into()).unwrap();
-    (factory, backend)
-}
-
 /// What a child does; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Ok(folder) = std::env::var("CPU_REFUSED_FOLDER") else {
+    let Some((folder, rank)) = job::own_part() else {
         return;
     };
-    let variable = |name: &str| std::env::var(name).unwrap();
-    let rank: u32 = variable("CPU_REFUSED_RANK").parse().unwrap();
-    let refused = variable("CPU_REFUSED_WHAT");
+    let refused = std::env::var("CPU_REFUSED_WHAT").unwrap();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -129,7 +85,8 @@ fn rank_process() {
             return;
         }
     }
-    let (_factory, backend) = connect(Path::new(&folder), rank);
+    let own = Rank::open(&folder, (rank, RANKS), Config::default());
+    let mut group = own.connect(1);
     // The ranks share memory by now, whoever may make no more.
     if refused == "memory"
         && rank == 1
@@ -138,38 +95,27 @@ fn rank_process() {
         eprintln!("{NO_FILTER}: {error}");
         return;
     }
-    let mut run = {
-        let mut turn = 0;
-        move |op: &mut Op<'_>| {
-            turn += 1;
-            let call = Call {
-                seq: turn,
-                turn,
-                deadline: Deadline::In(DEADLINE),
-                hints: Hints::NONE,
-            };
-            backend.run(op, call, &Deaf).unwrap();
-            backend.clone()
-        }
-    };
     for _ in 0..3 {
-        let backend = run(&mut Op::Barrier);
-        let mut buffer = backend.allocate(DType::F32, COUNT).unwrap();
+        group.run(&mut Op::Barrier).unwrap();
+        let mut buffer = group.backend.allocate(DType::F32, COUNT).unwrap();
         buffer.as_mut_slice().unwrap().fill(rank as f32 + 1.0);
-        run(&mut Op::AllReduce {
+        let mut op = Op::AllReduce {
             buffer: buffer.lend(),
             op: ReduceOp::Sum.into(),
-        });
+        };
+        group.run(&mut op).unwrap();
+        drop(op);
         let sums: &[f32] = buffer.as_slice().unwrap();
         assert!(sums.iter().all(|&sum| sum == 3.0));
         let mut own = vec![1f32; COUNT];
-        run(&mut Op::AllReduce {
+        let mut op = Op::AllReduce {
             buffer: Buffer::from_mut(&mut own),
             op: ReduceOp::Max.into(),
-        });
+        };
+        group.run(&mut op).unwrap();
     }
     // Nobody leaves while another still reads.
-    run(&mut Op::Barrier);
+    group.run(&mut Op::Barrier).unwrap();
 }
 
 /// What the ranks said on standard error; `None` if this system has no filters.
@@ -177,10 +123,7 @@ fn said(refused: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "rank_process", "--nocapture"])
-                .env("CPU_REFUSED_FOLDER", folder.path())
-                .env("CPU_REFUSED_RANK", rank.to_string())
+            job::rank_of(folder.path(), rank)
                 .env("CPU_REFUSED_WHAT", refused)
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())

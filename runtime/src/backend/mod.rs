@@ -283,6 +283,9 @@ pub trait Backend: Send + Sync {
     }
 
     /// Memory for a window or for collectives, all zero, that other members can reach fastest.
+    ///
+    /// It goes with the last buffer over it; of what may be under way on it by then,
+    /// [`ProcessGroup::allocate`](crate::ProcessGroup::allocate) speaks.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let _ = (dtype, len);
         Err(self.refuse("memory for windows"))

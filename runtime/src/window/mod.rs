@@ -83,6 +83,12 @@ impl ProcessGroup {
     /// memory, this is ordinary memory, and a warning says so once. A child that this process forks shares it, too:
     /// what it writes there is its parent's.
     ///
+    /// Memory of a device goes with the last buffer over it, too, at once. Operations of the group keep theirs until
+    /// they are done; nothing waits for kernels and copies of the program's own, since NCCL unmaps its memory
+    /// (`ncclMemFree`) without, unlike the driver that of a [`DeviceBuffer`](crate::backend::nccl::DeviceBuffer).
+    /// Keep a buffer until they are: [`CudaStream::synchronize`](crate::backend::nccl::CudaStream::synchronize)
+    /// waits for them.
+    ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<'static>> {

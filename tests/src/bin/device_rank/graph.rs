@@ -145,6 +145,8 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
             assert_eq!(part.to_vec::<i64>()?, vec![size.pow(round); 100]);
         }
     }
+    // The root's memory for the parts is the graph's alone, and goes when it is gone.
+    graphs.destroy(executable);
     // The group goes on as before.
     assert_eq!(count(group, gpu)?, world.size() as f32);
 

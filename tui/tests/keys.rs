@@ -213,6 +213,22 @@ fn what_a_record_says_cannot_move_the_cursor_of_the_terminal() {
 }
 
 #[test]
+fn an_operation_of_a_graph_is_listed_with_the_graph() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[3].dumps[0]);
+    let newest = dump.entries.last_mut().expect("it has operations");
+    newest.graph_id = Some(7);
+    let mut state = showing(snapshot, (100, 30));
+    press(&mut state, ":rank 3<enter>");
+    assert_eq!(*state.screen(), Screen::Rank(3));
+    let screen = text::of(&state);
+    assert_eq!(screen.matches("in graph 7").count(), 1, "{screen}");
+    press(&mut state, "<esc>:rank 4<enter>");
+    let screen = text::of(&state);
+    assert!(!screen.contains("in graph"), "{screen}");
+}
+
+#[test]
 fn every_way_out_ends_the_program() {
     let mut state = stuck();
     assert_eq!(press(&mut state, "q"), Some(Command::Quit));

@@ -109,6 +109,13 @@ export function paint() {
   }
 }
 
+/** What became of an operation, in words. @param {object} slice */
+function fate(slice) {
+  // It runs when the graph is launched, of which the record says nothing.
+  if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
+  return slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`;
+}
+
 /** The operation under the pointer, in words. @param {PointerEvent} event */
 function point(event) {
   if (!drawn) return;
@@ -117,7 +124,7 @@ function point(event) {
   const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
   const slice = lane?.slices.findLast((it) => it.start <= us && us <= (it.length == null ? drawn.length : it.start + it.length));
   at("timeline-tip").textContent = slice
-    ? `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`}`
+    ? `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`
     : "";
 }
 

@@ -37,6 +37,9 @@ pub(crate) struct Slice {
     op: usize,
     seq: u64,
     state: EntryState,
+    /// The CUDA graph that it is part of: it runs when that is launched, of which the record says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    graph_id: Option<u64>,
 }
 
 /// One rank's operations, oldest first.
@@ -169,6 +172,7 @@ fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
                 op: place(&mut timeline.ops, entry.op.name().to_owned()),
                 seq: entry.collective_seq_id,
                 state: entry.state,
+                graph_id: entry.graph_id,
             });
         }
         slices.reverse();
@@ -189,9 +193,15 @@ mod tests {
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     fn seen(filter: &str, ranks: u32) -> Timeline {
+        let filter = Filter::parse(filter).expect("readable");
+        drawn(&snapshot(ranks), &filter, 2_000_000_000)
+    }
+
+    fn snapshot(ranks: u32) -> Snapshot {
         let simulation = Simulation::new(Situation::StuckRank, ranks, 0);
         let ns = simulation.fault_ns() + 8_000_000_000;
         let at = Moment {
@@ -201,9 +211,7 @@ mod tests {
         let mut source = SimulatedSource::new(simulation, move || ns);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         live.observe(0, source.poll(Instant::now()), at);
-        let snapshot = live.refresh(at).expect("the first look");
-        let filter = Filter::parse(filter).expect("readable");
-        drawn(&snapshot, &filter, 2_000_000_000)
+        live.refresh(at).expect("the first look")
     }
 
     #[test]
@@ -220,6 +228,20 @@ mod tests {
         assert_eq!(timeline.groups, ["dp_5"]);
         // Up to now, 8 s after the fault, and not only to the last record.
         assert!(timeline.length > 7_000_000, "{}", timeline.length);
+    }
+
+    #[test]
+    fn an_operation_of_a_graph_is_drawn_with_the_graph_and_no_other_is() {
+        let mut snapshot = snapshot(4);
+        let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
+        let newest = dump.entries.last_mut().expect("it has operations");
+        newest.graph_id = Some(7);
+        let timeline = drawn(&snapshot, &Filter::default(), 2_000_000_000);
+        let told = serde_json::to_value(&timeline).expect("plain data");
+        let lanes = told["lanes"].as_array().expect("a list").iter();
+        let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("a list"));
+        let graphs: Vec<_> = slices.filter_map(|slice| slice.get("graph_id")).collect();
+        assert_eq!(graphs, [7]);
     }
 
     #[test]

@@ -209,6 +209,11 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
         format!("{}:{} {}", frame.filename, frame.line, frame.name)
     });
     let ran = entry.duration_ms.map(f64::from);
+    let state = match entry.graph_id {
+        // It runs when the graph is launched, of which the record says nothing.
+        Some(graph) => Cell::word(format!("in graph {graph}")),
+        None => Cell::word(state),
+    };
     Row {
         mark: Mark::NONE,
         cells: vec![
@@ -223,7 +228,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
             ),
             Cell::number(seq.to_string(), seq as f64),
             Cell::word(op_name(dump, entry)),
-            Cell::word(state),
+            state,
             Cell::number(
                 ran.map_or_else(String::new, |ms| {
                     format!("{}ms", crate::units::millis(Some(ms)))

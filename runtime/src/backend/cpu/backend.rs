@@ -104,6 +104,7 @@ impl CpuBackend {
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
+        let crowding = mesh.host().crowding(mesh.rank(), crowding);
         let mut patience = Patience::new(stop, deadline, crowding);
         let sockets = Sockets::default();
         let id = group.wire_id;

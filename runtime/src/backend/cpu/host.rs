@@ -3,16 +3,17 @@
 //! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
 //! and were given the same [`Config::host_id`](crate::Config), if any: that is their host's *name*. The first of them to come (`cpu/host/<name>` in the store counts) makes
 //! the segment and listens on a unix socket without a file; the others ask it for the segment, with the
-//! same first words as on any connection ([`hello`](super::hello)). Every rank then leaves its host's
-//! name under `cpu/host_of/<rank>`, or `-` if it shares no memory: who reads that knows whether to look
-//! for the rank in the segment.
+//! same first words as on any connection ([`hello`](super::hello)). Every rank then leaves a [`Note`] under
+//! `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory: who reads that knows whether to
+//! look for the rank in the segment.
 
 use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
+use super::processors::{self, Processors, crowding_of, own_processors};
 use super::transport::handover;
 use super::transport::shm::{Board, BoardError, Segment};
-use super::wait::{Interrupted, Patience};
+use super::wait::{Crowding, Interrupted, Patience};
 use crate::backend::WorldContext;
 use crate::config::TransportChoice;
 use crate::deadline::Deadline;
@@ -38,12 +39,48 @@ const SEPARATOR: char = ':';
 /// What this rank knows of its host.
 pub(super) struct Host {
     name: String,
+    /// What the others are told: the name, and where this rank runs.
+    note: Note,
+    /// Ranks of this machine, as far as this one was told.
+    local_ranks: usize,
     /// Whether it was said that ranks of the same machine cannot share memory, or need not be.
     told_apart: AtomicBool,
-    /// The names of other ranks' hosts, as far as they were asked for.
-    names: Mutex<HashMap<Rank, Vec<u8>>>,
+    /// What other ranks have left, as far as it was asked for.
+    notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
     store: Arc<dyn Store>,
+}
+
+/// What a rank says of its host: the name, and where on which machine it may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Note {
+    name: String,
+    /// Which one, and the processors; `None` where the system does not tell.
+    machine: Option<(String, Processors)>,
+}
+
+impl Note {
+    fn write(&self) -> String {
+        match &self.machine {
+            Some((machine, set)) => {
+                format!("{} {machine} {}", self.name, processors::to_words(set))
+            }
+            None => self.name.clone(),
+        }
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let mut words = text.split(' ');
+        let name = words.next().unwrap_or(NONE).to_owned();
+        let machine = words
+            .next()
+            .zip(words.next().and_then(processors::from_words));
+        Self {
+            name,
+            machine: machine.map(|(machine, set)| (machine.to_owned(), set)),
+        }
+    }
 }
 
 /// What the rank that made the segment listens on.
@@ -56,11 +93,18 @@ impl Host {
     /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
     /// configuration says that they must share: then it is `Io`.
     pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
+        let machine = boot_id().ok().map(|boot| (boot, own_processors()));
+        let local_ranks = world.local_world_size.unwrap_or(world.world_size);
         let mut host = Self {
             name: NONE.into(),
+            note: Note {
+                name: NONE.into(),
+                machine,
+            },
+            local_ranks: local_ranks as usize,
             // Who gives hosts names wants them told apart.
             told_apart: AtomicBool::new(world.config.host_id.is_some()),
-            names: Mutex::default(),
+            notes: Mutex::default(),
             segment: None,
             store: world.store.clone(),
         };
@@ -76,12 +120,13 @@ impl Host {
                 }
             }
         }
+        host.note.name.clone_from(&host.name);
         Ok((host, keeper))
     }
 
-    /// What every rank leaves in the store for the others: under which key, and its host's name.
-    pub(super) fn note(&self, rank: Rank) -> (String, &[u8]) {
-        (host_key(rank), self.name.as_bytes())
+    /// What every rank leaves in the store for the others, and under which key.
+    pub(super) fn note(&self, rank: Rank) -> (String, String) {
+        (host_key(rank), self.note.write())
     }
 
     fn share(&mut self, world: &WorldContext, identity: &Identity) -> Result<Keeper> {
@@ -129,34 +174,59 @@ impl Host {
     /// # Errors
     /// Those of the store.
     pub(super) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
-        let mut known = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
         let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
         let asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
         if !asked.is_empty() {
             let keys: Vec<String> = asked.iter().map(|&rank| host_key(rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let names = self.store.multi_get(&keys, deadline.remaining())?;
-            known.extend(asked.into_iter().zip(names));
+            let notes = self.store.multi_get(&keys, deadline.remaining())?;
+            let notes = notes.iter().map(|bytes| Note::read(bytes));
+            known.extend(asked.into_iter().zip(notes));
         }
         let name_of = |&rank: &Rank| {
             let name = match known.get(&rank) {
-                Some(name) if !is_here(rank) => name.clone(),
-                _ => self.name.clone().into_bytes(),
+                Some(note) if !is_here(rank) => &note.name,
+                _ => &self.name,
             };
-            if name != self.name.as_bytes() {
-                self.say_apart(rank, &name);
+            if *name != self.name {
+                self.say_apart(rank, name);
             }
-            (name != NONE.as_bytes()).then_some(name)
+            (name != NONE).then_some(name.as_str())
         };
-        let names: Vec<Option<Vec<u8>>> = ranks.iter().map(name_of).collect();
+        let names: Vec<Option<&str>> = ranks.iter().map(name_of).collect();
         Ok(Layout::new(&names, rank))
     }
 
+    /// Whether the ranks of this machine have a processor each, as far as they share no memory and their notes
+    /// say; else as `counted`, which knows how many they are and not where each runs.
+    pub(super) fn crowding(&self, rank: Rank, counted: Crowding) -> Crowding {
+        let Some((machine, own)) = self.note.machine.as_ref() else {
+            return counted;
+        };
+        // Less than its processors are what a quota leaves it.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_rationed = cores < own.iter().map(|word| word.count_ones() as usize).sum();
+        if self.segment.is_some() || is_rationed {
+            return counted;
+        }
+        let known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = known.iter().filter(|(at, _)| **at != rank);
+        let others = others.filter_map(|(_, note)| note.machine.as_ref());
+        let here = others.filter(|(theirs, _)| theirs == machine);
+        let mut sets: Vec<Processors> = here.map(|&(_, set)| set).collect();
+        sets.push(*own);
+        if sets.len() < self.local_ranks {
+            return counted;
+        }
+        crowding_of(&sets)
+    }
+
     /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.
-    fn say_apart(&self, rank: Rank, of_rank: &[u8]) {
+    fn say_apart(&self, rank: Rank, of_rank: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
-        let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine.as_bytes()));
+        let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
         if is_here && !self.told_apart.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rank,
@@ -211,14 +281,19 @@ fn host_key(rank: Rank) -> String {
     format!("cpu/host_of/{rank}")
 }
 
+/// What only ranks under one kernel have in common.
+fn boot_id() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(boot.trim().to_owned())
+}
+
 /// What only ranks that can share memory, and can watch each other's processes, have in common.
 fn name(id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let boot = boot_id()?;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
     let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
     let user = rustix::process::geteuid().as_raw();
-    let boot = boot.trim();
     let mut name = format!("{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}");
     if let Some(id) = id {
         // Whatever is in it: the name is part of keys.
@@ -283,5 +358,27 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
             Segment::attach(file, identity.rank, world_size as usize)
         }
         (other, _) => Err(refused(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_survives_the_store() {
+        let told = Note {
+            name: "boot:1:2:3".into(),
+            machine: Some(("boot".into(), own_processors())),
+        };
+        let silent = Note {
+            name: NONE.into(),
+            machine: None,
+        };
+        for note in [told, silent] {
+            assert_eq!(Note::read(note.write().as_bytes()), note);
+        }
+        assert_eq!(Note::read(b"name boot 1,2").machine, None);
+        assert_eq!(Note::read(b"").name, "");
     }
 }

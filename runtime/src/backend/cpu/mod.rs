@@ -5,6 +5,7 @@
 //! | `address` | which address of this host the other ranks are told |
 //! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
 //! | `host`, `layout`, `neighbours` | who shares memory with whom |
+//! | `processors` | whether the ranks of a host have one each |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `lanes` | all streams of a group, and transfers that run over them at once |
 //! | `notice` | what ranks compare before data moves |
@@ -37,6 +38,7 @@ mod mesh;
 mod neighbours;
 mod notice;
 mod p2p;
+mod processors;
 #[allow(unsafe_code)]
 pub(crate) mod reduce;
 mod registered;

@@ -111,8 +111,10 @@ impl Mesh {
         });
         let (host_key, host) = mesh.host.note(world.rank);
         let (address_key, address) = (address_key(world.rank), address.to_string());
-        mesh.store
-            .multi_set(&[(&host_key, host), (&address_key, address.as_bytes())])?;
+        mesh.store.multi_set(&[
+            (&host_key, host.as_bytes()),
+            (&address_key, address.as_bytes()),
+        ])?;
         Ok(mesh)
     }
 

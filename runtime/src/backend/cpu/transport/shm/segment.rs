@@ -1,5 +1,6 @@
 //! The memory that the ranks of a host share: its table of ranks and its directory of groups.
 
+use super::super::super::processors::{Processors, crowding_of, own_processors};
 use super::super::super::wait::{Crowding, Patience, Pause};
 use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
@@ -22,8 +23,6 @@ const ENTRY: usize = 64;
 /// Bytes of a rank's entry: state, process, and from byte 64 on the processors it may run on.
 const RANK: usize = 192;
 const PROCESSORS: usize = 64;
-/// Words of the set of processors.
-const SET: usize = 16;
 /// Where it is counted how often a group was given a place or refused one, and how many ranks sleep until
 /// it changes.
 const CLAIMS: usize = 16;
@@ -43,44 +42,6 @@ const READY: u32 = 2;
 /// `len` rounded up to a multiple of `to`.
 pub(super) fn align(len: usize, to: usize) -> usize {
     len.div_ceil(to) * to
-}
-
-/// A set of processors, a bit each.
-type Processors = [u64; SET];
-
-/// Those that this thread may run on; all if the system does not tell.
-fn own_processors() -> Processors {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
-        return [u64::MAX; SET];
-    };
-    let mut own = [0; SET];
-    for at in (0..rustix::thread::CpuSet::MAX_CPU.min(SET * 64)).filter(|&at| set.is_set(at)) {
-        own[at / 64] |= 1 << (at % 64);
-    }
-    own
-}
-
-/// Whether there is a processor for each of the ranks that may run on these.
-fn crowding_of(sets: &[Processors]) -> Crowding {
-    let is_within = |inner: &Processors, outer: &Processors| {
-        inner
-            .iter()
-            .zip(outer)
-            .all(|(inner, outer)| inner & !outer == 0)
-    };
-    let all = sets.iter().fold([0; SET], |all: Processors, set| {
-        std::array::from_fn(|at| all[at] | set[at])
-    });
-    let is_crowded = |set: &Processors| {
-        let processors: u32 = set.iter().map(|word| word.count_ones()).sum();
-        let ranks = sets.iter().filter(|inner| is_within(inner, set)).count();
-        ranks > processors as usize
-    };
-    if is_crowded(&all) || sets.iter().any(is_crowded) {
-        Crowding::Crowded
-    } else {
-        Crowding::Roomy
-    }
 }
 
 /// The memory that the ranks of this host share.
@@ -381,14 +342,6 @@ impl Drop for Segment {
 mod tests {
     use super::*;
 
-    fn on(processors: &[usize]) -> Processors {
-        let mut set = [0; SET];
-        for &at in processors {
-            set[at / 64] |= 1 << (at % 64);
-        }
-        set
-    }
-
     #[test]
     fn a_group_of_any_size_stays_in_its_area() {
         for world_size in [1, 2, 19, 22, 23, 64, 300] {
@@ -401,28 +354,6 @@ mod tests {
             assert!(segment.map_area(GROUPS - 1, last, PAGE).is_ok());
             assert!(segment.map_area(0, last, 2 * PAGE).is_err());
             assert!(segment.map_area(GROUPS, 0, PAGE).is_err());
-        }
-    }
-
-    #[test]
-    fn ranks_are_crowded_where_some_processors_are_all_that_more_ranks_have() {
-        let crowded = [
-            vec![on(&[0]), on(&[0])],
-            vec![on(&[0, 1]), on(&[0, 1]), on(&[0, 1])],
-            vec![on(&[0]), on(&[0]), on(&[0, 1, 2, 3])],
-            vec![on(&[100]), on(&[0, 100]), on(&[0, 100])],
-        ];
-        for sets in crowded {
-            assert_eq!(crowding_of(&sets), Crowding::Crowded, "{sets:?}");
-        }
-        let roomy = [
-            vec![on(&[0]), on(&[1])],
-            vec![on(&[0, 1]), on(&[0, 1])],
-            vec![on(&[0]), on(&[0, 100])],
-            vec![],
-        ];
-        for sets in roomy {
-            assert_eq!(crowding_of(&sets), Crowding::Roomy, "{sets:?}");
         }
     }
 }

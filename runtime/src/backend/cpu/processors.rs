@@ -1,0 +1,102 @@
+//! Which processors the ranks of a host may run on, and whether there is one for each of them.
+
+use super::wait::Crowding;
+
+/// Words of a set.
+pub(super) const SET: usize = 16;
+
+/// A set of processors, a bit each.
+pub(super) type Processors = [u64; SET];
+
+/// Those that this thread may run on; all if the system does not tell.
+pub(super) fn own_processors() -> Processors {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return [u64::MAX; SET];
+    };
+    let mut own = [0; SET];
+    for at in (0..rustix::thread::CpuSet::MAX_CPU.min(SET * 64)).filter(|&at| set.is_set(at)) {
+        own[at / 64] |= 1 << (at % 64);
+    }
+    own
+}
+
+/// Whether there is a processor for each of the ranks that may run on these.
+pub(super) fn crowding_of(sets: &[Processors]) -> Crowding {
+    let is_within = |inner: &Processors, outer: &Processors| {
+        inner
+            .iter()
+            .zip(outer)
+            .all(|(inner, outer)| inner & !outer == 0)
+    };
+    let all = sets.iter().fold([0; SET], |all: Processors, set| {
+        std::array::from_fn(|at| all[at] | set[at])
+    });
+    let is_crowded = |set: &Processors| {
+        let processors: u32 = set.iter().map(|word| word.count_ones()).sum();
+        let ranks = sets.iter().filter(|inner| is_within(inner, set)).count();
+        ranks > processors as usize
+    };
+    if is_crowded(&all) || sets.iter().any(is_crowded) {
+        Crowding::Crowded
+    } else {
+        Crowding::Roomy
+    }
+}
+
+/// A set in words, for [`from_words`].
+pub(super) fn to_words(set: &Processors) -> String {
+    let words: Vec<String> = set.iter().map(|word| format!("{word:x}")).collect();
+    words.join(",")
+}
+
+/// Reads what [`to_words`] wrote.
+pub(super) fn from_words(words: &str) -> Option<Processors> {
+    let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
+    let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;
+    words.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(processors: &[usize]) -> Processors {
+        let mut set = [0; SET];
+        for &at in processors {
+            set[at / 64] |= 1 << (at % 64);
+        }
+        set
+    }
+
+    #[test]
+    fn ranks_are_crowded_where_some_processors_are_all_that_more_ranks_have() {
+        let crowded = [
+            vec![on(&[0]), on(&[0])],
+            vec![on(&[0, 1]), on(&[0, 1]), on(&[0, 1])],
+            vec![on(&[0]), on(&[0]), on(&[0, 1, 2, 3])],
+            vec![on(&[100]), on(&[0, 100]), on(&[0, 100])],
+        ];
+        for sets in crowded {
+            assert_eq!(crowding_of(&sets), Crowding::Crowded, "{sets:?}");
+        }
+        let roomy = [
+            vec![on(&[0]), on(&[1])],
+            vec![on(&[0, 1]), on(&[0, 1])],
+            vec![on(&[0]), on(&[0, 100])],
+            vec![],
+        ];
+        for sets in roomy {
+            assert_eq!(crowding_of(&sets), Crowding::Roomy, "{sets:?}");
+        }
+    }
+
+    #[test]
+    fn a_set_survives_being_written_and_read() {
+        for set in [on(&[]), on(&[0, 63, 64, 1023]), [u64::MAX; SET]] {
+            assert_eq!(from_words(&to_words(&set)), Some(set));
+        }
+        for words in ["", "1", "1,2", "x,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0"] {
+            assert_eq!(from_words(words), None, "{words:?}");
+        }
+    }
+}

@@ -117,6 +117,8 @@ words! {
         /// The data go with the notices that ranks compare anyway, in a number of messages that grows with
         /// the logarithm of the ranks (or hosts). For up to 128 KiB in all.
         Notice = "notice",
+        /// Two ranks send each other all they have, and both combine it.
+        Swap = "swap",
         /// Every pair of ranks that has bytes for each other exchanges them.
         Exchange = "exchange",
         /// From rank to rank, each passing on what has come.
@@ -137,7 +139,8 @@ impl Algorithm {
             (Topology::Memory, Pattern::Reduce) => &[Shares, Direct],
             (Topology::Memory, Pattern::Gather | Pattern::Scatter) => &[Slots],
             (Topology::Memory, _) => &[Slots, Direct],
-            (Topology::Sockets, Pattern::AllReduce | Pattern::AllGather) => &[Notice, Exchange],
+            (Topology::Sockets, Pattern::AllReduce) => &[Notice, Swap, Exchange],
+            (Topology::Sockets, Pattern::AllGather) => &[Notice, Exchange],
             (Topology::Sockets, Pattern::Broadcast) => &[Notice, Chain],
             (Topology::Hosts, Pattern::AllReduce | Pattern::AllGather) => {
                 &[Notice, Nested, Exchange]
@@ -146,6 +149,11 @@ impl Algorithm {
             (Topology::Hosts, Pattern::Reduce | Pattern::ReduceScatter) => &[Nested, Exchange],
             (Topology::Sockets | Topology::Hosts, _) => &[Exchange],
         }
+    }
+
+    /// Whether it can be done among so many ranks.
+    pub fn suits(self, ranks: usize) -> bool {
+        self != Self::Swap || ranks == 2
     }
 }
 
@@ -240,7 +248,9 @@ impl Tuning {
     /// What counts for a group of so many ranks.
     pub(crate) fn plan(&self, topology: Topology, ranks: usize) -> Plan {
         let counts = |choice: &&Choice| {
-            choice.topology == topology && choice.ranks.is_none_or(|most| ranks <= most)
+            choice.topology == topology
+                && choice.ranks.is_none_or(|most| ranks <= most)
+                && choice.algorithm.suits(ranks)
         };
         Plan {
             choices: self.choices.iter().filter(counts).copied().collect(),

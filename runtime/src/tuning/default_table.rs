@@ -1,7 +1,7 @@
 //! The table that is in force unless somebody says otherwise.
 
 use super::{Algorithm, Choice, Pattern, Topology};
-use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Whole};
+use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Swap, Whole};
 use Pattern::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
@@ -44,6 +44,7 @@ const fn among(
 }
 
 const K: usize = 1 << 10;
+const M: usize = 1 << 20;
 
 #[rustfmt::skip]
 pub(super) const CHOICES: &[Choice] = &[
@@ -73,7 +74,7 @@ pub(super) const CHOICES: &[Choice] = &[
     always(          Barrier,       Memory,  Notice),
 
     // With the notices every rank sends what all of them brought.
-    among(2, 32 * K, AllReduce,     Sockets, Notice),
+    among(2,  2 * M, AllReduce,     Sockets, Swap),
     among(4,  8 * K, AllReduce,     Sockets, Notice),
     among(8,  4 * K, AllReduce,     Sockets, Notice),
     up_to(        K, AllReduce,     Sockets, Notice),

@@ -3,6 +3,8 @@
 //! A *transfer* is bytes to or from one peer. Transfers over one lane in one direction happen in the
 //! order of the list; all others proceed as the lanes allow, so no order of the list can deadlock.
 
+mod swap;
+
 use super::hello::LaneKind;
 use super::mesh::{Failure, Mesh, Wanted};
 use super::neighbours::Neighbours;
@@ -13,12 +15,14 @@ use rcomm_recorder::model::Rank;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+pub(super) use swap::Swap;
 
 /// Bytes on their way to or from one peer.
 pub(super) enum Transfer<'a> {
-    /// To `peer`.
+    /// To `peer`: both, one after the other.
     Send {
         peer: usize,
+        head: &'a [u8],
         bytes: &'a [u8],
         done: usize,
     },
@@ -36,6 +40,8 @@ pub(super) enum Transfer<'a> {
         received: usize,
         sent: usize,
     },
+    /// To one peer, and from it in return.
+    Swap(Swap<'a>),
 }
 
 impl<'a> Transfer<'a> {
@@ -45,7 +51,17 @@ impl<'a> Transfer<'a> {
 
     /// A send of which `done` bytes have gone already.
     pub(super) fn send_rest(peer: usize, bytes: &'a [u8], done: usize) -> Self {
-        Self::Send { peer, bytes, done }
+        Self::send_behind(peer, &[], bytes, done)
+    }
+
+    /// A send of `bytes` behind a `head`, of which `done` bytes have gone already.
+    pub(super) fn send_behind(peer: usize, head: &'a [u8], bytes: &'a [u8], done: usize) -> Self {
+        Self::Send {
+            peer,
+            head,
+            bytes,
+            done,
+        }
     }
 
     /// Bytes that have gone.
@@ -53,6 +69,7 @@ impl<'a> Transfer<'a> {
         match self {
             Self::Send { done, .. } => *done,
             Self::Relay { sent, .. } => *sent,
+            Self::Swap(swap) => swap.sent(),
             Self::Receive { .. } => 0,
         }
     }
@@ -85,6 +102,7 @@ impl<'a> Transfer<'a> {
                 received,
                 ..
             } if *received < bytes.len() => Some(*from),
+            Self::Swap(swap) if swap.hears() => Some(swap.peer()),
             _ => None,
         }
     }
@@ -92,13 +110,19 @@ impl<'a> Transfer<'a> {
     /// The peer it still has to send to.
     fn tells(&self) -> Option<usize> {
         match self {
-            Self::Send { peer, bytes, done } if *done < bytes.len() => Some(*peer),
+            Self::Send {
+                peer,
+                head,
+                bytes,
+                done,
+            } if *done < head.len() + bytes.len() => Some(*peer),
             Self::Relay {
                 to: Some(to),
                 bytes,
                 sent,
                 ..
             } if *sent < bytes.len() => Some(*to),
+            Self::Swap(swap) if swap.tells() => Some(swap.peer()),
             _ => None,
         }
     }
@@ -289,6 +313,10 @@ impl Lanes {
         self.heard.fill(false);
         self.told.fill(false);
         for transfer in transfers {
+            if let Transfer::Swap(swap) = transfer {
+                moved |= self.advance_swap(swap)?;
+                continue;
+            }
             if let Some(peer) = transfer.hears()
                 && !std::mem::replace(&mut self.heard[peer], true)
             {
@@ -313,25 +341,46 @@ impl Lanes {
             if let Some(peer) = transfer.tells()
                 && !std::mem::replace(&mut self.told[peer], true)
             {
-                let (ready, done): (&[u8], &mut usize) = match transfer {
-                    Transfer::Send { bytes, done, .. } => (bytes, done),
+                let (head, ready, done): (&[u8], &[u8], &mut usize) = match transfer {
+                    Transfer::Send {
+                        head, bytes, done, ..
+                    } => (head, bytes, done),
                     Transfer::Relay {
                         bytes,
                         received,
                         sent,
                         ..
-                    } => (&bytes[..*received], sent),
-                    Transfer::Receive { .. } => continue,
+                    } => (&[], &bytes[..*received], sent),
+                    Transfer::Receive { .. } | Transfer::Swap(_) => continue,
                 };
                 let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
-                let some = lane
-                    .write(&ready[*done..])
-                    .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
+                let some = match done.checked_sub(head.len()) {
+                    Some(done) => lane.write(&ready[done..]),
+                    None => lane.write_both(&head[*done..], ready),
+                };
+                let some = some.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
                 self.told[peer] = transfer.tells().is_some();
             }
         }
+        Ok(moved)
+    }
+
+    /// Moves what can be moved both ways, unless an earlier transfer of the list holds the lane.
+    fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
+        let peer = swap.peer();
+        let heard = std::mem::replace(&mut self.heard[peer], true);
+        let told = std::mem::replace(&mut self.told[peer], true);
+        if heard || told {
+            return Ok(false);
+        }
+        let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
+        let moved = swap
+            .advance(lane)
+            .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
+        self.heard[peer] = swap.hears();
+        self.told[peer] = swap.tells();
         Ok(moved)
     }
 }

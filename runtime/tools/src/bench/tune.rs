@@ -72,7 +72,10 @@ fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Re
     let patterns = patterns.filter(|&pattern| Algorithm::of(pattern, topology).len() > 1);
     let mut choices = Vec::new();
     for pattern in patterns {
-        let algorithms = Algorithm::of(pattern, topology);
+        let algorithms = Algorithm::of(pattern, topology).iter().copied();
+        let algorithms: Vec<_> = algorithms
+            .filter(|algorithm| algorithm.suits(ranks.get() as usize))
+            .collect();
         let mut times = vec![Times::new(); algorithms.len()];
         for _ in 0..args.rounds.get() {
             for (&algorithm, times) in algorithms.iter().zip(&mut times) {

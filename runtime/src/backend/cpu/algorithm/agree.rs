@@ -13,6 +13,8 @@ use super::super::wait::Patience;
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;
+/// A message of one notice, without what is behind that.
+const GREETING: usize = HEAD + NOTICE_LEN;
 const MAGIC: u32 = 0x7263_6d31;
 /// More than any rank sends: notices with lists for some ten thousand ranks.
 const MAX_MESSAGE: usize = 1 << 30;
@@ -98,20 +100,7 @@ impl Agreement {
         ];
         lanes.drive_until(&mut transfers, patience, |transfers| transfers[1].is_done())?;
         let sent = transfers[0].sent();
-        if theirs[..HEAD - 4] != expected[..HEAD - 4] {
-            return Err(Failure::Garbled(
-                lanes.global(ahead),
-                "a message that belongs to another operation".into(),
-            ));
-        }
-        let length = [theirs[20], theirs[21], theirs[22], theirs[23]];
-        let length = u32::from_le_bytes(length) as usize;
-        if length < blocks * NOTICE_LEN || length > MAX_MESSAGE {
-            return Err(Failure::Garbled(
-                lanes.global(ahead),
-                format!("{blocks} notices in {length} bytes"),
-            ));
-        }
+        let length = length(lanes, ahead, &theirs, &expected, blocks)?;
         self.incoming.clear();
         self.incoming.resize(length, 0);
         let mut transfers = [
@@ -136,6 +125,43 @@ impl Agreement {
         Ok(())
     }
 
+    /// As [`exchange`](Self::exchange) between two ranks, but with `behind` right behind this rank's notice, and
+    /// what is behind the other's still to be read. Says how many bytes of `behind` have gone.
+    pub(super) fn greet(
+        &mut self,
+        lanes: &mut Lanes,
+        circle: Circle<'_>,
+        notice: Notice,
+        behind: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<usize, Failure> {
+        self.rank = circle.own;
+        self.count += 1;
+        let peer = circle.members[1 - circle.own];
+        let mut ours = [0; GREETING];
+        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, NOTICE_LEN + behind.len()));
+        ours[HEAD..].copy_from_slice(&notice.encode());
+        let mut theirs = [0; GREETING];
+        let mut transfers = [
+            Transfer::send_behind(peer, &ours, behind, 0),
+            Transfer::receive(peer, &mut theirs),
+        ];
+        lanes.drive_until(&mut transfers, patience, |transfers| {
+            transfers[0].sent() >= GREETING && transfers[1].is_done()
+        })?;
+        let sent = transfers[0].sent() - GREETING;
+        let (start, block) = theirs.split_at(HEAD);
+        let expected = head(self.count, 1, 1, 0);
+        let length = length(lanes, peer, start, &expected, 1)?;
+        let theirs = block.first_chunk().and_then(Notice::decode);
+        let theirs = theirs.filter(|notice| NOTICE_LEN + notice.inline as usize == length);
+        let theirs = theirs.ok_or_else(|| garbled(lanes, peer))?;
+        self.notices.clear();
+        self.notices.extend([notice, theirs]);
+        self.notices.rotate_left(circle.own);
+        Ok(sent)
+    }
+
     /// What each rank said.
     pub(super) fn notices(&self) -> &[Notice] {
         &self.notices
@@ -155,6 +181,31 @@ impl Agreement {
             .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
             .collect()
     }
+}
+
+/// Reads the head of a message from `peer`: how many bytes follow it.
+fn length(
+    lanes: &Lanes,
+    peer: usize,
+    head: &[u8],
+    expected: &[u8; HEAD],
+    blocks: usize,
+) -> Result<usize, Failure> {
+    let (start, length) = head.split_at(HEAD - 4);
+    if start != &expected[..HEAD - 4] {
+        return Err(Failure::Garbled(
+            lanes.global(peer),
+            "a message that belongs to another operation".into(),
+        ));
+    }
+    let length = length.first_chunk().copied().map_or(0, u32::from_le_bytes) as usize;
+    if length < blocks * NOTICE_LEN || length > MAX_MESSAGE {
+        return Err(Failure::Garbled(
+            lanes.global(peer),
+            format!("{blocks} notices in {length} bytes"),
+        ));
+    }
+    Ok(length)
 }
 
 fn head(count: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD] {

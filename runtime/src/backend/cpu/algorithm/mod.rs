@@ -6,6 +6,7 @@
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
 //! | notices and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
+//! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
 //! | all_reduce, reduce | [`exchange`]: direct reduce-scatter, then gather | 2 s (n-1)/n |
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
 //! | broadcast | [`chain`]: pipeline | s |
@@ -18,6 +19,7 @@ mod board;
 mod chain;
 mod exchange;
 mod hosts;
+mod swap;
 
 use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
 use super::lanes::Lanes;
@@ -70,6 +72,11 @@ impl LaneRoad {
         let listed: Vec<u8>;
         let choice = choose(&self.plan, &collective, place, |it| it != Algorithm::Nested);
         let goes_along = choice == Algorithm::Notice;
+        if choice == Algorithm::Swap
+            && let Collective::AllReduce { data, by } = collective
+        {
+            return self.swap(notice, data, by, place.rank, patience);
+        }
         let inline: &[u8] = if lists.is_empty() {
             small_input(&collective, place)
                 .filter(|_| goes_along)

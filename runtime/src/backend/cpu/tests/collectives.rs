@@ -1,5 +1,6 @@
 //! Every collective, over sizes around every threshold, against what it is defined to give.
 
+use super::super::reduce;
 use super::*;
 use crate::backend::Progress;
 use crate::op::Reduction;
@@ -88,9 +89,49 @@ fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
 }
 
 #[test]
+fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
+    for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
+        // Around what goes with the notice, what is combined at once, and what is sent ahead of the other.
+        for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
+            let of_rank = |rank: usize| -> Vec<f32> {
+                let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);
+                let odd = |at: usize| at % 3 == rank;
+                let finite = |at: usize| (value(rank, at) * 1.1).exp2();
+                (0..count)
+                    .map(|n| if odd(n) { at(n) } else { finite(n) })
+                    .collect()
+            };
+            let results = world(2, wiring, |rig| {
+                let mut data = of_rank(rig.rank);
+                rig.run(Op::AllReduce {
+                    buffer: Buffer::from_mut(&mut data),
+                    op: ReduceOp::Sum.into(),
+                })
+                .unwrap();
+                data.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(results[0] == results[1], "{count} over {wiring:?}");
+            let (mut first, mut second) = (of_rank(0), of_rank(1));
+            let inputs = [Buffer::from_mut(&mut first), Buffer::from_mut(&mut second)];
+            let inputs = inputs.each_ref().map(|input| input.as_bytes().unwrap());
+            let mut expected = vec![0; count * 4];
+            reduce::combine(ReduceOp::Sum, DType::F32, &inputs, &mut expected, None);
+            let bits: Vec<u8> = results[0].iter().flat_map(|v| v.to_ne_bytes()).collect();
+            assert!(bits == expected, "{count} over {wiring:?}");
+        }
+    }
+}
+
+#[test]
 fn every_type_and_reduction_crosses_the_ranks() {
-    for wiring in [Wiring::Tcp, Wiring::Shm, Wiring::Hosts(2)] {
-        world(3, wiring, |rig| {
+    let worlds = [
+        (Wiring::Tcp, 2),
+        (Wiring::Tcp, 3),
+        (Wiring::Shm, 3),
+        (Wiring::Hosts(2), 3),
+    ];
+    for (wiring, size) in worlds {
+        world(size, wiring, |rig| {
             for &dtype in DType::ALL {
                 for &op in ReduceOp::ALL {
                     if !Reduction::allows(op, dtype) {
@@ -108,8 +149,8 @@ fn every_type_and_reduction_crosses_the_ranks() {
                                 (at as u8).wrapping_mul(37) & 0x3f ^ len & 1
                             };
                         });
-                        let copies: Vec<Vec<u8>> =
-                            (0..3).map(|_| ones.as_bytes().unwrap().to_vec()).collect();
+                        let copy = ones.as_bytes().unwrap().to_vec();
+                        let copies = vec![copy; rig.size];
                         rig.run(Op::AllReduce {
                             buffer: ones.lend(),
                             op: reduction,
@@ -120,12 +161,12 @@ fn every_type_and_reduction_crosses_the_ranks() {
                         let mut by = op;
                         if op == ReduceOp::PremulSum {
                             for input in &mut inputs {
-                                super::super::reduce::scale(dtype, input, 2.0);
+                                reduce::scale(dtype, input, 2.0);
                             }
                             by = ReduceOp::Sum;
                         }
                         let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-                        super::super::reduce::combine(by, dtype, &slices, &mut expected, None);
+                        reduce::combine(by, dtype, &slices, &mut expected, None);
                         assert!(ones.as_bytes().unwrap() == expected, "{op} of {dtype}");
                     }
                 }

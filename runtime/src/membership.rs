@@ -1,5 +1,6 @@
 //! How a world makes a group: who is in it, what it is called, which backends carry it.
 
+use crate::backend::cpu::Accord;
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Backend, BackendFactory, GroupContext};
 use crate::config::{DebugLevel, NanCheck};
@@ -159,21 +160,29 @@ impl WorldShared {
         let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
         let prefix = format!("rcomm/{}/group/{wire_id:016x}", place.attempt);
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.root.clone()));
+        let deadline = Deadline::In(self.config.init_timeout).started();
         if info.ranks.len() > 1 {
-            let held = store
-                .compare_set("backend", b"", spec.as_bytes())
-                .map_err(named)?;
-            if held != spec.as_bytes() {
+            let accord = self
+                .cpu
+                .agree(wire_id, spec, &info.ranks, group_rank, deadline);
+            let other = match accord.map_err(named)? {
+                Some(Accord::Same) => None,
+                Some(Accord::Other(other)) => Some(other),
+                None => {
+                    let held = store.compare_set("backend", b"", spec.as_bytes());
+                    Some(held.map_err(named)?).filter(|held| held != spec.as_bytes())
+                }
+            };
+            if let Some(other) = other {
                 return Err(named(Error::new(
                     ErrorKind::Rendezvous,
                     format!(
                         "this rank wants the backends {spec:?}, another member {:?}",
-                        String::from_utf8_lossy(&held)
+                        String::from_utf8_lossy(&other)
                     ),
                 )));
             }
         }
-        let deadline = Deadline::In(self.config.init_timeout).started();
         let mut lanes: Vec<Lane> = Vec::new();
         for factory in self.factories_of(spec).map_err(named)? {
             let context = GroupContext {
@@ -222,9 +231,6 @@ impl WorldShared {
         if config.debug == DebugLevel::Off && config.nan_check == NanCheck::Off {
             return Ok(backend);
         }
-        let Some(cpu) = self.factories.iter().find(|it| it.name() == "cpu") else {
-            return Ok(backend);
-        };
         let name = format!("{}/{}/checks", info.name, beside.name);
         let side = GroupContext {
             group_rank: beside.group_rank,
@@ -238,7 +244,7 @@ impl WorldShared {
                 ..info.clone()
             },
         };
-        let side = cpu.connect(side, beside.deadline)?;
+        let side = self.cpu.connect(side, beside.deadline)?;
         let nan_check = config.nan_check;
         let wrapper = Wrapper::new(backend, side, &info.ranks, nan_check);
         Ok(Arc::new(wrapper))

@@ -76,6 +76,8 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
+    /// One of the factories, at which groups find out whether their members share memory.
+    pub(crate) cpu: Arc<CpuFactory>,
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
     /// Ranks that are still there, as far as the program has said.
@@ -177,8 +179,8 @@ impl WorldBuilder {
             secret,
             config: config.clone(),
         };
-        let mut factories: Vec<Arc<dyn BackendFactory>> =
-            vec![Arc::new(CpuFactory::open(&context)?)];
+        let cpu = Arc::new(CpuFactory::open(&context)?);
+        let mut factories: Vec<Arc<dyn BackendFactory>> = vec![cpu.clone()];
         if config.names_backend(NcclBackend::NAME) {
             factories.push(NcclFactory::open(&context, config.nccl.clone())?);
         }
@@ -208,6 +210,7 @@ impl WorldBuilder {
             watch,
             dumps,
             dump_dir,
+            cpu,
             factories,
             next_id: AtomicU32::new(0),
             made: Mutex::default(),

@@ -272,26 +272,33 @@ fn a_group_that_makes_no_sense_is_refused_by_its_first_member() {
 
 #[test]
 fn members_that_want_different_backends_are_told() {
-    let fabric = rcomm::FakeFabric::new();
-    let errors = on_threads(
-        2,
-        &Carrier::Fake(fabric),
-        |_| {},
-        |world| {
-            let options = GroupOptions {
-                backend: Some(if world.rank() == 0 { "cpu" } else { "fake" }.to_owned()),
-                ..GroupOptions::named("dp")
-            };
-            let error = world.new_group(&[0, 1], &options).err();
-            world.shutdown().unwrap();
-            error
-        },
-    );
-    let mut errors = errors.into_iter().flatten();
-    let error = errors.next().expect("one of the two is told");
-    assert_eq!(error.kind(), ErrorKind::Rendezvous);
-    assert!(error.to_string().contains("another member"), "{error}");
-    assert!(errors.next().is_none());
+    // In the memory that they share, and through the store.
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let fabric = rcomm::FakeFabric::new();
+        let errors = on_threads(
+            2,
+            &Carrier::Fake(fabric),
+            |config| config.transport = transport,
+            |world| {
+                let options = GroupOptions {
+                    backend: Some(if world.rank() == 0 { "cpu" } else { "fake" }.to_owned()),
+                    ..GroupOptions::named("dp")
+                };
+                let error = world.new_group(&[0, 1], &options).err();
+                world.shutdown().unwrap();
+                error
+            },
+        );
+        let mut errors = errors.into_iter().flatten();
+        let error = errors.next().expect("one of the two is told");
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        let told = |own: &str, other: &str| {
+            let words = format!("wants the backends {own:?}, another member {other:?}");
+            error.to_string().contains(&words)
+        };
+        assert!(told("cpu", "fake") || told("fake", "cpu"), "{error}");
+        assert!(errors.next().is_none());
+    }
 }
 
 #[test]

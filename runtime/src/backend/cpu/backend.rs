@@ -8,6 +8,7 @@ use super::hello::LaneKind;
 use super::lanes::{Lanes, Sockets};
 use super::mesh::Mesh;
 use super::p2p::P2p;
+use super::transport::shm::Accord;
 use super::wait::{Crowding, Patience, Stop};
 use super::window::CpuWindow;
 use crate::backend::{
@@ -20,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
 use crate::store::PrefixStore;
 use crate::tuning::Topology;
-use rcomm_recorder::model::DType;
+use rcomm_recorder::model::{DType, Rank};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
@@ -46,6 +47,32 @@ impl CpuFactory {
             mesh: Mesh::open(world, address)?,
             crowding: Crowding::of(local_ranks as usize),
         })
+    }
+
+    /// Finds out whether all members of a group say the same, of whichever backends it will be: the first
+    /// of them decides. `None` if they do not all share memory; the store can tell them then.
+    ///
+    /// # Blocking
+    /// Until all members have opened their part of this backend; not for their words.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn agree(
+        &self,
+        wire_id: u64,
+        words: &str,
+        ranks: &[Rank],
+        group_rank: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Accord>> {
+        let host = self.mesh.host();
+        host.agree(
+            wire_id,
+            words.as_bytes(),
+            ranks,
+            group_rank as usize,
+            deadline,
+        )
     }
 
     /// Callers on this rank's port that did not know the job's secret, or were of another job.

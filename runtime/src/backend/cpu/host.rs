@@ -12,7 +12,7 @@ use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
 use super::processors::{self, Processors, crowding_of, own_processors};
 use super::transport::handover;
-use super::transport::shm::{Board, BoardError, Segment};
+use super::transport::shm::{Accord, Board, BoardError, Segment};
 use super::wait::{Crowding, Interrupted, Patience};
 use crate::backend::WorldContext;
 use crate::config::TransportChoice;
@@ -221,6 +221,29 @@ impl Host {
             return counted;
         }
         crowding_of(&sets)
+    }
+
+    /// Agrees with these ranks on something, if all of them share memory and there is room in it; `None` if
+    /// not, for all of them. Waits for nobody whose host is known.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn agree(
+        &self,
+        number: u64,
+        words: &[u8],
+        ranks: &[Rank],
+        rank: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Accord>> {
+        let Some(segment) = &self.segment else {
+            return Ok(None);
+        };
+        let layout = self.layout(ranks, rank, deadline)?;
+        Ok(match layout.hosts() {
+            1 => segment.agree(number, words),
+            _ => None,
+        })
     }
 
     /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.

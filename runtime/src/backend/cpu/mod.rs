@@ -50,3 +50,4 @@ mod window;
 
 pub use backend::{CpuBackend, CpuFactory};
 use group::CpuGroup;
+pub(crate) use transport::shm::Accord;

@@ -1,7 +1,8 @@
 //! Memory that all ranks of a host share: how they come to have it, and the board that a group has in it.
 //!
 //! One *segment* for all ranks of a job on a host: a sealed memfd without a name, so nothing is left
-//! behind whatever happens to the ranks. It starts with a table of ranks and a directory of groups; then
+//! behind whatever happens to the ranks. It starts with a table of ranks, a directory of groups, and a table of
+//! what members of groups have agreed on; then
 //! come the areas of the groups, all of one length and empty until used. An area is a [`Board`], and behind it
 //! the rings of a [stream](ShmStream) for each pair of ranks.
 //!
@@ -26,6 +27,7 @@
 //! missed in the nanoseconds that a store takes to become visible, and the waiter then finds the flag
 //! at the end of its sleep, a few milliseconds later at most.
 
+mod accord;
 #[allow(unsafe_code)]
 mod board;
 #[allow(unsafe_code)]
@@ -34,6 +36,7 @@ mod segment;
 #[allow(unsafe_code)]
 mod stream;
 
+pub(crate) use accord::Accord;
 pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams, Traffic};
 pub(crate) use segment::Segment;
 pub(crate) use stream::{ShmStream, Waits};

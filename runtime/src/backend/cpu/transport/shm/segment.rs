@@ -1,7 +1,9 @@
-//! The memory that the ranks of a host share: its table of ranks and its directory of groups.
+//! The memory that the ranks of a host share: its table of ranks, its directory of groups, and what ranks
+//! have agreed on.
 
 use super::super::super::processors::{Processors, crowding_of, own_processors};
 use super::super::super::wait::{Crowding, Patience, Pause};
+use super::accord::{ACCORDS_LEN, Accord, agree};
 use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
 use rcomm_recorder::model::Rank;
@@ -15,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-const MAGIC: u64 = 0x3130_6d67_7363_7472;
+const MAGIC: u64 = 0x3230_6d67_7363_7472;
 /// Groups that have a board at the same time. Further ones use sockets.
 const GROUPS: usize = 256;
 const HEAD: usize = 4096;
@@ -113,7 +115,7 @@ impl Segment {
     }
 
     fn table_len(world_size: usize) -> usize {
-        align(HEAD + world_size * RANK + GROUPS * ENTRY, HUGE_PAGE)
+        align(Self::accords_at(world_size) + ACCORDS_LEN, HUGE_PAGE)
     }
 
     /// Room for a group of any size: a smaller one may have a longer area, since it has more for each rank.
@@ -124,6 +126,10 @@ impl Segment {
 
     fn rank_entry(rank: Rank) -> usize {
         HEAD + rank as usize * RANK
+    }
+
+    fn accords_at(world_size: usize) -> usize {
+        HEAD + world_size * RANK + GROUPS * ENTRY
     }
 
     fn group_entry(&self, at: usize) -> usize {
@@ -204,6 +210,13 @@ impl Segment {
             tv_nsec: 0,
         };
         matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
+    }
+
+    /// Agrees with the other ranks that say something under this number. Waits for nobody. `None` if there
+    /// is no room for it, for all of them.
+    pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Accord> {
+        let start = Self::accords_at(self.world_size);
+        agree(&self.table, start, number, words)
     }
 
     /// Finds or makes the board of a group; its rank 0 makes it. `None` if there are too many groups.

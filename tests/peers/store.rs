@@ -31,6 +31,9 @@ struct Arguments {
     /// Lets the system choose the cores of the load and of the servers.
     #[arg(long)]
     anywhere: bool,
+    /// Only the rows whose names contain this.
+    #[arg(long, default_value = "")]
+    only: String,
     /// Seconds for each throughput measurement.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
@@ -256,11 +259,44 @@ fn client_gets(server: &Server) -> Result<f64> {
     Ok(TIMES as f64 / started.elapsed().as_secs_f64())
 }
 
-/// Native barriers of `clients` per second, all sent by one thread.
-fn barriers(server: &Server, clients: usize, name: &mut u32) -> Result<f64> {
+/// Whose time a barrier takes.
+#[derive(Clone, Copy)]
+enum Clock {
+    /// All there is.
+    Wall,
+    /// The processor's, for the server.
+    Server,
+    /// The processor's, for the one thread that is all clients.
+    Clients,
+}
+
+impl Clock {
+    /// Seconds, from some moment on.
+    fn now(self, server: &Server) -> Result<f64> {
+        use rustix::time::{ClockId, clock_gettime};
+        let clock = match self {
+            Clock::Wall => clock_gettime(ClockId::Monotonic),
+            Clock::Clients => clock_gettime(ClockId::ThreadCPUTime),
+            Clock::Server => {
+                let mut nanoseconds = 0.0;
+                for thread in std::fs::read_dir(format!("/proc/{}/task", server.process.id()))? {
+                    let told = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+                    let first = told.split_whitespace().next();
+                    let first = first.context("the system counts a thread's time")?;
+                    nanoseconds += first.parse::<f64>()?;
+                }
+                return Ok(nanoseconds / 1e9);
+            }
+        };
+        Ok(clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9)
+    }
+}
+
+/// Native barriers of `clients` per second of this clock, all sent by one thread.
+fn barriers(server: &Server, clients: usize, name: &mut u32, clock: Clock) -> Result<f64> {
     const TIMES: usize = 5;
     let mut sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
-    let started = Instant::now();
+    let started = clock.now(server)?;
     for _ in 0..TIMES {
         *name += 1;
         let request = [
@@ -276,7 +312,7 @@ fn barriers(server: &Server, clients: usize, name: &mut u32) -> Result<f64> {
             socket.read_exact(&mut [0])?;
         }
     }
-    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+    Ok(TIMES as f64 / (clock.now(server)? - started))
 }
 
 /// Connections per second that were made, validated and answered.
@@ -398,12 +434,19 @@ fn rows(time: Duration) -> Vec<Row> {
         unit: Unit::Micros,
         measure: Box::new(client_gets),
     });
-    let mut name = 0;
-    rows.push(Row {
-        name: "native barrier of 1024".to_owned(),
-        unit: Unit::MillisFor(1.0),
-        measure: Box::new(move |server| barriers(server, 1024, &mut name)),
-    });
+    for (at, (clock, whose)) in (0..).zip([
+        (Clock::Wall, ""),
+        (Clock::Server, ", the server's processor"),
+        (Clock::Clients, ", the clients' processor"),
+    ]) {
+        // Names serve for one barrier only.
+        let mut name = at * 1_000_000;
+        rows.push(Row {
+            name: format!("native barrier of 1024{whose}"),
+            unit: Unit::MillisFor(1.0),
+            measure: Box::new(move |server| barriers(server, 1024, &mut name, clock)),
+        });
+    }
     rows.push(Row {
         name: "connect, validate, ping of 1024".to_owned(),
         unit: Unit::MillisFor(1024.0),
@@ -456,10 +499,12 @@ fn main() -> Result<()> {
         settle(0)?;
     }
     println!(
-        "{:<40} {:>12} {:>12}   ratio (least, greatest)",
+        "{:<48} {:>12} {:>12}   ratio (least, greatest)",
         "", "rcomm", "PyTorch"
     );
-    for mut row in rows(Duration::from_secs_f64(arguments.seconds)) {
+    let mut rows = rows(Duration::from_secs_f64(arguments.seconds));
+    rows.retain(|row| row.name.contains(&arguments.only));
+    for mut row in rows {
         let (mut mine, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let mut stalled = false;
         for _ in 0..arguments.rounds {
@@ -478,7 +523,7 @@ fn main() -> Result<()> {
             }
         }
         let show = |rate| row.unit.show(rate);
-        print!("{:<40} {:>12}", row.name, show(median(&mut mine)));
+        print!("{:<48} {:>12}", row.name, show(median(&mut mine)));
         if stalled {
             print!(" {:>12}   no answer within {PATIENCE:?}", "stalled");
         } else if peer.is_some() {

@@ -189,7 +189,10 @@ impl EventLoop {
         if link == Link::Lost {
             self.close(id);
         }
-        while let Some(woken) = self.dirty.pop() {
+        // Who has waited longest comes first. An answer may let more be answered.
+        let mut next = 0;
+        while let Some(&woken) = self.dirty.get(next) {
+            next += 1;
             if let Some(connection) = self.connections.get_mut(woken) {
                 connection.outbox.push(STOP_WAITING);
             }
@@ -197,6 +200,7 @@ impl EventLoop {
                 self.close(woken);
             }
         }
+        self.dirty.clear();
     }
 
     fn read(&mut self, id: ConnectionId) -> Link {

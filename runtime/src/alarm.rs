@@ -282,7 +282,8 @@ struct Responder {
 
 impl Responder {
     fn run(mut self) {
-        let mut next_look = Instant::now();
+        // Not at once, while other ranks may still be starting: it takes a connection of its own.
+        let mut next_look = Instant::now() + self.alarm.parts.interval;
         while !self.alarm.stopped.load(Ordering::Acquire) {
             self.sleep_until(next_look);
             let episodes = std::mem::take(

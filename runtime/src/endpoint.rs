@@ -10,7 +10,7 @@
 
 use crate::config::{Config, EndpointChoice};
 use crate::dump_writer::Dumps;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use crate::store::{Store, which_came};
@@ -27,7 +27,8 @@ const LOOKING: Duration = Duration::from_secs(1);
 /// Addresses read in one call to the store.
 const CHUNK: usize = 256;
 
-/// Serves the rank's endpoint, as configured, and tells the others of it.
+/// Serves the rank's endpoint, as configured, and says what is to be left in the store so that the others
+/// find it. The caller leaves it there.
 pub(crate) fn serve(
     place: &Rendezvous,
     config: &Config,
@@ -35,7 +36,7 @@ pub(crate) fn serve(
     recorder: &Arc<FlightRecorder>,
     dumps: &Arc<Dumps>,
     root: &Arc<dyn Store>,
-) -> Option<Endpoint> {
+) -> Option<(Endpoint, Announcement)> {
     let listen = match config.endpoint {
         EndpointChoice::Off => return None,
         // A ring in memory has no folder: nobody on the node could find the socket.
@@ -48,17 +49,17 @@ pub(crate) fn serve(
     };
     let served = Endpoint::serve(recorder.clone(), listen)
         .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
-        .and_then(|endpoint| {
+        .map(|endpoint| {
             let dumps = dumps.clone();
             endpoint.write_dumps(move || {
                 let written = dumps.try_make("asked for at its endpoint");
                 written.map_err(|error| error.to_string())
             });
-            announce(&endpoint, place, root)?;
-            Ok(endpoint)
+            let announcement = announce(&endpoint, place, root);
+            (endpoint, announcement)
         });
     match served {
-        Ok(endpoint) => Some(endpoint),
+        Ok(served) => Some(served),
         Err(error) => {
             tracing::warn!(%error, "this rank has no endpoint; its ring can be read all the same");
             None
@@ -75,13 +76,16 @@ fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
     address
 }
 
-fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Result<()> {
+/// What a rank leaves in the root store for the others: under which key, and what.
+pub(crate) type Announcement = (String, Vec<u8>);
+
+/// Has the endpoint find the others, and says what they need to find it.
+fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
     let notice = EndpointNotice {
         address: endpoint.address().clone(),
         host: own_host(),
     };
     let text = serde_json::to_vec(&notice).unwrap_or_default();
-    root.set(&key(place, place.rank), &text)?;
     let peers = Peers {
         place: place.clone(),
         host: notice.host,
@@ -89,7 +93,7 @@ fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> R
         known: Mutex::default(),
     };
     endpoint.find_peers(move || peers.find());
-    Ok(())
+    (key(place, place.rank), text)
 }
 
 fn key(place: &Rendezvous, rank: Rank) -> String {

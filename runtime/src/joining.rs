@@ -8,7 +8,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
-use crate::store::{BatchReply, BatchRequest, Store, which_came};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
 use crate::tuning::Tuning;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
@@ -18,13 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// outlives its ranks serves it: this attempt would make dumps of nothing, and its own flag would be
 /// overlooked. PyTorch's key knows no attempts.
 ///
-/// Every rank calls it before it says that it has come, and looks at the flag only after all have: so no
-/// flag of this attempt's own ranks is taken down.
-pub(crate) fn forget_earlier_attempt(
-    root: &dyn Store,
-    notes: &dyn Store,
-    place: &Rendezvous,
-) -> Result<()> {
+/// The last to come calls it before it says that all have, and every rank looks at the flag only after that:
+/// so no flag of this attempt's own ranks is taken down.
+fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
             attempt = place.attempt,
@@ -34,14 +30,16 @@ pub(crate) fn forget_earlier_attempt(
     Ok(())
 }
 
-/// Waits until all ranks have come, finds out whether all were given the same secret, or none, and learns
-/// what rank 0 says for all.
+/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, finds out whether all were given
+/// the same secret, or none, and learns what rank 0 says for all.
 ///
 /// Each leaves a fingerprint of its secret, and rank 0 its words; the last to come compares the fingerprints
 /// and tells everybody, so that all ranks fail where one is wrong. Whoever waits for that has rank 0's words
-/// with it.
+/// with it. All that a rank leaves goes to the store at once; what a rank leaves that may not check in is
+/// nobody's: keys are those of a job and a world size, and the first of two ranks of one number counts.
 pub(crate) fn meet(
-    notes: &dyn Store,
+    root: &dyn Store,
+    notes: &PrefixStore<dyn Store>,
     place: &Rendezvous,
     config: &Config,
     deadline: Deadline,
@@ -56,28 +54,39 @@ pub(crate) fn meet(
         .as_ref()
         .map(|secret| hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
     let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
-    let here = here(place.rank);
-    let words = words.iter().map(|words| BatchRequest::Set {
-        key: RUN,
-        value: words.as_bytes(),
+    let name = place.name_to_leave();
+    let (here, count) = (here(place, place.rank), count(place));
+    let (here, here_count, run) = (
+        notes.name(&here),
+        notes.name(&count),
+        notes.name(&run(place)),
+    );
+    let words = words.iter().map(|words| BatchRequest::CompareSet {
+        key: &run,
+        expected: b"",
+        desired: words.as_bytes(),
     });
     let come = [
-        BatchRequest::Set {
+        BatchRequest::CompareSet {
             key: &here,
-            value: own.as_bytes(),
+            expected: b"",
+            desired: own.as_bytes(),
         },
         BatchRequest::Add {
-            key: "here",
+            key: &here_count,
             delta: 1,
         },
     ];
-    let requests: Vec<_> = words.chain(come).collect();
-    let replies = notes.batch(&requests)?;
+    let own_name = name.requests().into_iter();
+    let requests: Vec<_> = own_name.chain(words).chain(come).collect();
+    let replies = root.batch(&requests)?;
+    place.checked_in(root, &name, &replies)?;
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
         if count >= i64::from(place.world_size));
     let verdict = match is_last {
         true => {
-            let verdict = judge(notes, place.world_size, deadline)?;
+            let verdict = judge(notes, place, deadline)?;
+            forget_earlier_attempt(root, notes, place)?;
             notes.compare_set(ALL_HERE, b"", verdict.as_bytes())
         }
         false => notes.get(ALL_HERE, deadline.remaining()),
@@ -99,7 +108,7 @@ pub(crate) fn meet(
     }
     // The store goes with the rank that serves it: not before all who came know why.
     let heard = notes.add("refusal heard", 1)?;
-    if heard >= notes.add("here", 0)? {
+    if heard >= notes.add(&count, 0)? {
         notes.set("refusal heard by all", b"1")?;
     }
     if place.serves_store() {
@@ -113,13 +122,21 @@ const NO_SECRET: &str = "none";
 /// Below `rcomm/<attempt>` holds [`YES`] and rank 0's words, or why the job cannot start. Set once.
 pub(crate) const ALL_HERE: &str = "all here";
 const YES: &str = "yes\n";
-/// Rank 0's words, until all are here.
-const RUN: &str = "run";
 /// Ranks that a message lists.
 const MOST_RANKS: usize = 16;
 
-fn here(rank: Rank) -> String {
-    format!("here/{rank}")
+fn here(place: &Rendezvous, rank: Rank) -> String {
+    format!("here/{}/{rank}", place.crew())
+}
+
+/// Where rank 0's words are, until all are here.
+fn run(place: &Rendezvous) -> String {
+    format!("run/{}", place.crew())
+}
+
+/// Where it is counted who has come.
+fn count(place: &Rendezvous) -> String {
+    format!("count/{}", place.crew())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -138,10 +155,10 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 }
 
 /// What all are told, now that all have come.
-fn judge(notes: &dyn Store, world_size: u32, deadline: Deadline) -> Result<String> {
-    let keys: Vec<String> = (0..world_size).map(here).collect();
-    let keys = keys.iter().map(String::as_str);
-    let keys: Vec<&str> = std::iter::once(RUN).chain(keys).collect();
+fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
+    let keys = (0..place.world_size).map(|rank| here(place, rank));
+    let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let values = notes.multi_get(&keys, deadline.remaining())?;
     let (words, given) = values
         .split_first()
@@ -187,7 +204,8 @@ fn list(ranks: &[Rank]) -> String {
 
 /// Why a wait for all ranks ended without those that did not come.
 fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
-    let keys: Vec<String> = (0..place.world_size).map(here).collect();
+    let keys = (0..place.world_size).map(|rank| here(place, rank));
+    let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
     let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);

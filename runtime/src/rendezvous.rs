@@ -210,31 +210,42 @@ impl Rendezvous {
     /// # Errors
     /// [`ErrorKind::Rendezvous`] says which of these it is; the store's own errors are passed on.
     pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
+        let own = self.name_to_leave();
+        let replies = store.batch(&own.requests())?;
+        self.checked_in(store, &own, &replies)
+    }
+
+    /// What [`check_in`](Self::check_in) leaves, for who has more to leave with it.
+    pub(crate) fn name_to_leave(&self) -> NameToLeave {
         let prefix = format!("rcomm/rendezvous/{}", self.attempt);
-        let ours = format!("{}\n{}", self.world_size, self.job);
-        let job = format!("{prefix}/job");
-        // Of another job, or of one that was told another size, it is not counted as the rank of this one.
-        let rank = format!(
-            "{prefix}/rank/{}/{}/{}",
-            self.world_size, self.job, self.rank
-        );
-        let replies = store.batch(&[
-            BatchRequest::CompareSet {
-                key: &job,
-                expected: b"",
-                desired: ours.as_bytes(),
-            },
-            BatchRequest::Add {
-                key: &rank,
-                delta: 1,
-            },
-        ])?;
-        let [BatchReply::Value(held), BatchReply::Count(times)] = replies.as_slice() else {
+        NameToLeave {
+            job: format!("{prefix}/job"),
+            // Of another job, or of one that was told another size, it is not counted as the rank of this
+            // one.
+            rank: format!("{prefix}/rank/{}/{}", self.crew(), self.rank),
+            held: format!("{}\n{}", self.world_size, self.job),
+        }
+    }
+
+    /// A part of keys that ranks of another job, or of another world size, do not have in common with this.
+    pub(crate) fn crew(&self) -> String {
+        format!("{}/{}", self.world_size, self.job)
+    }
+
+    /// Judges what came of the first requests of a batch, which left `own`.
+    pub(crate) fn checked_in(
+        &self,
+        store: &(impl Store + ?Sized),
+        own: &NameToLeave,
+        replies: &[BatchReply],
+    ) -> Result<()> {
+        let [BatchReply::Value(held), BatchReply::Count(times), ..] = replies else {
             return Err(Error::new(
                 ErrorKind::Store,
                 format!("the store answered a check-in with {replies:?}"),
             ));
         };
+        let ours = &own.held;
         if held != ours.as_bytes() {
             let held = String::from_utf8_lossy(held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
@@ -263,6 +274,30 @@ impl Rendezvous {
             )));
         }
         Ok(())
+    }
+}
+
+/// What a rank leaves in the store when it checks in.
+pub(crate) struct NameToLeave {
+    job: String,
+    rank: String,
+    /// Under `job`, if nobody has left anything there.
+    held: String,
+}
+
+impl NameToLeave {
+    pub(crate) fn requests(&self) -> [BatchRequest<'_>; 2] {
+        [
+            BatchRequest::CompareSet {
+                key: &self.job,
+                expected: b"",
+                desired: self.held.as_bytes(),
+            },
+            BatchRequest::Add {
+                key: &self.rank,
+                delta: 1,
+            },
+        ]
     }
 }
 

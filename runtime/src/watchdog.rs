@@ -5,9 +5,10 @@
 //! others' answers are collected, and then the group is aborted with an error that says all this. It
 //! takes no lock that a stuck call could hold.
 
-use crate::alarm::{Alarm, Episode};
+use crate::alarm::{Alarm, AlarmThread, Episode};
 use crate::deadline::in_words;
 use crate::error::{Error, ErrorKind, Result};
+use crate::heartbeat::HeartbeatMonitor;
 use crate::process_group::Group;
 use crate::work::{Flight, Voyage, WorkStatus};
 use rcomm_recorder::model::OpType;
@@ -168,17 +169,37 @@ impl Running {
     }
 }
 
-/// Owns the thread that makes the rounds.
+/// The threads beside the watchdog, in the order in which they end.
+pub(crate) struct Helpers {
+    pub(crate) heartbeat: HeartbeatMonitor,
+    pub(crate) alarm: AlarmThread,
+}
+
+/// Starts them.
+type StartHelpers = Box<dyn FnOnce() -> Result<Helpers> + Send>;
+
+/// Owns the thread that makes the rounds, and those that it starts.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
+    helpers: Arc<Mutex<Option<Helpers>>>,
 }
 
 impl Watchdog {
-    pub(crate) fn start(watch: Arc<Watch>, alarm: Arc<Alarm>, interval: Duration) -> Result<Self> {
+    /// Starts the thread, which starts the helpers when it begins its first round: not at once, while this
+    /// rank and others of its host may need every core to start.
+    pub(crate) fn start(
+        watch: Arc<Watch>,
+        alarm: Arc<Alarm>,
+        interval: Duration,
+        start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
+    ) -> Result<Self> {
+        let helpers = Arc::new(Mutex::new(None));
         let rounds = Rounds {
             watch: watch.clone(),
             alarm,
+            start_helpers: Some(Box::new(start_helpers)),
+            helpers: helpers.clone(),
             interval,
             touch_at: None,
             flights: Vec::new(),
@@ -191,16 +212,23 @@ impl Watchdog {
         Ok(Self {
             watch,
             thread: Some(thread),
+            helpers,
         })
     }
 
-    /// Makes a last round and ends the thread.
+    /// Makes a last round and ends the thread, then its helpers.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
             tracing::error!("the watchdog panicked");
+        }
+        let helpers = self.helpers.lock();
+        let helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut helpers) = helpers {
+            helpers.heartbeat.stop();
+            helpers.alarm.stop();
         }
     }
 }
@@ -215,6 +243,9 @@ impl Drop for Watchdog {
 struct Rounds {
     watch: Arc<Watch>,
     alarm: Arc<Alarm>,
+    start_helpers: Option<StartHelpers>,
+    /// Outlive this thread, if it panics.
+    helpers: Arc<Mutex<Option<Helpers>>>,
     interval: Duration,
     /// When the next part of the ring is touched; `None` before the world is made and once all was.
     touch_at: Option<Instant>,
@@ -234,6 +265,10 @@ impl Rounds {
     fn run(mut self) {
         loop {
             let (faults, stopped) = self.next();
+            // Before anything that they are there for.
+            if let Some(start) = self.start_helpers.take() {
+                self.start(start);
+            }
             self.watch.rounds.fetch_add(1, Ordering::Relaxed);
             self.alarm.recorder().heartbeat();
             for fault in faults {
@@ -245,6 +280,19 @@ impl Rounds {
             if stopped {
                 return;
             }
+        }
+    }
+
+    fn start(&self, start: StartHelpers) {
+        match start() {
+            Ok(started) => {
+                let mut helpers = self.helpers.lock().unwrap_or_else(PoisonError::into_inner);
+                *helpers = Some(started);
+            }
+            Err(error) => tracing::error!(
+                %error,
+                "this rank hears no alarms of others, and nobody watches its watchdog"
+            ),
         }
     }
 

@@ -14,13 +14,13 @@ use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 use crate::endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heartbeat::HeartbeatMonitor;
-use crate::joining::{forget_earlier_attempt, meet, open_recorder, ring_place, run_name};
+use crate::joining::{meet, open_recorder, ring_place, run_name};
 use crate::membership::{GroupOptions, Origin};
 use crate::pipe::DumpPipe;
 use crate::process_group::ProcessGroup;
 use crate::rendezvous::Rendezvous;
 use crate::store::{PrefixStore, Store};
-use crate::watchdog::{Watch, Watchdog};
+use crate::watchdog::{Helpers, Watch, Watchdog};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
@@ -60,8 +60,6 @@ pub struct World {
 
 /// The world's threads, in the order in which they end.
 struct Threads {
-    heartbeat: HeartbeatMonitor,
-    alarm: AlarmThread,
     watchdog: Watchdog,
     #[cfg(feature = "endpoint")]
     endpoint: Option<Endpoint>,
@@ -139,10 +137,8 @@ impl WorldBuilder {
             Some(store) => store,
             None => Arc::new(place.connect_store(deadline.remaining())?),
         };
-        place.check_in(&*root)?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
-        forget_earlier_attempt(&*root, &notes, &place)?;
-        let agreed = meet(&notes, &place, &config, deadline)?;
+        let agreed = meet(&*root, &notes, &place, &config, deadline)?;
         let (secret, run) = (agreed.secret, agreed.run);
         let config = Arc::new(Config {
             tuning: agreed.tuning,
@@ -168,6 +164,7 @@ impl WorldBuilder {
             interval: config.signal_interval,
             propagation: config.nccl.propagation,
         })?;
+        let backends = Arc::new(PrefixStore::new("backend", Arc::new(notes)));
         let context = WorldContext {
             rank: place.rank,
             world_size: place.world_size,
@@ -175,11 +172,32 @@ impl WorldBuilder {
             local_world_size: place.local_world_size,
             job: place.job.clone(),
             attempt: place.attempt,
-            store: Arc::new(PrefixStore::new("backend", Arc::new(notes))),
+            store: backends.clone(),
             secret,
             config: config.clone(),
         };
-        let cpu = Arc::new(CpuFactory::open(&context)?);
+        let (cpu, cpu_notes) = CpuFactory::prepare(&context)?;
+        let cpu = Arc::new(cpu);
+        // What others need to find this rank goes to the store at once.
+        let mut to_leave: Vec<(String, Vec<u8>)> = cpu_notes
+            .into_iter()
+            .map(|(key, note)| {
+                (
+                    backends.inner().name(&backends.name(&key)),
+                    note.into_bytes(),
+                )
+            })
+            .collect();
+        #[cfg(feature = "endpoint")]
+        let (endpoint, announcement) =
+            endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
+        #[cfg(feature = "endpoint")]
+        to_leave.extend(announcement);
+        let to_leave: Vec<(&str, &[u8])> = to_leave
+            .iter()
+            .map(|(key, note)| (key.as_str(), note.as_slice()))
+            .collect();
+        root.multi_set(&to_leave)?;
         let mut factories: Vec<Arc<dyn BackendFactory>> = vec![cpu.clone()];
         if config.names_backend(NcclBackend::NAME) {
             factories.push(NcclFactory::open(&context, config.nccl.clone())?);
@@ -187,19 +205,20 @@ impl WorldBuilder {
         for make in self.factories {
             factories.push(make(&context)?);
         }
-        let heartbeat_alarm = alarm.clone();
-        #[cfg(feature = "endpoint")]
-        let endpoint = endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root);
+        let start_helpers = {
+            let (watch, alarm, timeout) = (watch.clone(), alarm.clone(), config.heartbeat_timeout);
+            move || {
+                Ok(Helpers {
+                    alarm: AlarmThread::start(alarm.clone(), pipes)?,
+                    heartbeat: HeartbeatMonitor::start(watch, alarm, timeout)?,
+                })
+            }
+        };
+        let interval = config.watchdog_interval;
         let threads = Threads {
             #[cfg(feature = "endpoint")]
             endpoint,
-            watchdog: Watchdog::start(watch.clone(), alarm.clone(), config.watchdog_interval)?,
-            alarm: AlarmThread::start(alarm, pipes)?,
-            heartbeat: HeartbeatMonitor::start(
-                watch.clone(),
-                heartbeat_alarm,
-                config.heartbeat_timeout,
-            )?,
+            watchdog: Watchdog::start(watch.clone(), alarm, interval, start_helpers)?,
         };
         let shared = Arc::new(WorldShared {
             left: AtomicU32::new(place.world_size),
@@ -445,9 +464,7 @@ impl World {
 
     fn close_threads(&mut self) {
         if let Some(mut threads) = self.threads.take() {
-            threads.heartbeat.stop();
             threads.watchdog.stop();
-            threads.alarm.stop();
         }
     }
 }

@@ -134,8 +134,7 @@ fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
             .env("LOCAL_WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
-            .env("TORCHELASTIC_RUN_ID", format!("startup-{port}"))
-            .env("GLOO_SOCKET_IFNAME", "lo");
+            .env("TORCHELASTIC_RUN_ID", format!("startup-{port}"));
         members.push(Member::start(command)?);
     }
     for member in &mut members {
@@ -198,6 +197,8 @@ fn main() -> Result<()> {
             if let Some(python) = &python {
                 let theirs = || {
                     let mut command = Command::new(python);
+                    // Without it gloo looks up the host's name.
+                    command.env("GLOO_SOCKET_IFNAME", "lo");
                     command.args(["-c", PYTORCH]).stderr(Stdio::null());
                     command
                 };

@@ -28,7 +28,8 @@ impl<S: Store + ?Sized> PrefixStore<S> {
         &self.store
     }
 
-    fn name(&self, key: &str) -> String {
+    /// What the store beneath calls `key`.
+    pub(crate) fn name(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 

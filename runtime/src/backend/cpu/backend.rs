@@ -6,7 +6,7 @@ use super::executor::{Executor, ExecutorKind, Turns};
 use super::group::{CpuGroup, Road, derived_id};
 use super::hello::LaneKind;
 use super::lanes::{Lanes, Sockets};
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Notes};
 use super::p2p::P2p;
 use super::transport::shm::Accord;
 use super::wait::{Crowding, Patience, Stop};
@@ -27,7 +27,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
     pub(super) mesh: Arc<Mesh>,
-    crowding: Crowding,
 }
 
 impl CpuFactory {
@@ -41,12 +40,20 @@ impl CpuFactory {
     /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
     /// nothing leads to the store; `Io` if no port can be opened; `Store` if the store cannot be told.
     pub fn open(world: &WorldContext) -> Result<Self> {
+        let (factory, notes) = Self::prepare(world)?;
+        let notes: [(&str, &[u8]); 2] = notes
+            .each_ref()
+            .map(|(key, value)| (&**key, value.as_bytes()));
+        world.store.multi_set(&notes)?;
+        Ok(factory)
+    }
+
+    /// As [`open`](Self::open), but for what is to be left in the world's store, keys and values: the caller
+    /// does that.
+    pub(crate) fn prepare(world: &WorldContext) -> Result<(Self, Notes)> {
         let address = address::choose(&world.config)?;
-        let local_ranks = world.local_world_size.unwrap_or(world.world_size);
-        Ok(Self {
-            mesh: Mesh::open(world, address)?,
-            crowding: Crowding::of(local_ranks as usize),
-        })
+        let (mesh, notes) = Mesh::open(world, address)?;
+        Ok((Self { mesh }, notes))
     }
 
     /// Finds out whether all members of a group say the same, of whichever backends it will be: the first
@@ -92,7 +99,7 @@ impl BackendFactory for CpuFactory {
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let stop = Stop::default();
-        let backend = CpuBackend::new(self.mesh.clone(), group, self.crowding, &stop, deadline)?;
+        let backend = CpuBackend::new(self.mesh.clone(), group, &stop, deadline)?;
         Ok(Arc::new(backend))
     }
 }
@@ -119,20 +126,14 @@ struct Windows {
 }
 
 impl CpuBackend {
-    fn new(
-        mesh: Arc<Mesh>,
-        group: GroupContext,
-        crowding: Crowding,
-        stop: &Stop,
-        deadline: Deadline,
-    ) -> Result<Self> {
+    fn new(mesh: Arc<Mesh>, group: GroupContext, stop: &Stop, deadline: Deadline) -> Result<Self> {
         let context = group.clone();
         let ranks = group.info.ranks;
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
-        let crowding = mesh.host().crowding(mesh.rank(), crowding);
-        let mut patience = Patience::new(stop, deadline, crowding);
+        // The others may need this core to come.
+        let mut patience = Patience::new(stop, deadline, Crowding::Crowded);
         let sockets = Sockets::default();
         let id = group.wire_id;
         let plan = mesh.tuning().plan(Topology::Sockets, ranks.len());
@@ -144,7 +145,7 @@ impl CpuBackend {
             name: group.info.name,
             rank,
             store: group.store,
-            crowding,
+            crowding: Crowding::Crowded,
             stop: Stop::default(),
             turns: Turns::new(),
             road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets), plan)))),
@@ -158,6 +159,9 @@ impl CpuBackend {
         if let Some((road, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
             group.road = Mutex::new(road);
             group.p2p = group.p2p.among(neighbours);
+        }
+        if group.farewell.is_none() {
+            group.crowding = mesh.host().crowding(mesh.rank(), mesh.crowding());
         }
         Ok(Self {
             group: Arc::new(group),
@@ -286,7 +290,7 @@ impl CpuBackend {
         side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
         let group = &self.group;
         let mesh = group.mesh.clone();
-        Self::new(mesh, side, group.crowding, &group.stop, deadline)
+        Self::new(mesh, side, &group.stop, deadline)
     }
 }
 

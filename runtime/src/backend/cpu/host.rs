@@ -1,11 +1,11 @@
 //! Which ranks are on this host, and how they come to share memory.
 //!
 //! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
-//! and were given the same [`Config::host_id`](crate::Config), if any: that is their host's *name*. The first of them to come (`cpu/host/<name>` in the store counts) makes
-//! the segment and listens on a unix socket without a file; the others ask it for the segment, with the
-//! same first words as on any connection ([`hello`](super::hello)). Every rank then leaves a [`Note`] under
-//! `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory: who reads that knows whether to
-//! look for the rank in the segment.
+//! and were given the same [`Config::host_id`](crate::Config), if any: that is their host's *name*. The first
+//! of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the
+//! segment and listens there; the others ask it for the segment, with the same first words as on any
+//! connection ([`hello`](super::hello)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>` with its
+//! host's name, or `-` if it shares no memory: who reads that knows whether to look for the rank in the segment.
 
 use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::layout::Layout;
@@ -31,6 +31,9 @@ use std::time::Duration;
 
 /// How long a neighbour may take over its first words.
 const GREETING_TIME: Duration = Duration::from_secs(10);
+/// How long to wait in the memory itself for ranks that most likely come to share it, before the store is
+/// asked for them.
+const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// Stands where no memory is shared.
 const NONE: &str = "-";
 /// Between the parts of a host's name; the first says which machine it is.
@@ -48,6 +51,8 @@ pub(super) struct Host {
     /// What other ranks have left, as far as it was asked for.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
+    /// The launcher has said that all ranks are on one host.
+    together: bool,
     store: Arc<dyn Store>,
 }
 
@@ -93,7 +98,9 @@ impl Host {
     /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
     /// configuration says that they must share: then it is `Io`.
     pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
-        let machine = boot_id().ok().map(|boot| (boot, own_processors()));
+        let boot = boot_id();
+        let machine = boot.as_ref().ok();
+        let machine = machine.map(|boot| (boot.clone(), own_processors()));
         let local_ranks = world.local_world_size.unwrap_or(world.world_size);
         let mut host = Self {
             name: NONE.into(),
@@ -106,11 +113,12 @@ impl Host {
             told_apart: AtomicBool::new(world.config.host_id.is_some()),
             notes: Mutex::default(),
             segment: None,
+            together: world.local_world_size == Some(world.world_size),
             store: world.store.clone(),
         };
         let mut keeper = None;
         if world.config.transport != TransportChoice::Tcp {
-            match host.share(world, identity) {
+            match host.share(world, identity, boot) {
                 Ok(kept) => keeper = kept,
                 Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) if world.config.transport == TransportChoice::Shm => return Err(error),
@@ -129,31 +137,31 @@ impl Host {
         (host_key(rank), self.note.write())
     }
 
-    fn share(&mut self, world: &WorldContext, identity: &Identity) -> Result<Keeper> {
+    fn share(
+        &mut self,
+        world: &WorldContext,
+        identity: &Identity,
+        boot: io::Result<String>,
+    ) -> Result<Keeper> {
         let id = world.config.host_id.as_deref();
-        self.name = name(id).map_err(|e| Error::io("cannot tell this host from others", e))?;
-        let count = self.store.add(&format!("cpu/host/{}", self.name), 1)?;
-        let leader = format!("cpu/host/{}/leader", self.name);
-        if count == 1 {
-            let made = make(world.rank, world.world_size);
-            let told = match &made {
-                Ok((socket, _, _)) => format!("{} {socket}", world.rank),
-                Err(_) => NONE.into(),
-            };
-            self.store.set(&leader, told.as_bytes())?;
-            let (_, listener, segment) =
-                made.map_err(|e| Error::io("cannot make memory for the ranks of this host", e))?;
+        let name = boot.and_then(|boot| name(&boot, id));
+        self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
+        let leader = format!("cpu/host/{}", self.name);
+        let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
+        // Every rank listens, so that whoever is told of the first can call it at once.
+        let (socket, listener) = listen().map_err(cannot)?;
+        let own = format!("{} {socket}", world.rank);
+        let told = self.store.compare_set(&leader, b"", own.as_bytes())?;
+        if told == own.as_bytes() {
+            // If it cannot be made, nobody listens any more: the others do without it as well.
+            let segment = Segment::create(world.rank, world.world_size as usize);
+            let segment = Arc::new(segment.map_err(cannot)?);
             self.segment = Some(segment.clone());
             return Ok(Some((listener, segment)));
         }
-        let told = self.store.get(&leader, world.config.init_timeout)?;
+        drop(listener);
         let told = String::from_utf8_lossy(&told);
-        let (keeper, socket) = told.split_once(' ').ok_or_else(|| {
-            Error::new(
-                ErrorKind::Io,
-                "the first rank of this host could make no memory to share",
-            )
-        })?;
+        let (keeper, socket) = told.split_once(' ').unwrap_or_default();
         let keeper: Rank = keeper.parse().map_err(|_| {
             Error::new(
                 ErrorKind::Store,
@@ -177,7 +185,11 @@ impl Host {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
         let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
-        let asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
+        let mut asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
+        if let (false, true, Some(segment)) = (asked.is_empty(), self.together, &self.segment) {
+            segment.await_all(deadline.remaining().min(ENTERING_TIME));
+            asked.retain(unknown);
+        }
         if !asked.is_empty() {
             let keys: Vec<String> = asked.iter().map(|&rank| host_key(rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -311,9 +323,8 @@ fn boot_id() -> io::Result<String> {
 }
 
 /// What only ranks that can share memory, and can watch each other's processes, have in common.
-fn name(id: Option<&str>) -> io::Result<String> {
+fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
-    let boot = boot_id()?;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
     let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
     let user = rustix::process::geteuid().as_raw();
@@ -327,8 +338,8 @@ fn name(id: Option<&str>) -> io::Result<String> {
     Ok(name)
 }
 
-fn make(rank: Rank, world_size: u32) -> io::Result<(String, UnixListener, Arc<Segment>)> {
-    let segment = Segment::create(rank, world_size as usize)?;
+/// A socket of this host that the others can only find if they are told its name.
+fn listen() -> io::Result<(String, UnixListener)> {
     let mut random = [0; 16];
     fill_random(&mut random)?;
     let socket: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -336,7 +347,7 @@ fn make(rank: Rank, world_size: u32) -> io::Result<(String, UnixListener, Arc<Se
     let address = SocketAddr::from_abstract_name(&socket)?;
     let listener = UnixListener::bind_addr(&address)?;
     listener.set_nonblocking(true)?;
-    Ok((socket, listener, Arc::new(segment)))
+    Ok((socket, listener))
 }
 
 fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::Result<Segment> {

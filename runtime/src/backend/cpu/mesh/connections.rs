@@ -3,10 +3,10 @@
 use super::super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::super::host::Host;
 use super::super::registered::Registry;
-use super::super::wait::Patience;
+use super::super::wait::{Crowding, Patience};
 use super::failure::Failure;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
-use super::{fill_random, lock};
+use super::{Notes, fill_random, lock};
 use crate::backend::WorldContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
@@ -18,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub(in super::super) struct Mesh {
     host: Host,
     registry: Arc<Registry>,
     tuning: Tuning,
+    local_ranks: u32,
+    crowding: OnceLock<Crowding>,
     watched: Mutex<HashMap<Rank, Watched>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
@@ -63,11 +65,15 @@ enum Watched {
 }
 
 impl Mesh {
-    /// Starts to listen and says so in the store.
+    /// Starts to listen. The caller leaves in the store what the others need to know: under which keys, and
+    /// what.
     ///
     /// # Errors
-    /// `Io` if the address cannot be listened on; `Store` if the store cannot be told.
-    pub(in super::super) fn open(world: &WorldContext, address: IpAddr) -> Result<Arc<Self>> {
+    /// `Io` if the address cannot be listened on; `Store` if the store fails.
+    pub(in super::super) fn open(
+        world: &WorldContext,
+        address: IpAddr,
+    ) -> Result<(Arc<Self>, Notes)> {
         let listener = TcpListener::bind((address, 0))
             .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
         let facts = "cannot prepare the port for other ranks";
@@ -104,18 +110,18 @@ impl Mesh {
             host,
             registry: Arc::default(),
             tuning: world.config.tuning.clone(),
+            local_ranks: world.local_world_size.unwrap_or(world.world_size),
+            crowding: OnceLock::new(),
             watched: Mutex::new(HashMap::new()),
             closed: AtomicBool::new(false),
             wake,
             thread: Mutex::new(Some(thread)),
         });
-        let (host_key, host) = mesh.host.note(world.rank);
-        let (address_key, address) = (address_key(world.rank), address.to_string());
-        mesh.store.multi_set(&[
-            (&host_key, host.as_bytes()),
-            (&address_key, address.as_bytes()),
-        ])?;
-        Ok(mesh)
+        let notes = [
+            mesh.host.note(world.rank),
+            (address_key(world.rank), address.to_string()),
+        ];
+        Ok((mesh, notes))
     }
 
     /// This rank.
@@ -146,6 +152,13 @@ impl Mesh {
     /// Which algorithm is used for what.
     pub(in super::super) fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+
+    /// Whether the ranks of this host have a core each, as far as can be told without memory to share: found
+    /// out when it is first asked, which takes a dozen system calls.
+    pub(in super::super) fn crowding(&self) -> Crowding {
+        let find_out = || Crowding::of(self.local_ranks as usize);
+        *self.crowding.get_or_init(find_out)
     }
 
     /// What this rank shares with the others of its host.

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
 /// Groups that have a board at the same time. Further ones use sockets.
@@ -29,6 +29,8 @@ const PROCESSORS: usize = 64;
 /// it changes.
 const CLAIMS: usize = 16;
 const SLEEPERS: usize = 20;
+/// Where it is counted how many ranks have come.
+const ENTERED: usize = 24;
 /// Where the keys of the last groups that found no place stand, and how many of them.
 const REFUSED: usize = 64;
 const REFUSALS: usize = 64;
@@ -44,6 +46,13 @@ const READY: u32 = 2;
 /// `len` rounded up to a multiple of `to`.
 pub(super) fn align(len: usize, to: usize) -> usize {
     len.div_ceil(to) * to
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
 }
 
 /// The memory that the ranks of this host share.
@@ -145,6 +154,25 @@ impl Segment {
             place.store(word, Ordering::Relaxed);
         }
         self.table.word(entry).store(PRESENT, Ordering::Release);
+        let entered = self.table.word(ENTERED);
+        if entered.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.world_size {
+            wake(entered);
+        }
+    }
+
+    /// Sleeps until as many ranks have come as the world has, for this long at most.
+    pub(crate) fn await_all(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let entered = self.table.word(ENTERED);
+        loop {
+            let seen = entered.load(Ordering::Acquire);
+            let rest = until.saturating_duration_since(Instant::now());
+            if seen as usize >= self.world_size || rest.is_zero() {
+                return;
+            }
+            // Whatever ends the sleep, it is counted again.
+            let _ = futex::wait(entered, futex::Flags::empty(), seen, Some(&timespec(rest)));
+        }
     }
 
     /// The file, to be handed to other ranks.
@@ -297,12 +325,8 @@ impl Segment {
     fn await_claim(&self, seen: u32, time: Duration) {
         let (claims, sleepers) = (self.table.word(CLAIMS), self.table.word(SLEEPERS));
         sleepers.fetch_add(1, Ordering::SeqCst);
-        let time = Timespec {
-            tv_sec: time.as_secs() as i64,
-            tv_nsec: i64::from(time.subsec_nanos()),
-        };
         // Whatever ends the sleep, the caller looks again.
-        let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&time));
+        let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&timespec(time)));
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 

@@ -178,21 +178,18 @@ impl WorldBuilder {
         };
         let (cpu, cpu_notes) = CpuFactory::prepare(&context)?;
         let cpu = Arc::new(cpu);
-        // What others need to find this rank goes to the store at once.
-        let mut to_leave: Vec<(String, Vec<u8>)> = cpu_notes
-            .into_iter()
-            .map(|(key, note)| {
-                (
-                    backends.inner().name(&backends.name(&key)),
-                    note.into_bytes(),
-                )
-            })
-            .collect();
         #[cfg(feature = "endpoint")]
         let (endpoint, announcement) =
             endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
-        #[cfg(feature = "endpoint")]
-        to_leave.extend(announcement);
+        #[cfg(not(feature = "endpoint"))]
+        let announcement = None;
+        // What others need to find this rank goes to the store at once.
+        let full_name = |key: String| backends.inner().name(&backends.name(&key));
+        let to_leave: Vec<(String, Vec<u8>)> = cpu_notes
+            .into_iter()
+            .map(|(key, note)| (full_name(key), note.into_bytes()))
+            .chain(announcement)
+            .collect();
         let to_leave: Vec<(&str, &[u8])> = to_leave
             .iter()
             .map(|(key, note)| (key.as_str(), note.as_slice()))

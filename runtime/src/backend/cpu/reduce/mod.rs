@@ -5,8 +5,8 @@
 //! give the same bits on every rank, on every processor, over every transport.
 //!
 //! Loops are written once ([`fold`]) and compiled for AVX-512, for AVX2 with F16C, and for any
-//! processor; which one runs is asked of the processor. Plain copies are next door ([`copy`]). This room moves
-//! no data between ranks.
+//! processor; which one runs is asked of the processor. A few bytes of two ranks need none ([`few`]). Plain
+//! copies are next door ([`copy`]). This room moves no data between ranks.
 
 mod copy;
 mod few;

@@ -22,7 +22,7 @@ pub(super) enum Growth {
 impl FlightRecorder {
     /// Reserves so many bytes more of the ring and brings them into the process's memory, those of the next
     /// records first; says whether there is more to bring. For a thread that nobody waits for, in a ring that
-    /// was made with [`Touch::Ahead`].
+    /// was made with [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
         let all = self.layout.bytes / 8;
         let count = bytes / 8;

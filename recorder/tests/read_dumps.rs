@@ -1,6 +1,9 @@
 //! Real dumps, whole, cut and damaged, through the reader.
 #![allow(clippy::unwrap_used)]
 
+mod indices;
+
+use indices::check_indices;
 use rcomm_recorder::model::{EntryState, OpType, Peer};
 use rcomm_recorder::publish::{Cause, Dump, ReadError, ReadProblem, Recorder};
 use std::path::{Path, PathBuf};
@@ -219,23 +222,7 @@ fn one_wrong_byte_anywhere_neither_panics_nor_breaks_an_index() {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             damaged[at] ^= ((state >> 24) as u8).max(1);
             if let Ok((dump, _)) = Dump::read(&damaged) {
-                for entry in &dump.entries {
-                    assert!((entry.group as usize) < dump.groups.len());
-                    assert!((entry.signature as usize) < dump.signatures.len());
-                    assert!(
-                        entry
-                            .stack
-                            .is_none_or(|it| (it as usize) < dump.stacks.len())
-                    );
-                    assert!(
-                        entry
-                            .thread
-                            .is_none_or(|it| (it as usize) < dump.threads.len())
-                    );
-                }
-                for &frame in dump.stacks.iter().flatten() {
-                    assert!((frame as usize) < dump.frames.len());
-                }
+                check_indices(&dump);
             }
         }
     }

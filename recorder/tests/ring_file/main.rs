@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod follower;
+#[path = "../indices/mod.rs"]
+mod indices;
 mod refused;
 
 use rcomm_recorder::Error;

@@ -1,6 +1,7 @@
 //! Files and places that are refused, with one sentence each.
 
 use super::*;
+use crate::indices::check_indices;
 
 #[test]
 fn list_of_a_missing_directory_is_empty() {
@@ -113,24 +114,4 @@ fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
         }
     }
     assert!(read > 500, "only {read} damaged rings were readable");
-}
-
-fn check_indices(dump: &Dump) {
-    for entry in &dump.entries {
-        assert!((entry.group as usize) < dump.groups.len());
-        assert!((entry.signature as usize) < dump.signatures.len());
-        assert!(
-            entry
-                .stack
-                .is_none_or(|stack| (stack as usize) < dump.stacks.len())
-        );
-        assert!(
-            entry
-                .thread
-                .is_none_or(|thread| (thread as usize) < dump.threads.len())
-        );
-    }
-    for &frame in dump.stacks.iter().flatten() {
-        assert!((frame as usize) < dump.frames.len());
-    }
 }

@@ -43,6 +43,7 @@ fn run(scenario: &str) -> Result<()> {
         "streams" => streams(&world, &gpu)?,
         "graph" => graph::capture(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
+        "no_registration" => no_registration(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,
         "lists" => lists::gather_and_scatter(&world, &gpu)?,
         "stuck" => return stuck::stuck(world, &gpu),
@@ -227,6 +228,18 @@ fn nan(world: &World, gpu: &Gpu) -> Result<()> {
     }
     let spoilt = gpu.buffer(&numbers)?;
     group.execute_async(all_reduce(&spoilt)?)?.wait()?;
+    Ok(())
+}
+
+/// Memory cannot be registered where the library has no call for it, and the group goes on.
+fn no_registration(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let ours = gpu.buffer(&[1.0f32; 512])?;
+    let refused = backend.register(&ours.buffer()?).map(|_| ());
+    let refused = refused.expect_err("the library has no call for it");
+    eprintln!("refused: {refused}");
+    assert_eq!(count(group, gpu)?, world.size() as f32);
     Ok(())
 }
 

@@ -178,16 +178,16 @@ impl CpuGroup {
     pub(super) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
         let mut patience = self.patience(&call);
-        let (mut one, mut many) = (self.p2p.post_one(op), Vec::new());
-        let requests = match &mut one {
-            Some(request) => std::slice::from_mut(request),
-            None => {
-                self.p2p.post(op, &mut many);
-                &mut many
-            }
-        };
-        let outcome = self.p2p.run(op, requests, &mut patience);
-        self.finish_p2p(requests, outcome)
+        if let Op::Coalesced(_) = op {
+            let mut requests = Vec::new();
+            self.p2p.post(op, &mut requests);
+            let outcome = self.p2p.run(op, &mut requests, &mut patience);
+            return self.finish_p2p(&requests, outcome);
+        }
+        match self.p2p.run_one(op, &mut patience) {
+            Ok(source) => Ok(received_from(source)),
+            Err(failure) => Err(self.fail(failure)),
+        }
     }
 
     pub(super) fn finish_p2p(
@@ -199,13 +199,17 @@ impl CpuGroup {
             self.p2p.withdraw(requests);
             self.fail(failure)
         })?;
-        let source = requests.iter().find_map(Request::source);
-        // Ranks are `u32`.
-        let source = source.map(|source| source as u32);
-        Ok(Done {
-            source,
-            ..Done::default()
-        })
+        Ok(received_from(requests.iter().find_map(Request::source)))
+    }
+}
+
+/// The end of an operation that may have received.
+fn received_from(source: Option<usize>) -> Done {
+    // Ranks are `u32`.
+    let source = source.map(|source| source as u32);
+    Done {
+        source,
+        ..Done::default()
     }
 }
 

@@ -27,13 +27,26 @@ pub(super) struct Frame {
     pub(super) kind: FrameKind,
     pub(super) tag: u32,
     pub(super) dtype: DType,
-    /// The sender's name for the message.
+    /// The sender's name for the message; 0 for one that is sent at once, which nobody answers.
     pub(super) id: u64,
     /// Bytes of the message.
     pub(super) len: u64,
 }
 
 impl Frame {
+    /// Before a message of `len` bytes that is sent at once.
+    #[inline]
+    pub(super) fn eager(tag: u32, dtype: DType, len: usize) -> Self {
+        Self {
+            kind: FrameKind::Eager,
+            tag,
+            dtype,
+            id: 0,
+            len: len as u64,
+        }
+    }
+
+    #[inline]
     pub(super) fn encode(self) -> [u8; FRAME] {
         let mut bytes = [0; FRAME];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());

@@ -4,7 +4,9 @@ use super::super::hello::LaneKind;
 use super::super::lanes::Sockets;
 use super::super::mesh::{Failure, Mesh, Wanted};
 use super::super::neighbours::Neighbours;
+use super::super::transport::Lane;
 use super::super::wait::{Interrupted, Patience, Pause};
+use super::alone::Window;
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
@@ -21,7 +23,9 @@ pub(in super::super) struct P2p {
     pub(super) peers: Vec<Mutex<PeerLane>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    pub(super) next: AtomicU64,
+    /// One for each peer.
+    pub(super) windows: Vec<Window>,
+    next: AtomicU64,
 }
 
 pub(super) fn lock(peer: &Mutex<PeerLane>) -> MutexGuard<'_, PeerLane> {
@@ -40,6 +44,7 @@ impl P2p {
             mesh,
             group,
             peers: peers.collect(),
+            windows: ranks.iter().map(|_| Window::new()).collect(),
             ranks,
             sockets,
             neighbours: Neighbours::default(),
@@ -73,7 +78,7 @@ impl P2p {
             }
             _ => return None,
         };
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id();
         match stage {
             Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
             Stage::Receive { peer: Some(peer) } => {
@@ -94,6 +99,12 @@ impl P2p {
             }
         }
         Some(Request::new(id, tag, buffer.dtype(), stage))
+    }
+
+    /// The name of the next request.
+    #[inline]
+    pub(super) fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Runs posted requests to their end.
@@ -192,6 +203,9 @@ impl P2p {
         let lane = self.neighbours.lane(at, streams).map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.extend_from_slice(lane.sockets());
+        if let Lane::Shm(stream) = &lane {
+            self.windows[at].get_or_init(|| stream.sight());
+        }
         peer.lane = Some(lane);
         Ok(true)
     }
@@ -218,13 +232,7 @@ impl P2p {
         if matches!(request.stage, Stage::SendOffered { .. }) {
             moved |= peer.read_on(None, self.ranks[at])?;
         }
-        let mut frame = Frame {
-            kind: FrameKind::Eager,
-            tag: request.tag,
-            dtype: request.dtype,
-            id: request.id,
-            len: bytes.len() as u64,
-        };
+        let mut frame = Frame::eager(request.tag, request.dtype, bytes.len());
         match request.stage {
             Stage::SendQueued { .. } => {
                 let is_next = peer.queue.front() == Some(&request.id);
@@ -236,6 +244,7 @@ impl P2p {
                 let offer = bytes.len() > EAGER;
                 if offer {
                     frame.kind = FrameKind::Offer;
+                    frame.id = request.id;
                 }
                 request.stage = Stage::SendWriting {
                     peer: at,
@@ -258,6 +267,7 @@ impl P2p {
                 peer.answers.swap_remove(found);
                 peer.outgoing = Outgoing::Send(request.id);
                 frame.kind = FrameKind::Data;
+                frame.id = request.id;
                 request.stage = Stage::SendWriting {
                     peer: at,
                     frame: frame.encode(),

@@ -16,8 +16,10 @@
 //! | `lane` | one peer's lane, and what came on it for whom |
 //! | `request` | one send or receive |
 //! | `messages` | how requests move on |
+//! | `alone` | one request that meets no other |
 //! | `waiting` | how they wait, and for whom |
 
+mod alone;
 mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;

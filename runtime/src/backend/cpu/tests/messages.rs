@@ -6,13 +6,13 @@ use crate::error::ErrorKind;
 
 const COUNTS: &[usize] = &[0, 1, 1000, 1024, 16_384, 16_385, 300_007];
 
-fn message(from: usize, tag: u32, count: usize) -> Vec<i32> {
+pub(super) fn message(from: usize, tag: u32, count: usize) -> Vec<i32> {
     (0..count)
         .map(|at| (from * 1_000_003 + tag as usize * 7919 + at) as i32)
         .collect()
 }
 
-fn send(to: usize, tag: u32, message: &[i32]) -> Op<'_> {
+pub(super) fn send(to: usize, tag: u32, message: &[i32]) -> Op<'_> {
     Op::Send {
         buffer: Buffer::from_slice(message),
         peer: to as u32,
@@ -20,7 +20,7 @@ fn send(to: usize, tag: u32, message: &[i32]) -> Op<'_> {
     }
 }
 
-fn receive(from: Option<usize>, tag: u32, into: &mut [i32]) -> Op<'_> {
+pub(super) fn receive(from: Option<usize>, tag: u32, into: &mut [i32]) -> Op<'_> {
     Op::Recv {
         buffer: Buffer::from_mut(into),
         peer: from.map(|from| from as u32),

@@ -1,5 +1,6 @@
 //! Ranks as threads over one store, each with its own mesh: what they do is what processes do.
 
+mod beside;
 mod collectives;
 mod faults;
 mod messages;

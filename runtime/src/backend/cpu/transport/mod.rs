@@ -39,6 +39,20 @@ impl Lane {
         }
     }
 
+    /// Reads into all of `into` what comes behind exactly this head, if that comes next and all of it is
+    /// there. A socket does not tell.
+    #[inline]
+    pub(crate) fn read_behind<const HEAD: usize>(
+        &mut self,
+        head: &[u8; HEAD],
+        into: &mut [u8],
+    ) -> io::Result<shm::Found> {
+        match self {
+            Self::Tcp(_) => Ok(shm::Found::Other),
+            Self::Shm(lane) => lane.read_behind(head, into),
+        }
+    }
+
     /// Writes as much of `from` as fits now; 0 if nothing fits.
     #[inline]
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {

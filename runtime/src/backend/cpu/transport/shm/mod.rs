@@ -39,4 +39,4 @@ mod stream;
 pub(crate) use accord::Accord;
 pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams, Traffic};
 pub(crate) use segment::Segment;
-pub(crate) use stream::{ShmStream, Waits};
+pub(crate) use stream::{Found, ShmStream, Sight, Waits};

@@ -58,10 +58,48 @@ pub(crate) struct Waits {
     pub(crate) to_write: bool,
 }
 
+/// What a look for certain bytes has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// All of them; they were read.
+    All,
+    /// Nothing yet.
+    Nothing(Blank),
+    /// Others, or not all of them, or the end; nothing was read.
+    Other,
+}
+
+/// The counts of a stream where nothing is there to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blank {
+    written: u64,
+    cells_read: u64,
+}
+
+/// A look at what comes from the other end, beside the rank's end itself: it only tells that there is
+/// more, so that one may wait for it while others use the end.
+pub(crate) struct Sight {
+    rings: Arc<Mapping>,
+    into: usize,
+}
+
+impl Sight {
+    /// Whether something was written since.
+    #[inline]
+    pub(crate) fn has_changed(&self, since: Blank) -> bool {
+        let next = since.cells_read + 1;
+        let number = self.rings.long(ShmStream::cell(self.into, next) + NUMBER);
+        let written = self.rings.long(self.into + WRITTEN);
+        // Whoever sees it reads under the end's lock, and looks again there.
+        number.load(Ordering::Relaxed) >> 8 >= next
+            || written.load(Ordering::Relaxed) != since.written
+    }
+}
+
 /// One rank's end of a stream.
 pub(crate) struct ShmStream {
     socket: Arc<TcpStream>,
-    rings: Mapping,
+    rings: Arc<Mapping>,
     /// Bytes that each ring holds.
     ring: usize,
     /// Where the rings start in the mapping: what this rank writes, and what it reads.
@@ -103,7 +141,7 @@ impl ShmStream {
         };
         Ok(Self {
             socket: Arc::new(socket),
-            rings,
+            rings: Arc::new(rings),
             ring,
             out,
             into,
@@ -123,6 +161,14 @@ impl ShmStream {
     /// The socket, so that another thread can shut it down, and that a sleeper sleeps on.
     pub(crate) fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
+    }
+
+    /// A look at what comes, beside this end.
+    pub(crate) fn sight(&self) -> Sight {
+        Sight {
+            rings: self.rings.clone(),
+            into: self.into,
+        }
     }
 
     fn count(&self, ring: usize, word: usize) -> &AtomicU64 {
@@ -198,21 +244,78 @@ impl ShmStream {
                 Ok(0)
             };
         }
-        let start = (self.read % self.ring as u64) as usize;
-        let first = some.min(self.ring - start);
+        self.get(self.read, &mut into[..some]);
+        self.pass(some);
+        Ok(some)
+    }
+
+    /// Reads into all of `into` what comes behind exactly this head, if that comes next and all of it is
+    /// there.
+    #[inline]
+    pub(crate) fn read_behind<const HEAD: usize>(
+        &mut self,
+        head: &[u8; HEAD],
+        into: &mut [u8],
+    ) -> io::Result<Found> {
+        let len = HEAD + into.len();
+        match self.readable()? {
+            Readable::Cell { start, len: there } => {
+                if there != len {
+                    return Ok(Found::Other);
+                }
+                let from = self.rings.at(start, len);
+                // SAFETY: as in `read_cell`.
+                let from = unsafe { std::slice::from_raw_parts(from, len) };
+                let (first, rest) = from.split_at(HEAD);
+                if first != head {
+                    return Ok(Found::Other);
+                }
+                into.copy_from_slice(rest);
+                self.pass_cell();
+            }
+            Readable::Ring(0) if !self.closed => {
+                return Ok(Found::Nothing(Blank {
+                    written: self.seen_written,
+                    cells_read: self.cells_read,
+                }));
+            }
+            Readable::Ring(there) => {
+                let mut first = [0; HEAD];
+                if there < len {
+                    return Ok(Found::Other);
+                }
+                self.get(self.read, &mut first);
+                if first != *head {
+                    return Ok(Found::Other);
+                }
+                self.get(self.read + HEAD as u64, into);
+                self.pass(len);
+            }
+        }
+        Ok(Found::All)
+    }
+
+    /// Copies bytes of the ring that are there.
+    fn get(&self, position: u64, into: &mut [u8]) {
+        let start = (position % self.ring as u64) as usize;
+        let first = into.len().min(self.ring - start);
+        let (first, second) = into.split_at_mut(first);
         let data = self.into + RING_HEAD;
-        for (piece, at) in [(0..first, start), (first..some, 0)] {
+        for (piece, at) in [(first, start), (second, 0)] {
             let from = self.rings.at(data + at, piece.len());
             // SAFETY: the writer stored its count after writing these bytes, which `readable` has seen,
-            // and writes here again only when the count of bytes read, stored below, has passed them.
+            // and writes here again only when the count of bytes read, stored in `pass`, has passed them.
             let from = unsafe { std::slice::from_raw_parts(from, piece.len()) };
-            copy(&mut into[piece], from);
+            copy(piece, from);
         }
+    }
+
+    /// So many bytes of the ring were read.
+    fn pass(&mut self, some: usize) {
         self.read += some as u64;
         self.count(self.into, READ)
             .store(self.read, Ordering::Release);
         self.ring(self.into, WRITER_SLEEPS);
-        Ok(some)
     }
 
     /// Reads from the next cell, of which `len` bytes at `start` are left.
@@ -228,12 +331,18 @@ impl ShmStream {
             self.cell_done += some;
             return some;
         }
+        self.pass_cell();
+        some
+    }
+
+    /// The next cell was read to its end.
+    #[inline]
+    fn pass_cell(&mut self) {
         self.cell_done = 0;
         self.cells_read += 1;
         // Nobody sleeps for it: what finds no cell goes by the ring.
         self.count(self.into, CELLS_READ)
             .store(self.cells_read, Ordering::Release);
-        some
     }
 
     /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.

@@ -6,7 +6,7 @@
 //! other threads leave it what it will take; and as soon as anything else turns up it goes on as any other.
 
 use super::super::mesh::Failure;
-use super::super::transport::shm::{Found, Sight};
+use super::super::transport::shm::Found;
 use super::super::wait::{Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
@@ -14,10 +14,6 @@ use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
 use crate::op::Op;
 use rcomm_recorder::model::DType;
-use std::sync::OnceLock;
-
-/// What can be seen of a lane beside its lock; set once it is open, if it goes through memory.
-pub(super) type Window = OnceLock<Sight>;
 
 impl PeerLane {
     /// Reads the message that comes behind `head` for the receive `id`, if it is next on the lane and the
@@ -140,8 +136,8 @@ impl P2p {
                 Found::Other => break,
             };
             drop(peer);
-            let window = self.windows[at].get();
-            let has_come = window.is_some_and(|sight| {
+            let sight = self.sights[at].get();
+            let has_come = sight.is_some_and(|sight| {
                 loop {
                     if !matches!(patience.pause(), Ok(Pause::Look)) {
                         return false;

@@ -5,7 +5,7 @@ use rcomm_recorder::model::{DType, Rank};
 
 /// The largest message that is sent before anybody asked for it, in bytes.
 pub(super) const EAGER: usize = 64 << 10;
-pub(super) const FRAME: usize = 40;
+pub(super) const FRAME: usize = 32;
 const MAGIC: u32 = 0x7263_7031;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

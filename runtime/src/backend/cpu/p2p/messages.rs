@@ -5,15 +5,15 @@ use super::super::lanes::Sockets;
 use super::super::mesh::{Failure, Mesh, Wanted};
 use super::super::neighbours::Neighbours;
 use super::super::transport::Lane;
+use super::super::transport::shm::Sight;
 use super::super::wait::{Interrupted, Patience, Pause};
-use super::alone::Window;
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
 use crate::op::Op;
 use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One group's messages.
 pub(in super::super) struct P2p {
@@ -23,8 +23,8 @@ pub(in super::super) struct P2p {
     pub(super) peers: Vec<Mutex<PeerLane>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    /// One for each peer.
-    pub(super) windows: Vec<Window>,
+    /// What can be seen of a peer's lane beside its lock; set once it is open, if it goes through memory.
+    pub(super) sights: Vec<OnceLock<Sight>>,
     next: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl P2p {
             mesh,
             group,
             peers: peers.collect(),
-            windows: ranks.iter().map(|_| Window::new()).collect(),
+            sights: ranks.iter().map(|_| OnceLock::new()).collect(),
             ranks,
             sockets,
             neighbours: Neighbours::default(),
@@ -204,7 +204,7 @@ impl P2p {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.extend_from_slice(lane.sockets());
         if let Lane::Shm(stream) = &lane {
-            self.windows[at].get_or_init(|| stream.sight());
+            self.sights[at].get_or_init(|| stream.sight());
         }
         peer.lane = Some(lane);
         Ok(true)

@@ -4,8 +4,8 @@
 //! stores how many it has written in all; the reader copies them out, then stores how many it has read in
 //! all.
 //!
-//! A few bytes go another way, in one cache line instead of two: beside the ring there are *cells*, used in
-//! turn. A cell has bytes, their place among those of the ring, and last of all its own number, which says
+//! A few bytes go another way, in one cache line or two instead of two or three: beside the ring there are
+//! *cells*, used in turn. A cell has bytes, their place among those of the ring, and last of all its own number, which says
 //! that it is there. The reader looks at the count of the ring first and at the next cell then. So if it
 //! sees bytes of the ring that were written after a cell, it sees the cell as well, and keeps their order.
 //! Where all cells are full, their bytes go by the ring.
@@ -29,16 +29,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 const PIECE: usize = 32 << 10;
 
 /// How many cells a direction has.
-const CELLS: u64 = 32;
-/// Bytes of a cell: a cache line.
-const CELL: usize = 64;
+const CELLS: u64 = 16;
+/// Bytes of a cell: two cache lines, of which the second is left alone if the first is enough.
+const CELL: usize = 128;
 /// Bytes that it carries.
-const CARRIED: usize = 48;
-// In a cell, before its bytes.
+const CARRIED: usize = CELL - BYTES;
+// In a cell.
 /// Its number, counted from 1, and how many bytes it carries in the last eight bits.
 const NUMBER: usize = 0;
 /// How many bytes of the ring come before it.
 const PLACE: usize = 8;
+const BYTES: usize = 16;
 
 // In the head of a ring, each on lines of its own.
 const WRITTEN: usize = 0;
@@ -48,6 +49,7 @@ const WRITER_SLEEPS: usize = 384;
 const CELLS_READ: usize = 512;
 const FIRST_CELL: usize = 640;
 const _: () = assert!(FIRST_CELL + CELLS as usize * CELL <= RING_HEAD);
+const _: () = assert!(CARRIED <= 0xff);
 
 /// What a sleeper waits for on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +213,7 @@ impl ShmStream {
             return Err(nonsense());
         }
         Ok(Readable::Cell {
-            start: cell + PLACE + 8 + self.cell_done,
+            start: cell + BYTES + self.cell_done,
             len: carried - self.cell_done,
         })
     }
@@ -355,6 +357,12 @@ impl ShmStream {
             self.write_cell(head, rest);
             return Ok(head.len() + rest.len());
         }
+        self.write_ring(head, rest)
+    }
+
+    /// As [`write`](Self::write), to the ring.
+    #[inline(never)]
+    fn write_ring(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         let room = self.writable()?.min(PIECE);
         let head = &head[..room.min(head.len())];
         let rest = &rest[..rest.len().min(room - head.len())];
@@ -386,7 +394,7 @@ impl ShmStream {
     fn write_cell(&mut self, head: &[u8], rest: &[u8]) {
         self.cells_written += 1;
         let cell = Self::cell(self.out, self.cells_written);
-        let to = self.rings.at(cell + PLACE + 8, CARRIED);
+        let to = self.rings.at(cell + BYTES, CARRIED);
         // SAFETY: this rank alone writes the cells of this ring, through `&mut self`; the reader is done
         // with this one (`has_cell` has seen its count) and reads it again only when it has seen the number
         // that is stored below. The two are no longer than that together (`write`).
@@ -421,7 +429,14 @@ impl ShmStream {
     fn ring(&self, ring: usize, sleeper: usize) {
         fence(Ordering::SeqCst);
         let mark = self.mark(ring, sleeper);
-        if mark.load(Ordering::Relaxed) != 0 && mark.swap(0, Ordering::Relaxed) != 0 {
+        if mark.load(Ordering::Relaxed) != 0 {
+            self.wake(mark);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, mark: &AtomicU32) {
+        if mark.swap(0, Ordering::Relaxed) != 0 {
             // A full socket wakes the sleeper as well, and one that is gone has nobody to wake.
             let _ = (&*self.socket).write(&[1]);
         }

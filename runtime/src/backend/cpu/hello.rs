@@ -17,7 +17,7 @@ use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
 
 const MAGIC: [u8; 8] = *b"rcommcpu";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Bytes of a [`Hello`] on the wire.
 pub(super) const HELLO_LEN: usize = 88;

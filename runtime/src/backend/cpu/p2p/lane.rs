@@ -158,6 +158,14 @@ impl PeerLane {
         Some(kept)
     }
 
+    /// Whether a message is kept that a receive may take as soon as its turn has come.
+    fn keeps_what_is_waited_for(&self) -> bool {
+        let is_waited_for = |kept: &Kept| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
+        self.kept
+            .iter()
+            .any(|kept| kept.message.is_some() && is_waited_for(kept))
+    }
+
     fn keep(&mut self, kept: Kept) {
         self.kept_bytes += kept.cost();
         self.kept.push_back(kept);
@@ -206,7 +214,11 @@ impl PeerLane {
             }
             return Ok(true);
         }
-        moved |= self.read_on(Some((request, &mut *bytes, at)), rank)?;
+        moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
+            // What came before the end is still to be had, by the threads that it was kept for.
+            Err(Failure::Gone(..)) if self.keeps_what_is_waited_for() => return Ok(moved),
+            read => read?,
+        };
         if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
             && let Incoming::Message { receive, frame, .. } = &self.incoming
             && *receive == request.id
@@ -395,5 +407,60 @@ impl PeerLane {
                 })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::transport::tcp::TcpLane;
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    /// A lane on which the other end has sent these bytes of tag 7, a message each, before it left.
+    fn left_behind(messages: &[u8]) -> PeerLane {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, _) = listener.accept().unwrap();
+        here.set_nonblocking(true).unwrap();
+        for &message in messages {
+            let head = Frame::eager(7, DType::U8, 1).encode();
+            there.write_all(&head).unwrap();
+            there.write_all(&[message]).unwrap();
+        }
+        drop(there);
+        let mut lane = PeerLane::new();
+        lane.lane = Some(Lane::Tcp(TcpLane::new(vec![here]).unwrap()));
+        lane
+    }
+
+    fn wait_on(lane: &mut PeerLane, id: u64, from_any: bool) -> Request {
+        lane.waiting.push_back(Waiting {
+            receive: id,
+            tag: 7,
+            from_any,
+        });
+        let peer = (!from_any).then_some(0);
+        Request::new(id, 7, DType::U8, Stage::Receive { peer })
+    }
+
+    #[test]
+    fn a_message_that_is_kept_for_another_thread_outlives_its_sender() {
+        let mut lane = left_behind(&[5]);
+        let mut any = wait_on(&mut lane, 1, true);
+        let mut second = wait_on(&mut lane, 2, false);
+        // The message is the first receive's, which only its own thread may pick.
+        while lane.kept.is_empty() {
+            lane.receive(&mut second, &mut [0], 0, 1).unwrap();
+        }
+        for _ in 0..3 {
+            assert!(!lane.receive(&mut second, &mut [0], 0, 1).unwrap());
+        }
+        let mut into = [0];
+        assert!(lane.receive(&mut any, &mut into, 0, 1).unwrap());
+        assert_eq!((into, any.source()), ([5], Some(0)));
+        // There is none for the other.
+        let end = lane.receive(&mut second, &mut [0], 0, 1);
+        assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
     }
 }

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | who sees a fault |
 //! | `rcomm/alarm/<attempt>` | how often the alarm was raised | who sees a fault |
-//! | `rcomm/cause/<attempt>/<alarm>` | why, in words | who raised it |
+//! | `rcomm/cause/<attempt>/<alarm>` | why, in words | the first to raise it, before the alarm itself |
 //!
 //! How far everybody is goes through keys of its own ([`answers`](crate::answers)). The same thread
 //! watches the FIFOs that ask for a dump.
@@ -416,7 +416,14 @@ impl Responder {
         format!("rcomm/cause/{}/{alarm}", self.alarm.parts.attempt)
     }
 
-    /// Why an alarm was raised, if whoever did has said so.
+    /// Says why an alarm is raised, unless another rank has; returns what is said there.
+    fn leave_cause(&self, alarm: i64, own: &str) -> Result<String> {
+        let root = &self.alarm.parts.root;
+        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
+        Ok(String::from_utf8_lossy(&first).into_owned())
+    }
+
+    /// Why an alarm was raised, if the store still says so.
     fn cause_of(&self, alarm: i64) -> Option<String> {
         let root = &self.alarm.parts.root;
         let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
@@ -485,25 +492,28 @@ impl Responder {
         if alarm > self.answered {
             self.heard = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
         } else if !self.has_just_heard() {
+            let next = alarm + 1;
+            // The cause before the alarm: whoever sees the number finds out why.
+            let own = format!("rank {}: {}", parts.rank, episode.cause);
+            let mut first = self.leave_cause(next, &own)?;
             // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
-            let next = (alarm + 1).to_string();
-            let held =
-                parts
-                    .root
-                    .compare_set(&key, alarm.to_string().as_bytes(), next.as_bytes())?;
+            let held = parts.root.compare_set(
+                &key,
+                alarm.to_string().as_bytes(),
+                next.to_string().as_bytes(),
+            )?;
             let held = std::str::from_utf8(&held)
                 .ok()
                 .and_then(|it| it.parse().ok());
             alarm = held.ok_or_else(|| {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;
-            let own = format!("rank {}: {}", parts.rank, episode.cause);
-            let first = parts
-                .root
-                .compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
-            if first != own.as_bytes() {
-                let cause = String::from_utf8_lossy(&first).into_owned();
-                self.heard = Some((Instant::now(), cause));
+            if alarm != next {
+                // More than one was raised meanwhile.
+                first = self.leave_cause(alarm, &own)?;
+            }
+            if first != own {
+                self.heard = Some((Instant::now(), first));
             }
         }
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);

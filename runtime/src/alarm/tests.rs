@@ -6,7 +6,7 @@ use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;
 
 /// Sends a dump's reason, and whether the flag was up by then.
-struct Send(mpsc::Sender<(String, bool)>, Arc<HashStore>);
+struct Send(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
 
 impl DumpWriter for Send {
     fn write(&self, dump: &Dump) -> Result<String> {
@@ -19,7 +19,7 @@ impl DumpWriter for Send {
 /// The alarm of one rank at this store, over a watch where nobody makes rounds.
 pub(crate) fn alarm(
     rank: u32,
-    store: &Arc<HashStore>,
+    store: &Arc<impl Store + 'static>,
     interval: Duration,
 ) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
     let config = RecorderConfig {
@@ -86,16 +86,113 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     let often = Duration::from_millis(10);
     let (first, _, _first) = alarm(0, &store, often);
     let (second, dumped, _second) = alarm(1, &store, often);
-    let fail = |alarm: &Alarm| {
-        let episode = Episode::of_rank("late");
-        alarm.episodes.lock().unwrap().push(episode.clone());
-        alarm.ring();
-        let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
-        assert!(raised.raised);
-    };
-    fail(&first);
+    fail(&first, "late");
     let heard = dumped.recv_timeout(Duration::from_secs(60));
     assert!(heard.unwrap().0.contains("late"));
-    fail(&second);
+    fail(&second, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+}
+
+/// A store that looks, with every change, whether an alarm is there whose cause is not.
+#[derive(Default)]
+struct CausesFirst {
+    store: HashStore,
+    without_cause: AtomicBool,
+}
+
+impl CausesFirst {
+    fn looked<T>(&self, result: T) -> T {
+        let alarm = self.store.add("rcomm/alarm/0", 0).unwrap();
+        let cause = format!("rcomm/cause/0/{alarm}");
+        if alarm > 0 && !self.store.check(&[&cause]).unwrap() {
+            self.without_cause.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Store for CausesFirst {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.looked(self.store.set(key, value))
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.looked(self.store.add(key, delta))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.looked(self.store.compare_set(key, expected, desired))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.store.wait(keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.store.check(keys)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.store.delete(key)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.store.list_keys()
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        self.store.barrier(key, world_size, timeout)
+    }
+}
+
+/// Has this rank fail, and waits until the others can know.
+fn fail(alarm: &Alarm, cause: &str) {
+    let episode = Episode::of_rank(cause);
+    alarm.episodes.lock().unwrap().push(episode.clone());
+    alarm.ring();
+    let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+    assert!(raised.raised);
+}
+
+#[test]
+fn whoever_sees_an_alarm_finds_its_cause() {
+    let store = Arc::new(CausesFirst::default());
+    let never = Duration::from_secs(3_600);
+    let (alarm, _, _thread) = alarm(0, &store, never);
+    fail(&alarm, "late");
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    assert!(!store.without_cause.load(Ordering::Relaxed));
+}
+
+#[test]
+fn the_first_cause_of_an_alarm_is_kept() {
+    let store = Arc::new(HashStore::new());
+    let never = Duration::from_secs(3_600);
+    // Rank 9 was about to raise the same alarm, and has come as far as its cause.
+    store.set("rcomm/cause/0/1", b"rank 9: first").unwrap();
+    let (alarm, _, _thread) = alarm(0, &store, never);
+    fail(&alarm, "late");
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
+    assert_eq!(cause.unwrap(), b"rank 9: first");
 }

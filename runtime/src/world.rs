@@ -31,6 +31,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long a rank that is dropped tries to say goodbye.
+const IN_PASSING: Duration = Duration::from_secs(1);
 
 /// One process's place in a job.
 ///
@@ -46,8 +50,8 @@ use std::sync::{Arc, Mutex};
 ///
 /// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
 /// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read. On the rank
-/// that serves the store it waits for the others, for [`Config::status_wait`] at most: they ask each
-/// other through it who had come.
+/// that serves the store it waits for the others to be dropped or shut down, for [`Config::status_wait`] at
+/// most: they ask each other through it who had come.
 ///
 /// # Thread safety
 /// May be shared between threads.
@@ -448,7 +452,13 @@ impl World {
             }
         }
         let failed = result.is_err() || self.shared.has_failed();
-        self.shared.say_goodbye(failed);
+        let patience = if failed {
+            // After a failure some ranks will not come.
+            self.shared.config.status_wait
+        } else {
+            self.shared.config.timeout
+        };
+        self.shared.say_goodbye(patience);
         self.close_threads();
         if !failed {
             let closed = self.shared.recorder.close();
@@ -481,9 +491,11 @@ impl Drop for World {
         }
         // The others now learn of it, and ask each other through the store who had come.
         if self.shared.place.serves_store() {
-            self.shared.say_goodbye(true);
+            self.shared.say_goodbye(self.shared.config.status_wait);
         }
         self.close_threads();
+        // By now this rank has told what it knew: who serves the store need not stay for it.
+        self.shared.say_goodbye_in_passing();
     }
 }
 
@@ -494,27 +506,46 @@ impl WorldShared {
     }
 
     /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
-    fn say_goodbye(&self, failed: bool) {
-        let place = &self.place;
-        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), self.root.clone());
-        // After a failure some ranks will not come.
-        let patience = if failed {
-            self.config.status_wait
-        } else {
-            self.config.timeout
-        };
-        let said = notes.add("goodbye", 1).and_then(|count| {
-            if count >= i64::from(self.left.load(Ordering::Relaxed)) {
-                notes.set("all gone", b"1")?;
-            }
-            if place.serves_store() {
-                notes.wait(&["all gone"], patience)?;
+    fn say_goodbye(&self, patience: Duration) {
+        let said = self.count_goodbye(Duration::MAX).and_then(|()| {
+            if self.place.serves_store() {
+                self.notes().wait(&[&self.all_gone()], patience)?;
             }
             Ok(())
         });
         if let Err(error) = said {
             tracing::warn!(%error, "not all ranks were seen to shut down");
         }
+    }
+
+    /// The same for a rank that is dropped, if another serves the store. That one waits for a while only,
+    /// so this one does not insist: a store that is gone costs nothing, one that is frozen a second.
+    fn say_goodbye_in_passing(&self) {
+        if self.place.rank == 0 || self.place.uses_agent_store {
+            return;
+        }
+        if let Err(error) = self.count_goodbye(IN_PASSING) {
+            tracing::debug!(%error, "nobody heard this rank's goodbye");
+        }
+    }
+
+    fn count_goodbye(&self, within: Duration) -> Result<()> {
+        let left = self.left.load(Ordering::Relaxed);
+        let notes = self.notes();
+        // Those whom the world has gone on without are not counted among those that are left.
+        let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
+        if count >= i64::from(left) {
+            notes.set(&self.all_gone(), b"1")?;
+        }
+        Ok(())
+    }
+
+    fn all_gone(&self) -> String {
+        format!("all gone/{}", self.left.load(Ordering::Relaxed))
+    }
+
+    fn notes(&self) -> PrefixStore<dyn Store> {
+        PrefixStore::new(format!("rcomm/{}", self.place.attempt), self.root.clone())
     }
 }
 

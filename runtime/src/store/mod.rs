@@ -106,6 +106,13 @@ pub trait Store: Send + Sync {
     /// The counter is kept as decimal text, as PyTorch keeps it.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
+    /// As [`add`](Self::add), for who has no time to lose: where the store may stop answering, this waits
+    /// for `timeout` at most. It may have been added even if this fails.
+    fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
+        let _ = timeout;
+        self.add(key, delta)
+    }
+
     /// Sets `key` to `desired` if it holds `expected` (or is absent and `expected` is empty); returns
     /// what it holds afterwards, or `expected` where the key is absent and `expected` is not empty.
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;

@@ -55,6 +55,10 @@ impl<S: Store + ?Sized> Store for PrefixStore<S> {
         self.store.add(&self.name(key), delta)
     }
 
+    fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
+        self.store.add_within(&self.name(key), delta, timeout)
+    }
+
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
         self.store.compare_set(&self.name(key), expected, desired)
     }

@@ -138,12 +138,21 @@ impl TcpStore {
         &self,
         exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
     ) -> Result<Result<T, Broken>> {
+        self.try_call_within(self.timeout, exchange)
+    }
+
+    fn try_call_within<T>(
+        &self,
+        timeout: Duration,
+        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<Result<T, Broken>> {
+        let deadline = after(timeout);
         let held = self.lock_idle().pop();
         let mut connection = match held {
             Some(connection) => connection,
-            None => Connection::dial_again(&self.host, self.port, self.timeout)?,
+            None => Connection::dial_again(&self.host, self.port, timeout)?,
         };
-        let result = exchange(&mut connection, after(self.timeout));
+        let result = exchange(&mut connection, deadline);
         if result.is_ok() {
             let mut idle = self.lock_idle();
             if idle.len() < IDLE {
@@ -380,6 +389,19 @@ impl Store for TcpStore {
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         self.add_raw(&name_of(key)?, delta)
+    }
+
+    fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
+        let request = Encoder::default()
+            .op(OpCode::Add)
+            .string(&name_of(key)?)
+            .i64(delta);
+        let request = checked(request)?;
+        let added = self.try_call_within(timeout.min(self.timeout), |connection, deadline| {
+            connection.send(request.bytes(), deadline)?;
+            connection.read_i64(deadline)
+        })?;
+        added.map_err(|broken| self.broken(&format!("add of {delta} to {key:?}"), broken))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {

@@ -84,10 +84,52 @@ fn server_that_says_nothing_or_hangs_up_is_described() {
         let _ = socket.read(&mut [0; 16]);
     });
     let text = refusal(
-        TcpStore::connect("127.0.0.1", closing, SHORT),
+        TcpStore::connect("127.0.0.1", closing, Duration::from_secs(1)),
         ErrorKind::Rendezvous,
     );
     assert!(text.contains("closes the connection"), "{text}");
+}
+
+#[test]
+fn what_an_attempt_met_is_not_hidden_by_a_last_one_that_had_no_time() {
+    let (keep, kept) = mpsc::channel();
+    let answered = AtomicBool::new(false);
+    let port = stranger(move |mut socket| {
+        if answered.swap(true, Ordering::Relaxed) {
+            // The deadline passes during the second attempt.
+            keep.send(socket).unwrap();
+        } else {
+            let _ = socket.read(&mut [0; 16]);
+        }
+    });
+    let text = refusal(
+        TcpStore::connect("127.0.0.1", port, Duration::from_millis(900)),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("closes the connection"), "{text}");
+    drop(kept);
+}
+
+#[test]
+fn an_addition_in_a_hurry_does_not_wait_for_a_server_that_has_stopped_answering() {
+    let (keep, kept) = mpsc::channel();
+    let port = stranger(move |mut socket| {
+        // Greets as a store does, and says no more: the client's nonce comes back.
+        let mut hello = [0; 10];
+        socket.read_exact(&mut hello).unwrap();
+        socket.write_all(&hello[6..]).unwrap();
+        keep.send(socket).unwrap();
+    });
+    // The store's own patience is that of a test that hangs.
+    let store = TcpStore::connect("127.0.0.1", port, Duration::from_secs(3600)).unwrap();
+    let text = refusal(store.add_within("n", 1, SHORT), ErrorKind::Timeout);
+    assert!(text.contains("did not answer add of 1 to \"n\""), "{text}");
+    drop(kept);
+
+    let host = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let store = TcpStore::connect("127.0.0.1", host.port(), LONG).unwrap();
+    assert_eq!(store.add_within("n", 2, LONG).unwrap(), 2);
+    assert_eq!(host.add("n", 1).unwrap(), 3);
 }
 
 #[test]
@@ -209,7 +251,8 @@ fn ranks_find_each_other() {
 #[test]
 fn ranks_that_do_not_come_are_counted() {
     let port = free_port();
-    let text = refusal(place(0, 3, port).open_store(SHORT), ErrorKind::Timeout);
+    let brief = Duration::from_secs(2);
+    let text = refusal(place(0, 3, port).open_store(brief), ErrorKind::Timeout);
     assert!(text.contains("1 of 3 ranks"), "{text}");
 }
 

@@ -20,6 +20,8 @@ const SAY_AFTER: Duration = Duration::from_secs(5);
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// One attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// An attempt that had less time than this may have heard nothing for that reason alone.
+const HEARING: Duration = Duration::from_secs(1);
 /// The longest string to take from a server: PyTorch's older one has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
@@ -69,12 +71,19 @@ impl Connection {
         let deadline = started + timeout;
         let mut pause = RETRY.0;
         let mut said = false;
+        let mut before = None;
         loop {
+            let had = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(obstacle @ Obstacle::Foreign(_)) => {
                     let message = format!("no store at {host} port {port}: {obstacle}");
                     return Err(Error::new(ErrorKind::Rendezvous, message));
+                }
+                // The last attempt begins shortly before the deadline: that it heard nothing says less
+                // than what an earlier one met.
+                Err(obstacle) if had < HEARING && obstacle.is_silence() => {
+                    before.take().unwrap_or(obstacle)
                 }
                 Err(obstacle) => obstacle,
             };
@@ -92,6 +101,7 @@ impl Connection {
                 said = true;
                 tracing::warn!("no store at {host} port {port} yet: {obstacle}; trying on");
             }
+            before = Some(obstacle);
             std::thread::sleep(pause.min(deadline - now));
             pause = (pause * 5 / 4).min(RETRY.1);
         }
@@ -326,6 +336,17 @@ enum Obstacle {
     Closed,
     Silent,
     Foreign(String),
+}
+
+impl Obstacle {
+    /// Whether it is only that no answer came in time.
+    fn is_silence(&self) -> bool {
+        match self {
+            Obstacle::Silent => true,
+            Obstacle::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Obstacle {

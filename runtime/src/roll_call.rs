@@ -1,7 +1,7 @@
 //! What members agree on through the store, without their backend: the monitored barrier, which names
 //! who does not come, and shrinking a group to those who are left.
 
-use crate::deadline::in_words;
+use crate::deadline::{Deadline, in_words};
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::{GroupOptions, Origin};
 use crate::process_group::{End, Noted, Parts, ProcessGroup, Share};
@@ -128,7 +128,7 @@ impl ProcessGroup {
     /// for all; so `within` must cover the time that the slowest member takes to notice the failure.
     ///
     /// # Blocking
-    /// Until all have come, or for this long.
+    /// Until all have come, until a member has said who is absent, or for this long.
     ///
     /// # Errors
     /// `PeerLost` if the others have gone on without the caller.
@@ -140,22 +140,32 @@ impl ProcessGroup {
         store.set(&here(&own), b"1")?;
         let keys: Vec<String> = self.ranks().iter().map(here).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let verdict = format!("absent/{round}/verdict");
+        let deadline = Deadline::In(within).started();
         let mut absent = Vec::new();
-        match store.wait(&keys, within) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Timeout => {
+        loop {
+            match store.wait(&keys, deadline.remaining().clamp(A_MOMENT, LOOK)) {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                Err(error) => return Err(error),
+            }
+            // Who sits out a time of its own although another has spoken comes late to all that follows.
+            if store.check(&[&verdict])? {
+                break;
+            }
+            if deadline.has_passed() {
                 for (rank, key) in self.ranks().iter().zip(&keys) {
                     if !store.check(&[key])? {
                         absent.push(*rank);
                     }
                 }
+                break;
             }
-            Err(error) => return Err(error),
         }
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
         // In brackets, since an empty value counts as none.
         let list = format!("[{}]", list.join(","));
-        let verdict = format!("absent/{round}/verdict");
+        // The first verdict counts; where there is one, what was found here does not.
         let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
         let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
             Error::new(

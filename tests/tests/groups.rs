@@ -43,7 +43,12 @@ fn splitting_orders_by_key_and_leaves_out_who_names_no_color() {
 
 #[test]
 fn a_time_out_of_one_call_ends_that_call_and_its_group() {
-    run(2, |world| {
+    let change = |config: &mut Config| {
+        failing(config);
+        // Rank 1 answers, however late it is asked.
+        config.status_wait = Duration::from_secs(60);
+    };
+    on_threads(2, &Carrier::Cpu, change, |world| {
         if world.rank() == 0 {
             let group = world.group().within(Duration::from_millis(100));
             let error = group.barrier().unwrap_err();
@@ -55,9 +60,46 @@ fn a_time_out_of_one_call_ends_that_call_and_its_group() {
             world.store().set("test/done", b"1").unwrap();
         } else {
             // Stays until rank 0 has what it came for.
-            let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+            let done = world.store().wait(&["test/done"], Duration::from_secs(90));
             done.unwrap();
         }
+    });
+}
+
+#[test]
+fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
+    let change = |config: &mut Config| {
+        failing(config);
+        // Nobody sits it out.
+        config.status_wait = Duration::from_secs(3_600);
+    };
+    on_threads(4, &Carrier::Cpu, change, |world| {
+        // Whether a rank was dropped or shut down, it has gone.
+        if world.rank() == 2 {
+            let _ = world.shutdown();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
+    run(4, |world| {
+        let (rank, store) = (world.rank(), world.store().clone());
+        let counted = |left: u32| store.add(&format!("rcomm/0/goodbye/{left}"), 0).unwrap();
+        if rank == 1 {
+            return drop(world);
+        }
+        let mut world = world;
+        rcomm_tests::process::wait_until("rank 1 to go", || (counted(4) == 1).then_some(()));
+        world.shrink(&[1]).unwrap();
+        if rank == 3 {
+            rcomm_tests::process::wait_until("the others to go", || {
+                (counted(3) == 2).then_some(())
+            });
+            // Rank 0 is still there, for this one.
+            assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
+        }
+        world.shutdown().unwrap();
     });
 }
 
@@ -75,6 +117,11 @@ fn an_abort_from_another_thread_ends_what_is_stuck() {
             aborted.join().unwrap();
             assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
             assert!(error.to_string().contains("enough"), "{error}");
+            world.store().set("test/done", b"1").unwrap();
+        } else {
+            // A rank that leaves would end the work before the abort does.
+            let done = world.store().wait(&["test/done"], Duration::from_secs(30));
+            done.unwrap();
         }
     });
 }
@@ -100,10 +147,40 @@ fn the_ranks_that_are_left_go_on_in_a_smaller_group() {
 }
 
 #[test]
+fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
+    run(3, |world| {
+        let (store, group) = (world.store(), world.group());
+        match world.rank() {
+            0 => {
+                rcomm_tests::process::wait_until("rank 2 to wait", || {
+                    let keys = store.list_keys().unwrap();
+                    keys.iter()
+                        .any(|it| it.ends_with("absent/1/2"))
+                        .then_some(())
+                });
+                let absent = group.find_absent(Duration::from_millis(1)).unwrap();
+                assert_eq!(absent, [1]);
+                store.set("test/told", b"1").unwrap();
+            }
+            1 => {
+                store.wait(&["test/told"], Duration::from_secs(60)).unwrap();
+                let error = group.find_absent(Duration::from_secs(3_600)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+            }
+            // What ends this is the other's verdict.
+            _ => {
+                let absent = group.find_absent(Duration::from_secs(3_600)).unwrap();
+                assert_eq!(absent, [1]);
+            }
+        }
+    });
+}
+
+#[test]
 fn the_monitored_barrier_names_who_does_not_come() {
     run(4, |world| {
-        let group = world.group().within(Duration::from_millis(300));
-        group.monitored_barrier(RollCall::First).unwrap();
+        world.group().monitored_barrier(RollCall::First).unwrap();
+        let group = world.group().within(Duration::from_secs(2));
         if world.rank() < 2 {
             let error = group.monitored_barrier(RollCall::All).unwrap_err();
             assert!(
@@ -148,10 +225,16 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
 fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
     run(3, |world| {
         let group = world.group();
-        let brief = group.within(Duration::from_millis(200));
+        let brief = group.within(Duration::from_secs(2));
         if world.rank() == 2 {
             let others = world.store().wait(&["test/told"], Duration::from_secs(30));
             others.unwrap();
+        } else {
+            // The time counts from when both are made.
+            let here = ["test/here/0", "test/here/1"];
+            let own = here[world.rank() as usize];
+            world.store().set(own, b"1").unwrap();
+            world.store().wait(&here, Duration::from_secs(30)).unwrap();
         }
         // Who comes too late hears what the others heard.
         let work = brief.monitored_barrier_async(RollCall::All).unwrap();

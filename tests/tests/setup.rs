@@ -68,7 +68,7 @@ fn a_rank_that_was_started_twice_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("rank 1"), "{error}");
     assert!(error.to_string().contains("started 2 times"), "{error}");
-    drop((first.join().unwrap().unwrap(), second));
+    drop((second, first.join().unwrap().unwrap()));
 }
 
 #[test]
@@ -110,7 +110,8 @@ fn a_rank_with_another_world_size_ends_the_wait_for_it() {
 fn ranks_that_came_are_told_alike_who_did_not() {
     // Rank 1 has more patience than rank 0, with which the store goes.
     let (first, port) = half_a_job_with(|config| {
-        config.init_timeout = Duration::from_secs(2);
+        config.init_timeout = Duration::from_secs(10);
+        config.status_wait = Duration::from_secs(60);
         if let Some(place) = &mut config.rendezvous {
             place.world_size = 3;
         }
@@ -161,6 +162,8 @@ fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
         let ranks = (0..3).zip(secrets).map(|(rank, secret)| {
             let config = Config {
                 secret: secret.map(rcomm::Secret::from_text),
+                // Rank 0 stays until all have heard.
+                status_wait: Duration::from_secs(60),
                 ..at(place(rank, 3, port))
             };
             let mut builder = World::builder(config);
@@ -350,7 +353,11 @@ fn a_world_that_cannot_be_made_leaves_no_ring() {
 #[test]
 fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     let dumps = tempfile::tempdir().unwrap();
-    let (first, port) = half_a_job_with(|config| config.dump_dir = dumps.path().to_owned());
+    let (first, port) = half_a_job_with(|config| {
+        config.dump_dir = dumps.path().to_owned();
+        // Until the other one has gone, however long that takes.
+        config.status_wait = Duration::from_secs(60);
+    });
     let second = World::init(Config {
         dump_dir: dumps.path().to_owned(),
         ..at(place(1, 2, port))
@@ -366,6 +373,23 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     let error = work.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("arrived: rank 1"), "{error}");
     assert!(!error.contains("could not be asked"), "{error}");
+}
+
+#[test]
+fn a_rank_is_dropped_without_ado_although_the_store_is_gone() {
+    let (first, port) = half_a_job_with(|config| config.status_wait = Duration::from_millis(10));
+    let far = Duration::from_secs(3_600);
+    let second = World::init(Config {
+        init_timeout: far,
+        timeout: far,
+        status_wait: far,
+        ..at(place(1, 2, port))
+    })
+    .unwrap();
+    // With it goes the store.
+    drop(first.join().unwrap().unwrap());
+    wait_until("the store to go", || second.store().check(&["any"]).err());
+    drop(second);
 }
 
 #[test]

@@ -11,7 +11,12 @@ use std::io::Write;
 const RANKS: u32 = 4;
 
 fn start(fault: Fault) -> Job {
-    Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, _| {})
+    Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, command| {
+        // A death is noticed by the connection: nobody is to be too slow before.
+        if matches!(fault, Fault::None | Fault::Kill) {
+            command.env("RCOMM_TIMEOUT_MS", "60000");
+        }
+    })
 }
 
 /// Waits for the ranks that the fault leaves alive, and returns what they said at the end.

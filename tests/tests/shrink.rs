@@ -10,7 +10,10 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
     for transport in ["shm", "tcp"] {
         let program = env!("CARGO_BIN_EXE_rank");
         let mut job = Job::start_as(program, RANKS, "shrink", |_, command| {
-            command.env("RCOMM_TRANSPORT", transport);
+            command
+                .env("RCOMM_TRANSPORT", transport)
+                // The death is noticed by the connection.
+                .env("RCOMM_TIMEOUT_MS", "60000");
         });
         for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
             let ended = job.wait(rank);
@@ -33,7 +36,9 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
 #[test]
 fn a_killed_process_is_missed_by_an_issued_roll_call_and_its_group_goes_on() {
     let program = env!("CARGO_BIN_EXE_rank");
-    let mut job = Job::start_as(program, RANKS, "roll-call", |_, _| {});
+    let mut job = Job::start_as(program, RANKS, "roll-call", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+    });
     for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");

@@ -91,7 +91,10 @@ pub(crate) fn check_shrink(job: &mut Job) -> Vec<String> {
 fn what_is_left_of_a_communicator_goes_on() {
     for mode in ["clean_up_only", "none"] {
         let mut job = start("shrink", |_, command| {
-            command.env("RCOMM_NCCL_ERROR_HANDLING", mode);
+            command
+                .env("RCOMM_NCCL_ERROR_HANDLING", mode)
+                // The death is noticed by the connection.
+                .env("RCOMM_TIMEOUT_MS", "60000");
         });
         for said in check_shrink(&mut job) {
             // Made of the old one: the library was not asked for a new id.
@@ -153,7 +156,10 @@ fn operations_are_captured_into_graphs() {
 fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
     let on_one = |rank: u32, command: &mut Command| {
         let device = if rank == CULPRIT { 0 } else { rank };
-        command.env("RCOMM_CUDA_DEVICE", device.to_string());
+        command
+            .env("RCOMM_CUDA_DEVICE", device.to_string())
+            // Each stays until all have said what they know.
+            .env("RCOMM_STATUS_WAIT_MS", "20000");
     };
     for (rank, ended) in fail(start("train", on_one), 0..RANKS).1 {
         let error = ended.stderr;
@@ -212,15 +218,19 @@ fn the_monitors_report_is_part_of_the_first_ranks_dump() {
     let serve = std::thread::spawn(move || {
         let (stream, _) = monitor.accept().unwrap();
         let mut lines = BufReader::new(stream);
-        for answer in [
-            "SERVER PROTOCOL 2\n",
-            "OK\n",
-            "OK\n",
-            "{\"nccl_version\": \"2.30.7\"}",
+        // All at once: who asks has a second for all of it, and waits for no turn of this thread's.
+        let answers = "SERVER PROTOCOL 2\nOK\nOK\n{\"nccl_version\": \"2.30.7\"}";
+        lines.get_mut().write_all(answers.as_bytes()).unwrap();
+        let mut asked = String::new();
+        for question in [
+            "CLIENT PROTOCOL 2",
+            "TIMEOUT 1",
+            "SET FORMAT json",
+            "VERBOSE STATUS",
         ] {
-            let mut asked = String::new();
+            asked.clear();
             lines.read_line(&mut asked).unwrap();
-            lines.get_mut().write_all(answer.as_bytes()).unwrap();
+            assert_eq!(asked.trim_end(), question);
         }
     });
     let (job, _) = run("graph", |_, command| {

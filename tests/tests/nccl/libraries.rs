@@ -42,6 +42,8 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
 #[test]
 fn libraries_that_differ_between_ranks_are_named_on_all() {
     let job = start("train", |rank, command| {
+        // Each stays until all have said what they know.
+        command.env("RCOMM_STATUS_WAIT_MS", "20000");
         if rank == CULPRIT {
             command.env("RCOMM_SIM", "version=22707");
         }
@@ -101,7 +103,9 @@ fn several_ids_are_refused_by_name_where_the_library_takes_one() {
     let (_folder, library) = without(&["ncclCommInitRankScalable"]);
     let job = start("train", |_, command| {
         over(&library, command);
-        command.env("RCOMM_NCCL_RANKS_PER_ID", "2");
+        command
+            .env("RCOMM_NCCL_RANKS_PER_ID", "2")
+            .env("RCOMM_STATUS_WAIT_MS", "20000");
     });
     for (_, ended) in fail(job, 0..RANKS).1 {
         let error = ended.stderr;
@@ -118,6 +122,8 @@ fn what_is_left_of_a_job_connects_anew_where_the_library_cannot_shrink() {
         let (_folder, library) = without(lacking);
         let mut job = start("shrink", |_, command| {
             over(&library, command);
+            // The death is noticed by the connection.
+            command.env("RCOMM_TIMEOUT_MS", "60000");
         });
         super::groups::check_shrink(&mut job);
     }

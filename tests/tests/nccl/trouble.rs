@@ -66,7 +66,8 @@ fn a_first_operation_that_never_connects_ends_at_its_deadline() {
         assert_eq!(ended.status.code(), Some(1), "rank {rank}: {error}");
         let sentence = match *rank {
             CULPRIT => STUCK,
-            _ => "all_reduce #1 on group default_pg: not done after 2.0 s",
+            // One that comes to it late sees the others leave before its own time is over.
+            _ => "all_reduce #1 on group default_pg",
         };
         assert!(error.contains(sentence), "rank {rank}: {error}");
         assert!(error.contains("dump: "), "rank {rank}: {error}");
@@ -144,7 +145,11 @@ fn a_launch_that_fails_is_told_in_the_librarys_words() {
 
 #[test]
 fn a_device_without_memory_is_named_on_all_ranks() {
-    let job = start("train", on_culprit("no_memory_after=0"));
+    let job = start("train", |rank, command| {
+        // Each stays until all have said what they know.
+        command.env("RCOMM_STATUS_WAIT_MS", "20000");
+        on_culprit("no_memory_after=0")(rank, command);
+    });
     let (_job, ended) = fail(job, 0..RANKS);
     for (rank, ended) in ended {
         let error = ended.stderr;
@@ -177,7 +182,7 @@ fn memory_that_runs_out_later_is_the_error_of_who_asked_for_it() {
 #[test]
 fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
     let job = start("train", |rank, command| {
-        command.env("RCOMM_INIT_TIMEOUT_MS", "4000");
+        command.env("RCOMM_INIT_TIMEOUT_MS", "10000");
         on_culprit("die_in_init=1")(rank, command);
     });
     let (_job, ended) = fail(job, others());
@@ -194,7 +199,7 @@ fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
 fn a_slow_start_is_waited_for_and_a_start_too_slow_is_named() {
     run("train", on_culprit("init_delay_ms=1500"));
     let job = start("train", |rank, command| {
-        command.env("RCOMM_INIT_TIMEOUT_MS", "3000");
+        command.env("RCOMM_INIT_TIMEOUT_MS", "10000");
         on_culprit("init_delay_ms=60000")(rank, command);
     });
     let (_job, ended) = fail(job, 0..RANKS);
@@ -246,7 +251,7 @@ fn an_operation_behind_a_stuck_stream_times_out_with_a_dump_and_an_abort() {
 #[test]
 fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
     let mut job = start("late_split", |_, command| {
-        command.env("RCOMM_INIT_TIMEOUT_MS", "3000");
+        command.env("RCOMM_INIT_TIMEOUT_MS", "10000");
     });
     for rank in others() {
         let ended = job.wait(rank);

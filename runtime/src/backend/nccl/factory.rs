@@ -117,7 +117,7 @@ impl NcclFactory {
         let host = system.nodename().to_string_lossy();
         // One rank of each host asks for all.
         let is_first = world.local_rank.unwrap_or(world.rank) == 0;
-        let ras = Ras::new(options.ras.clone().filter(|_| is_first));
+        let ras = Ras::new(options.ras.clone().filter(|_| is_first), Ras::PATIENCE);
         let pattern = Shared {
             marks: EventPool::new(&device, options.event_timing()),
             joints: EventPool::new(&device, EventTiming::Untimed),

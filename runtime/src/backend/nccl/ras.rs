@@ -14,20 +14,22 @@ use std::time::{Duration, Instant};
 pub(super) struct Ras {
     /// `None` if this rank does not ask: one of each host does.
     address: Option<String>,
+    patience: Duration,
     names: Names,
     last: Mutex<Option<(Instant, Option<String>)>>,
 }
 
 impl Ras {
     /// A dump is not held up for longer.
-    const PATIENCE: Duration = Duration::from_secs(1);
+    pub(super) const PATIENCE: Duration = Duration::from_secs(1);
     /// One answer serves for all groups of a dump, and for dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
     const MOST_BYTES: u64 = 1 << 20;
 
-    pub(super) fn new(address: Option<String>) -> Self {
+    pub(super) fn new(address: Option<String>, patience: Duration) -> Self {
         Self {
             address,
+            patience,
             names: Names::new(look_up),
             last: Mutex::default(),
         }
@@ -36,7 +38,7 @@ impl Ras {
     /// The report, if the monitor is there and answers in time.
     ///
     /// # Blocking
-    /// For a second at most.
+    /// For as long as its patience lasts.
     pub(super) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +47,7 @@ impl Ras {
         {
             return report.clone();
         }
-        let deadline = Instant::now() + Self::PATIENCE;
+        let deadline = Instant::now() + self.patience;
         let places = self.names.find(address, deadline);
         let report = places
             .and_then(|places| ask(&places, deadline))
@@ -165,7 +167,8 @@ impl Read for Timed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
     use std::sync::Condvar;
 
     /// A monitor that answers once.
@@ -191,7 +194,7 @@ mod tests {
                 lines.get_mut().write_all(answer.as_bytes()).unwrap();
             }
         });
-        let ras = Ras::new(Some(address));
+        let ras = Ras::new(Some(address), Duration::from_secs(60));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
         // It is not asked again: nobody listens any more.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
@@ -205,9 +208,10 @@ mod tests {
             let _ = wait.recv();
             drop(stream);
         });
-        assert_eq!(Ras::new(Some(address)).report(), None);
+        let brief = Duration::from_millis(100);
+        assert_eq!(Ras::new(Some(address), brief).report(), None);
         drop(release);
-        assert_eq!(Ras::new(None).report(), None);
+        assert_eq!(Ras::new(None, brief).report(), None);
     }
 
     /// How many are looked up, and whether they may come to an end.
@@ -245,11 +249,14 @@ mod tests {
 
     #[test]
     fn all_places_of_a_name_are_tried() {
-        // Nobody listens there any more.
-        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+        // It is bound and never listens: nobody else gets the port as long as it is held.
+        let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let deaf_at = getsockname(&deaf).unwrap().try_into().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let places = [gone.unwrap(), listener.local_addr().unwrap()];
+        let places = [deaf_at, listener.local_addr().unwrap()];
         let stream = connect(&places, || Duration::from_secs(60)).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), places[1]);
+        drop(deaf);
     }
 }

@@ -146,7 +146,7 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     let (window, _) = window::open(group, 64)?;
     let next = (group.rank() + 1) % group.size();
     let (source, owner) = watched(gpu, &[7; 64])?;
-    group.set_timeout(Duration::from_millis(500));
+    group.set_timeout(Duration::from_secs(2));
     if group.rank() == CULPRIT {
         let error = window.put_buffer(next, 0, &source.buffer()?);
         eprintln!("put: {}", error.expect_err("the library is slow"));

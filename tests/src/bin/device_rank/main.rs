@@ -146,20 +146,38 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     say_communicators(world)
 }
 
-/// As `train`, and a rank whose operation failed stays for a while, connections and all.
+/// Says what this rank has done, and stays, connections and all, until these have said so as well.
+fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
+    let key = |rank: u32| format!("test/{what}/{rank}");
+    let keys: Vec<String> = ranks.map(key).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let store = world.store();
+    // Nobody is there any more where the store is gone.
+    let _ = store
+        .set(&key(world.rank()), b"1")
+        .and_then(|()| store.wait(&keys, Duration::from_secs(60)));
+}
+
+/// As `train`, and a rank whose operation failed stays until those of all have: to the others a rank that
+/// leaves is a failure of its own.
 fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     let trained = train(world, gpu);
-    if world.rank() == CULPRIT {
-        std::thread::sleep(Duration::from_secs(5));
+    if trained.is_err() {
+        stay_for(world, "failed", 0..world.size());
     }
     trained
 }
 
-/// The culprit comes to a split too late; the others learn who it was, and close all the same.
+/// The culprit does not come to a split; the others learn who it was, and close all the same.
 fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     if world.rank() == CULPRIT {
-        std::thread::sleep(Duration::from_secs(8));
+        // Alive, as long as the others wait for it.
+        stay_for(
+            world,
+            "split",
+            (0..world.size()).filter(|&rank| rank != CULPRIT),
+        );
         return Ok(());
     }
     let pair = world.group().new_subgroups(2, &GroupOptions::named("pair"));
@@ -167,6 +185,7 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     eprintln!("split: {error}");
     let error = count(world.group(), gpu).expect_err("the parent is of no use any more");
     eprintln!("after: {error}");
+    stay_for(world, "split", std::iter::once(world.rank()));
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 
 const TOKEN: &str = "0123456789abcdef";
@@ -193,6 +193,7 @@ struct Cluster {
     collector: Board,
     job: Arc<Job>,
     answered: Arc<AtomicU64>,
+    _gone: Vec<TcpSocket>,
     _watches: Vec<rcomm_analyzer::Watch>,
     _runtime: Runtime,
 }
@@ -209,16 +210,25 @@ impl Cluster {
             made: Mutex::default(),
         });
         let answered = Arc::<AtomicU64>::default();
-        let (mut urls, mut watches) = (Vec::new(), Vec::new());
+        let (mut urls, mut watches, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
         for node in 0..NODES {
+            if fate(node) == Fate::IsGone {
+                // It is bound and never listens: nobody else gets the port as long as it is held.
+                let socket = TcpSocket::new_v4().expect("a socket");
+                socket.bind(any).expect("a free port");
+                let address = socket.local_addr().expect("bound");
+                urls.push(format!("http://{address}"));
+                gone.push(socket);
+                continue;
+            }
             let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
             let listener = listener.expect("a free port");
             let address = listener.local_addr().expect("bound");
             urls.push(format!("http://{address}"));
             let delay = match fate(node) {
-                Fate::Lives => Duration::ZERO,
                 Fate::IsSlow => SLOW,
-                Fate::IsGone => continue,
+                Fate::Lives | Fate::IsGone => Duration::ZERO,
                 Fate::IsFrozen => {
                     runtime.spawn(async move {
                         let mut held = Vec::new();
@@ -236,8 +246,7 @@ impl Cluster {
             };
             let (board, watch) =
                 Board::watch(vec![Box::new(rings)], options(), pace()).expect("threads");
-            let own = SocketAddr::from(([127, 0, 0, 1], 0));
-            let server = Server::bind(own, board, Access::with_token(TOKEN));
+            let server = Server::bind(any, board, Access::with_token(TOKEN));
             let server = runtime.block_on(server).expect("a free port");
             runtime.spawn(pass_on(listener, server.address(), delay, answered.clone()));
             runtime.spawn(server.run(std::future::pending()));
@@ -250,6 +259,7 @@ impl Cluster {
             collector,
             job,
             answered,
+            _gone: gone,
             _watches: watches,
             _runtime: runtime,
         }

@@ -6,9 +6,10 @@ use rcomm_analyzer::source::{
 };
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Verdict, analyze};
 use rcomm_recorder::publish::Recorder;
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -100,7 +101,9 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
 
 #[test]
 fn a_rank_that_fails_fails_alone() {
-    let gone = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    // It is bound and never listens: nobody else gets the port as long as it is held.
+    let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let mut broken = recorded(1);
     broken.insert("/handler/fr_trace_json", (500, b"it threw".to_vec()));
@@ -111,15 +114,18 @@ fn a_rank_that_fails_fails_alone() {
     );
     let addresses = [
         serve(recorded(0)),
-        gone.local_addr().expect("bound"),
+        getsockname(&gone)
+            .ok()
+            .and_then(|address| address.try_into().ok())
+            .expect("bound"),
         silent.local_addr().expect("bound"),
         serve(broken),
         serve(garbage),
         serve([("/handler/", (200, b"<html>".to_vec()))].into()),
     ];
-    drop(gone);
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(5);
     let poll = source(&addresses).poll(deadline).expect("one answers");
+    drop(gone);
     let failures: BTreeMap<u32, &str> = poll
         .observations
         .iter()

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ras::{MemberState, Process};
-use std::net::{TcpListener, TcpStream};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 
 /// How a server of some version answers.
@@ -238,12 +239,15 @@ fn what_is_no_ras_is_an_error_that_says_so() {
         let error = RasSource::new(address).poll(soon()).expect_err(report);
         assert!(error.to_string().contains("makes no sense"), "{error}");
     }
-    let closed = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    // It is bound and never listens: nobody else gets the port as long as it is held.
+    let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let bound = getsockname(&deaf).expect("bound");
     let address = HostPort {
         host: "127.0.0.1".into(),
-        port: closed.local_addr().expect("bound").port(),
+        port: SocketAddr::try_from(bound).expect("of this family").port(),
     };
-    drop(closed);
     let error = RasSource::new(address).poll(soon()).expect_err("nobody");
+    drop(deaf);
     assert!(error.to_string().contains("NCCL_RAS_ADDR"), "{error}");
 }

@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_waiter_looks_then_sleeps_then_times_out() {
         let stop = Stop::default();
-        let deadline = Instant::now() + Duration::from_millis(5);
+        let deadline = Instant::now() + Duration::from_millis(500);
         let mut patience = Patience::new(&stop, Deadline::At(deadline), Crowding::Roomy);
         let mut slept = false;
         let mut looked = false;

@@ -124,19 +124,32 @@ fn a_message_of_another_size_is_reported_at_both_ends() {
 
 #[test]
 fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
+    let wait = |world: &World, key| {
+        let came = world.store().wait(&[key], Duration::from_secs(60));
+        came.unwrap();
+    };
     let body = |world: &World| match world.rank() {
         0 => {
             // So short that it is on its way before the receiver looks.
             let sent = world.group().send(&[1.0f32; 8], 1, 0);
-            sent.and_then(|()| world.group().barrier())
+            wait(world, "test/refused");
+            let told = sent.and_then(|()| world.group().barrier());
+            world.store().set("test/done", b"1").unwrap();
+            told
         }
         1 => {
             let mut numbers = [7.0f32; 4];
             let result = world.group().recv(&mut numbers, 0, 0);
             assert_eq!(numbers, [7.0; 4], "data was moved");
+            world.store().set("test/refused", b"1").unwrap();
+            wait(world, "test/done");
             result
         }
-        _ => Err(Error::new(ErrorKind::Mismatch, "takes no part")),
+        _ => {
+            // Whoever leaves now ends the barrier, and what rank 1 reported before is the reason.
+            wait(world, "test/refused");
+            Err(Error::new(ErrorKind::Mismatch, "takes no part"))
+        }
     };
     for (way, errors) in errors(body) {
         assert_eq!(
@@ -161,7 +174,7 @@ fn a_rank_that_skips_leaves_the_others_waiting_until_they_are_told() {
     });
     let dumps = tempfile::tempdir().unwrap();
     let change = |config: &mut rcomm::Config| {
-        config.timeout = Duration::from_secs(1);
+        config.timeout = Duration::from_secs(3);
         config.dump_dir = dumps.path().to_owned();
     };
     let results = on_threads(3, &Carrier::Fake(fabric), change, |world| {

@@ -167,23 +167,25 @@ fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
     if !has_prometheus() {
         return;
     }
-    let job = Job::start(
+    let rings = tempfile::tempdir().unwrap();
+    let page = rcomm_web::serve(rcomm_web::Options {
+        ring_dir: Some(rings.path().to_owned()),
+        ..rcomm_web::Options::default()
+    })
+    .unwrap();
+    let prometheus = Prometheus::start(page.address(), page.token());
+    // Not before: the job works for ten seconds, and rates are of what is seen to grow.
+    let _job = Job::start(
         env!("CARGO_BIN_EXE_rank"),
         4,
         Fault::StopJoining,
         |_, command| {
             command
                 .args(["200", "50"])
-                .env("RCOMM_TIMEOUT_MS", "120000");
+                .env("RCOMM_TIMEOUT_MS", "120000")
+                .env("RCOMM_RING_DIR", rings.path());
         },
     );
-    wait_until("the rings", || job.ring_path(3).exists().then_some(()));
-    let page = rcomm_web::serve(rcomm_web::Options {
-        ring_dir: Some(job.folder().join("rings")),
-        ..rcomm_web::Options::default()
-    })
-    .unwrap();
-    let prometheus = Prometheus::start(page.address(), page.token());
     let stuck = "rcomm_verdict_info{verdict=\"stuck\"} == 1";
     wait_until("the verdict", || prometheus.query(stuck).pop());
     let transcript = &mut std::io::stderr().lock();

@@ -224,6 +224,8 @@ fn rank_killed_by_a_signal_is_told_by_its_name() {
         said.contains("rank 0") && said.contains("was killed by SIGKILL"),
         "{said}"
     );
+    // So long has the other one where nothing else was asked for.
+    assert!(said.contains("the other 1 here are ended in 5s"), "{said}");
 }
 
 #[test]
@@ -254,7 +256,7 @@ fn others_write_their_dumps_after_a_rank_was_killed() {
     let dumps = tempfile::tempdir().unwrap();
     let myself = std::env::current_exe().unwrap();
     let rank = "one_rank_of_which_number_1_dies";
-    let mut command = rcomm_run(&["-n", "3"]);
+    let mut command = rcomm_run(&["-n", "3", "--linger", "60"]);
     command
         .arg(myself)
         .args(["--ignored", "--exact", rank, "--nocapture"])
@@ -264,7 +266,7 @@ fn others_write_their_dumps_after_a_rank_was_killed() {
     let output = run(command);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{said}");
-    assert!(said.contains("the other 2 here are ended in 5s"), "{said}");
+    assert!(said.contains("the other 2 here are ended in 60s"), "{said}");
     let out = text(&output.stdout);
     for rank in [0, 2] {
         let lines = out.lines().filter(|line| line.contains("survived: "));

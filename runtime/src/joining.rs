@@ -106,10 +106,16 @@ pub(crate) fn meet(
             None => Agreed::from_words(words, config),
         };
     }
-    // The store goes with the rank that serves it: not before all who came know why.
-    let heard = notes.add("refusal heard", 1)?;
-    if heard >= notes.add(&count, 0)? {
-        notes.set("refusal heard by all", b"1")?;
+    // The store goes with the rank that serves it: not before all who came know why, but as soon as they do.
+    // So it may be gone during what comes here, and that hides no reason.
+    let heard = notes.add("refusal heard", 1).and_then(|heard| {
+        if heard >= notes.add(&count, 0)? {
+            notes.set("refusal heard by all", b"1")?;
+        }
+        Ok(())
+    });
+    if let Err(error) = heard {
+        tracing::debug!(%error, "the store went as soon as the refusal was heard");
     }
     if place.serves_store() {
         let _ = notes.wait(&["refusal heard by all"], config.status_wait);

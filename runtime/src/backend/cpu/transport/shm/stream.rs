@@ -5,10 +5,10 @@
 //! all.
 //!
 //! A few bytes go another way, in one cache line or two instead of two or three: beside the ring there are
-//! *cells*, used in turn. A cell has bytes, their place among those of the ring, and last of all its own number, which says
-//! that it is there. The reader looks at the count of the ring first and at the next cell then. So if it
-//! sees bytes of the ring that were written after a cell, it sees the cell as well, and keeps their order.
-//! Where all cells are full, their bytes go by the ring.
+//! *cells*, used in turn. A cell has bytes, their place among those of the ring, and last of all its own
+//! number, which says that it is there. The reader looks at the count of the ring first and at the next cell
+//! then. So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and keeps
+//! their order. Where all cells are full, their bytes go by the ring.
 //!
 //! Who finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
 //! more; who makes room (or writes) looks for the mark afterwards. Between the store and the look there is

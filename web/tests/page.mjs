@@ -13,8 +13,15 @@ const browser = await chromium.launch({
 });
 const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, colorScheme: "light" });
 const page = await context.newPage();
+page.setDefaultTimeout(120000);
 const complaints = [];
-page.on("console", (message) => { if (["error", "warning"].includes(message.type())) complaints.push(message.text()); });
+// A browser notes every answer that is no success. One filter cannot be read, and is asked anew with every picture.
+let refused = 0;
+page.on("console", (message) => {
+  if (!["error", "warning"].includes(message.type())) return;
+  if (/400 \(Bad Request\)/.test(message.text()) && message.location().url.includes("filter=hots")) refused += 1;
+  else complaints.push(message.text());
+});
 page.on("pageerror", (error) => complaints.push(error.stack ?? error.message));
 page.on("request", (request) => { if (!request.url().startsWith(new URL(url).origin) && !request.url().startsWith("data:")) complaints.push(`asked elsewhere: ${request.url()}`); });
 const said = (what) => process.stdout.write(`${what}\n`);
@@ -28,7 +35,7 @@ assert.equal(new URL(page.url()).search, "", "the token left the address bar");
 const first = await number();
 await page.waitForFunction((then) => Number(document.body.dataset.number) > then, first);
 said("live update: ok");
-await page.waitForFunction(() => document.querySelector("#verdict .stuck"), null, { timeout: 60000 });
+await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
 assert.equal(await page.locator("#ranks .root").count(), 1);
@@ -57,13 +64,13 @@ await page.evaluate(() => scrollTo(0, 0));
 await page.locator("#ranks .root").click();
 assert.match(await text("#rank"), /last call/);
 await page.locator("#rank-filter").click();
-await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length > 0);
-const all = await page.locator("#ranks .cells button").count();
-assert.equal(await page.locator("#ranks .dim").count(), all - 1);
+// In one look: a picture newer than the filter's answer shows all ranks until the next answer.
+await page.waitForFunction(() => {
+  const all = document.querySelectorAll("#ranks .cells button").length;
+  return all > 1 && document.querySelectorAll("#ranks .dim").length === all - 1;
+});
 await page.locator("#filter").fill("hots:n07");
 await page.waitForFunction(() => document.getElementById("filter-error").textContent.includes("unknown key"));
-// A browser notes every answer that is no success: this one was asked for.
-assert.match(complaints.pop() ?? "", /400 \(Bad Request\)/);
 await page.keyboard.press("Escape");
 await page.keyboard.press("Escape");
 await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length === 0);
@@ -130,6 +137,7 @@ assert.match(await text("#age"), /a report on dumps/);
 await page.screenshot({ path: join(pictures, "dumps.png") });
 said("dropped dumps: ok");
 
+assert.ok(refused > 0, "the browser noted the filter that cannot be read");
 assert.deepEqual(complaints, [], "the browser complained");
 said("no console error: ok");
 await browser.close();

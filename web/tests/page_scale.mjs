@@ -7,6 +7,7 @@ const [modules, browserPath, url, pictures] = process.argv.slice(2);
 const { chromium } = createRequire(join(modules, "x.js"))("playwright-core");
 const browser = await chromium.launch({ executablePath: browserPath, args: ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"] });
 const page = await browser.newPage({ viewport: { width: 1280, height: 860 } });
+page.setDefaultTimeout(120000);
 await page.goto(url);
 await page.waitForFunction(() => document.body.dataset.number);
 const draws = [];

@@ -60,7 +60,7 @@ fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
     session.end();
 }
 
-/// A source that works until it was looked at twice.
+/// A source that works long enough to be seen on a slow machine.
 struct Breaks {
     inner: SimulatedSource,
     looks: u32,
@@ -73,7 +73,7 @@ impl Source for Breaks {
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         self.looks += 1;
-        assert!(self.looks < 3, "this source breaks at its third look");
+        assert!(self.looks < 10, "this source breaks at its tenth look");
         self.inner.poll(deadline)
     }
 }
@@ -184,7 +184,7 @@ fn a_panic_restores_the_terminal_before_it_is_told_and_ends_the_program() {
         !screen.alternate_screen()
             && screen
                 .contents()
-                .contains("this source breaks at its third look")
+                .contains("this source breaks at its tenth look")
     });
     session.wait_text("it ended with");
     assert_eq!(session.end(), 0);

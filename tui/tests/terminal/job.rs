@@ -179,8 +179,11 @@ fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
     ];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
+    session.press("d");
+    session.wait_text("[r]");
+    // The others go soon after it: they have lost a peer.
     signal(&job, 3, Signal::KILL);
-    session.press("dr");
+    session.press("r");
     session.wait_text("3 of 4 ranks wrote their dumps");
     session.wait_text("rank 3 did not");
     session.press("q");

@@ -82,7 +82,8 @@ impl Session {
         let reader = std::thread::spawn(move || {
             // The master is open as long as somebody reads from it.
             let _master = pair.master;
-            let mut buffer = [0; 4096];
+            // Small pieces: a screen between two of them is looked at, one within a piece is not.
+            let mut buffer = [0; 128];
             while let Ok(n @ 1..) = output.read(&mut buffer) {
                 if sender.send(buffer[..n].to_vec()).is_err() {
                     return;

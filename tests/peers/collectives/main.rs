@@ -85,9 +85,12 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// The most often that a peer is asked for an operation at a time.
+const MOST_TIMES: usize = 20_000;
+
 /// How often an operation fits into the time.
 fn times_within(millis: u64, micros: f64) -> usize {
-    ((millis as f64 * 1e3 / micros.max(0.01)) as usize).clamp(4, 20_000)
+    ((millis as f64 * 1e3 / micros.max(0.01)) as usize).clamp(4, MOST_TIMES)
 }
 
 fn main() -> Result<()> {
@@ -133,18 +136,20 @@ fn main() -> Result<()> {
 }
 
 /// How often the operation fits into the time, once it is as fast as it gets: the first runs touch every
-/// page, and ranks that share cores have yet to fall into step. None if the peer does not have it.
+/// page, and ranks that share cores take some milliseconds to fall into step. None if the peer does not have
+/// it.
 fn settle(peer: &mut Peer, operation: &str, bytes: usize, millis: u64) -> Result<Option<usize>> {
-    let (mut count, mut settled) = (2, 0);
-    while settled < 3 {
+    let mut count = 2;
+    loop {
+        let begun = Instant::now();
         let Some(times) = peer.run(operation, bytes, count)? else {
             return Ok(None);
         };
-        let fits = times_within(millis, times.p50);
-        settled += usize::from(fits <= 2 * count);
-        count = fits.clamp(count, 8 * count);
+        if begun.elapsed() >= Duration::from_millis(4 * millis) || count == MOST_TIMES {
+            return Ok(Some(times_within(millis, times.p50)));
+        }
+        count = (4 * count).min(MOST_TIMES);
     }
-    Ok(Some(count))
 }
 
 fn measure(

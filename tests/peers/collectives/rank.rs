@@ -1,6 +1,6 @@
 //! One of our ranks, as `mpi.c` and `gloo.py` are of theirs.
 
-use crate::probe;
+use crate::{MOST_TIMES, probe};
 use anyhow::{Context, Result};
 use rcomm::{Buffer, Config, ProcessGroup, ReduceOp, World};
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,6 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Instant;
 
 const MOST_BYTES: usize = 64 << 20;
-const MOST_TIMES: usize = 20_000;
 
 /// Ranks of names that begin like this measure buffers that the group allocated.
 pub(crate) const REGISTERED: &str = "rcomm-registered";

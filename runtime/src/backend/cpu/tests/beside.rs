@@ -53,7 +53,7 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             for value in 0..2 * ROUNDS as i32 {
                 send_one(rig, 8, value);
             }
-            // Who waits behind another may find the end of the lane before its message.
+            // Stays until all is received: who takes what is the question here, not who leaves.
             rig.run(Op::Barrier).unwrap();
             return;
         }

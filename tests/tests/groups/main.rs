@@ -1,9 +1,11 @@
 //! Groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
 #![allow(clippy::unwrap_used)]
 
+mod roll_call;
+
 use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,
-    OpType, ReduceOp, RollCall, WorkStatus, World,
+    ReduceOp, WorkStatus, World,
 };
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
@@ -67,43 +69,6 @@ fn a_time_out_of_one_call_ends_that_call_and_its_group() {
 }
 
 #[test]
-fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
-    let change = |config: &mut Config| {
-        failing(config);
-        // Nobody sits it out.
-        config.status_wait = Duration::from_secs(3_600);
-    };
-    on_threads(4, &Carrier::Cpu, change, |world| {
-        // Whether a rank was dropped or shut down, it has gone.
-        if world.rank() == 2 {
-            let _ = world.shutdown();
-        }
-    });
-}
-
-#[test]
-fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
-    run(4, |world| {
-        let (rank, store) = (world.rank(), world.store().clone());
-        let counted = |left: u32| store.add(&format!("rcomm/0/goodbye/{left}"), 0).unwrap();
-        if rank == 1 {
-            return drop(world);
-        }
-        let mut world = world;
-        rcomm_tests::process::wait_until("rank 1 to go", || (counted(4) == 1).then_some(()));
-        world.shrink(&[1]).unwrap();
-        if rank == 3 {
-            rcomm_tests::process::wait_until("the others to go", || {
-                (counted(3) == 2).then_some(())
-            });
-            // Rank 0 is still there, for this one.
-            assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
-        }
-        world.shutdown().unwrap();
-    });
-}
-
-#[test]
 fn an_abort_from_another_thread_ends_what_is_stuck() {
     run(2, |world| {
         if world.rank() == 0 {
@@ -123,162 +88,6 @@ fn an_abort_from_another_thread_ends_what_is_stuck() {
             let done = world.store().wait(&["test/done"], Duration::from_secs(30));
             done.unwrap();
         }
-    });
-}
-
-#[test]
-fn the_ranks_that_are_left_go_on_in_a_smaller_group() {
-    run(3, |world| {
-        if world.rank() == 1 {
-            return drop(world);
-        }
-        let error = world.group().barrier().unwrap_err();
-        assert!(!error.is_recoverable());
-        let options = GroupOptions::named("survivors");
-        let group = world.group().shrink(&[1], &options).unwrap();
-        assert_eq!(group.ranks(), [0, 2]);
-        let mut sum = [world.rank()];
-        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        assert_eq!(sum, [2]);
-        let other = world.group().shrink(&[0, 1, 2], &options).unwrap_err();
-        assert!(other.to_string().contains("excludes itself"), "{other}");
-        group.barrier().unwrap();
-    });
-}
-
-#[test]
-fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
-    run(3, |world| {
-        let (store, group) = (world.store(), world.group());
-        match world.rank() {
-            0 => {
-                rcomm_tests::process::wait_until("rank 2 to wait", || {
-                    let keys = store.list_keys().unwrap();
-                    keys.iter()
-                        .any(|it| it.ends_with("absent/1/2"))
-                        .then_some(())
-                });
-                let absent = group.find_absent(Duration::from_millis(1)).unwrap();
-                assert_eq!(absent, [1]);
-                store.set("test/told", b"1").unwrap();
-            }
-            1 => {
-                store.wait(&["test/told"], Duration::from_secs(60)).unwrap();
-                let error = group.find_absent(Duration::from_secs(3_600)).unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
-            }
-            // What ends this is the other's verdict.
-            _ => {
-                let absent = group.find_absent(Duration::from_secs(3_600)).unwrap();
-                assert_eq!(absent, [1]);
-            }
-        }
-    });
-}
-
-#[test]
-fn the_monitored_barrier_names_who_does_not_come() {
-    run(4, |world| {
-        world.group().monitored_barrier(RollCall::First).unwrap();
-        let group = world.group().within(Duration::from_secs(2));
-        if world.rank() < 2 {
-            let error = group.monitored_barrier(RollCall::All).unwrap_err();
-            assert!(
-                error.to_string().contains("did not come: rank 2, 3"),
-                "{error}"
-            );
-            assert_eq!(error.seq(), Some(2));
-        }
-    });
-}
-
-#[test]
-fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
-    run(3, |world| {
-        let group = world.group();
-        for round in 0..3 {
-            let work = group.monitored_barrier_async(RollCall::All).unwrap();
-            assert_eq!(
-                (work.op(), work.seq()),
-                (OpType::MonitoredBarrier, 3 * round + 1)
-            );
-            // Others go on meanwhile.
-            let mut sum = [1];
-            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-            assert_eq!(sum, [3]);
-            work.wait().unwrap();
-            if world.rank() == 1 {
-                group.monitored_barrier(RollCall::First).unwrap();
-            } else {
-                let work = group.monitored_barrier_async(RollCall::First).unwrap();
-                work.wait().unwrap();
-            }
-        }
-        group.barrier().unwrap();
-        // Nothing is left of them.
-        let keys = world.store().list_keys().unwrap();
-        assert!(!keys.iter().any(|key| key.contains("roll/")), "{keys:?}");
-    });
-}
-
-#[test]
-fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
-    run(3, |world| {
-        let group = world.group();
-        let brief = group.within(Duration::from_secs(2));
-        if world.rank() == 2 {
-            let others = world.store().wait(&["test/told"], Duration::from_secs(30));
-            others.unwrap();
-        } else {
-            // The time counts from when both are made.
-            let here = ["test/here/0", "test/here/1"];
-            let own = here[world.rank() as usize];
-            world.store().set(own, b"1").unwrap();
-            world.store().wait(&here, Duration::from_secs(30)).unwrap();
-        }
-        // Who comes too late hears what the others heard.
-        let work = brief.monitored_barrier_async(RollCall::All).unwrap();
-        let error = work.wait().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert!(error.is_recoverable(), "{error}");
-        let text = error.to_string();
-        assert!(text.starts_with("monitored_barrier #1 on group"), "{text}");
-        assert!(text.contains("these did not come: rank 2"), "{text}");
-        if world.rank() == 0 {
-            world.store().set("test/told", b"1").unwrap();
-        }
-        assert!(group.refusal().is_none());
-        let mut sum = [world.rank()];
-        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        assert_eq!(sum, [3]);
-        world.shutdown().unwrap();
-    });
-}
-
-#[test]
-fn an_abort_ends_a_monitored_barrier() {
-    run(2, |world| {
-        let group = world.group();
-        if world.rank() == 1 {
-            // Long enough for the test to fail if the other waits for its time-out.
-            let done = world.store().wait(&["test/done"], Duration::from_secs(15));
-            return done.unwrap();
-        }
-        let issued = group.monitored_barrier_async(RollCall::All).unwrap();
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| group.monitored_barrier(RollCall::All).unwrap_err());
-            rcomm_tests::process::wait_until("both to be recorded", || {
-                (world.snapshot().entries.len() == 2).then_some(())
-            });
-            group.abort("enough");
-            let error = waiting.join().unwrap();
-            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
-            assert!(error.to_string().contains("enough"), "{error}");
-        });
-        let error = issued.wait().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
-        assert!(error.to_string().contains("enough"), "{error}");
-        world.store().set("test/done", b"1").unwrap();
     });
 }
 

@@ -3,7 +3,8 @@
 //! Nothing outside this folder sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types and the
 //! tables of functions, `library` and `cuda` load them and turn codes into errors. `device`, `stream`, `event`,
 //! `memory` and `comm` are owned values over them; `config` is what a communicator is made with, and `place`
-//! where its handle appears. `rally` brings ranks together over the store, `birth` makes communicators and
+//! where its handle appears. `cards` and `rally` bring ranks together over the store,
+//! `birth` makes communicators and
 //! `derive` groups from groups, `lane` and `launch` put operations on a stream or into a `graph`, `pending`
 //! looks how they fare. `window` has the one-sided operations. `factory` makes the `backend` of each group.
 //!
@@ -13,6 +14,7 @@
 
 mod backend;
 mod birth;
+mod cards;
 mod comm;
 mod config;
 mod cuda;

@@ -1,71 +1,19 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! Each rank leaves a card (who it is, its device, its library), the first of them an id, and each reads
-//! all before it joins: so that two ranks on one device, and libraries that differ, are refused in words
-//! rather than by a hang. A rank that gives up says so, and the others stop waiting for it.
+//! First they meet (`cards`), then they join. A rank that gives up leaves a note, and the others stop waiting
+//! for it.
 
 use super::Shared;
 use super::birth::{Birth, Seat, Step};
+use super::cards::{self, Card};
 use super::comm::Comm;
-use super::options::DeviceSharing;
 use super::sys::UniqueId;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use rcomm_recorder::model::Rank;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What a rank says of itself before it joins.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Card {
-    rank: Rank,
-    host: String,
-    device: u16,
-    uuid: String,
-    /// `NCCL_VERSION_CODE`.
-    version: i32,
-}
-
-impl Card {
-    /// Says what keeps these ranks from forming one communicator, if anything does.
-    fn check_all(cards: &[Card], devices: DeviceSharing) -> Result<()> {
-        let Some(first) = cards.first() else {
-            return Ok(());
-        };
-        let version = |card: &Card| super::library::Version(card.version);
-        for (at, card) in cards.iter().enumerate() {
-            if card.version != first.version {
-                return Err(Error::new(
-                    ErrorKind::Rendezvous,
-                    format!(
-                        "the ranks have different releases of NCCL: rank {} has {}, rank {} has {}",
-                        first.rank,
-                        version(first),
-                        card.rank,
-                        version(card)
-                    ),
-                ));
-            }
-            let same = |other: &&Card| other.host == card.host && other.uuid == card.uuid;
-            if devices == DeviceSharing::Refused
-                && let Some(other) = cards[..at].iter().find(same)
-            {
-                return Err(Error::new(
-                    ErrorKind::Rendezvous,
-                    format!(
-                        "rank {} (cuda:{}) and rank {} (cuda:{}) use the same device {} of host {}: \
-                         give each a device of its own, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL \
-                         2.30 or later",
-                        other.rank, other.device, card.rank, card.device, card.uuid, card.host
-                    ),
-                ));
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Whose communicator it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,23 +62,20 @@ impl Rally {
     /// `Store`; `Backend` if the library cannot make an id.
     pub(super) fn begin(shared: &Shared, meeting: Meeting) -> Result<Self> {
         let own = meeting.own;
+        let ranks = meeting.ranks.len() as u32;
+        let id = match own.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
+            true => Some(shared.library.unique_id()?.internal.to_vec()),
+            false => None,
+        };
         let card = Card {
             rank: meeting.ranks[own as usize],
             host: shared.host.clone(),
             device: shared.device.ordinal(),
             uuid: shared.device.uuid(),
             version: shared.library.version().0,
+            id,
         };
-        let card = serde_json::to_vec(&card).map_err(|error| {
-            Error::new(ErrorKind::Rendezvous, "a card cannot be written").with_source(error)
-        })?;
-        let per_id = shared.options.ranks_per_id.max(1);
-        if own.is_multiple_of(per_id) {
-            let id = shared.library.unique_id()?;
-            let key = format!("id/{}", own / per_id);
-            meeting.store.set(&key, &id.internal)?;
-        }
-        meeting.store.set(&format!("card/{own}"), &card)?;
+        cards::arrive(&meeting, &card)?;
         Ok(Self {
             meeting,
             stage: Stage::Cards,
@@ -138,6 +83,19 @@ impl Rally {
             pause: Self::FIRST_PAUSE,
             ids: Vec::new(),
         })
+    }
+
+    /// How many ranks one unique id is made for: all, where the library takes no more than one.
+    fn ranks_per_id(shared: &Shared, ranks: u32) -> u32 {
+        match shared.library.table().comm_init_rank_scalable {
+            Some(_) => shared.options.ranks_per_id.max(1),
+            None => ranks.max(1),
+        }
+    }
+
+    /// The longest time between two looks at the store, which serves all ranks: longer for more of them.
+    fn longest_pause(&self) -> Duration {
+        Self::LONGEST_PAUSE * (1 + self.meeting.ranks.len() as u32 / 256)
     }
 
     /// Goes as far as it can without waiting; `true` when all ranks have joined.
@@ -150,7 +108,7 @@ impl Rally {
         }
         let result = self.try_step(shared);
         self.next_look = Instant::now() + self.pause;
-        self.pause = (self.pause * 2).min(Self::LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(self.longest_pause());
         result
     }
 
@@ -164,23 +122,11 @@ impl Rally {
 
     fn try_step(&mut self, shared: &Shared) -> Result<bool> {
         if let Stage::Cards = self.stage {
-            let per_id = shared.options.ranks_per_id.max(1);
-            let size = self.meeting.ranks.len() as u32;
-            let cards = (0..size).map(|at| format!("card/{at}"));
-            let ids = (0..size.div_ceil(per_id)).map(|at| format!("id/{at}"));
-            let keys: Vec<String> = cards.chain(ids).collect();
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let store = &self.meeting.store;
-            if !store.check(&keys)? {
-                self.look_for_failure()?;
+            let Some(ids) = cards::look(&self.meeting, shared.options.device_sharing)? else {
                 return Ok(false);
-            }
-            let values = store.multi_get(&keys, Duration::from_secs(10))?;
-            let (cards, ids) = values.split_at(size as usize);
-            let cards = cards.iter().map(|card| read_card(card));
-            let cards = cards.collect::<Result<Vec<Card>>>()?;
-            Card::check_all(&cards, shared.options.device_sharing)?;
-            self.ids = ids.iter().map(|id| read_id(id)).collect::<Result<_>>()?;
+            };
+            self.ids = ids;
+            let size = self.meeting.ranks.len() as u32;
             let seat = Seat {
                 ids: self.ids.clone(),
                 rank: self.meeting.own,
@@ -244,6 +190,10 @@ impl Rally {
         let store = &self.meeting.store;
         // The first to give up is the one that the others name.
         store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
+        cards::give_up(
+            &self.meeting,
+            &format!("rank {own} could not join: {error}"),
+        )?;
         self.say("left", "")?;
         let deadline = Deadline::In(patience).started();
         let (mut absent, mut mute) = self.look_for_silent()?;
@@ -289,69 +239,5 @@ impl Rally {
             }
         }
         Ok((absent, mute))
-    }
-}
-
-fn read_card(bytes: &[u8]) -> Result<Card> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::new(
-            ErrorKind::Rendezvous,
-            "another rank's card cannot be read: is it of another version of rcomm?",
-        )
-        .with_source(error)
-    })
-}
-
-fn read_id(bytes: &[u8]) -> Result<UniqueId> {
-    let internal = bytes.try_into().map_err(|_| {
-        Error::new(
-            ErrorKind::Rendezvous,
-            format!(
-                "a unique id of {} bytes, not {}",
-                bytes.len(),
-                UniqueId::BYTES
-            ),
-        )
-    })?;
-    Ok(UniqueId { internal })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn card(rank: Rank, uuid: &str, version: i32) -> Card {
-        Card {
-            rank,
-            host: "a".to_owned(),
-            device: 0,
-            uuid: uuid.to_owned(),
-            version,
-        }
-    }
-
-    fn refusal(cards: &[Card]) -> String {
-        let refused = Card::check_all(cards, DeviceSharing::Refused);
-        refused.unwrap_err().to_string()
-    }
-
-    #[test]
-    fn ranks_on_one_device_are_named() {
-        let cards = [card(4, "x", 1), card(5, "y", 1), card(6, "x", 1)];
-        let refusal = refusal(&cards);
-        assert!(
-            refusal.starts_with("rank 4 (cuda:0) and rank 6 (cuda:0) use the same device x"),
-            "{refusal}"
-        );
-        Card::check_all(&cards, DeviceSharing::Allowed).unwrap();
-    }
-
-    #[test]
-    fn ranks_with_different_releases_are_named() {
-        let refusal = refusal(&[card(0, "x", 22_707), card(1, "y", 23_007)]);
-        assert!(
-            refusal.ends_with("rank 0 has 2.27.7, rank 1 has 2.30.7"),
-            "{refusal}"
-        );
     }
 }

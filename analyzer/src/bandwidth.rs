@@ -103,6 +103,7 @@ mod tests {
                     desc: "default_pg".into(),
                     ranks: [0, 1].into(),
                 },
+                place: None,
                 status: None,
             }],
             ..Dump::default()

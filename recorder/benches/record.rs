@@ -33,7 +33,7 @@ fn all_reduce<'a>(group: GroupHandle, signature: SignatureRef<'a>, seq: u64) -> 
         op_id: seq,
         reduce_op: Some(ReduceOp::Sum),
         timeout: Duration::from_secs(600),
-        call_site: Some(Location::caller()),
+        call_site: Some(Location::caller().into()),
         ..Operation::new(group, OpType::AllReduce, signature)
     }
 }

@@ -192,7 +192,7 @@ fn follower_has_the_same_record_as_one_who_asks_for_all() {
             open.push(recorder.begin(&Operation {
                 collective_seq_id: n,
                 input_splits: &splits[..(n % 3) as usize],
-                call_site: (n % 2 == 0).then_some(std::panic::Location::caller()),
+                call_site: (n % 2 == 0).then(|| std::panic::Location::caller().into()),
                 ..Operation::new(group, OpType::AllToAll, SignatureRef::Key(&key))
             }));
         }

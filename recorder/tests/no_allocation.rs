@@ -58,7 +58,7 @@ fn recording_known_operations_allocates_nothing() {
                 let ticket = recorder.begin(&Operation {
                     reduce_op: Some(ReduceOp::Sum),
                     input_splits: &[1, 2, 3],
-                    call_site: Some(Location::caller()),
+                    call_site: Some(Location::caller().into()),
                     ..Operation::new(group, OpType::AllReduce, signature)
                 });
                 recorder.started(ticket);

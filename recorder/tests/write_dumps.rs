@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, RankStatus,
-    ReduceOp, Signature,
+    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
+    RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -135,16 +135,22 @@ fn groups() -> impl Strategy<Value = Vec<DumpGroup>> {
         prop::sample::select(vec!["0", "dp", "dp (1)", ""]),
         text(),
         any::<bool>(),
+        any::<bool>(),
     );
     prop::collection::vec(group, 1..4).prop_map(|groups| {
         let numbered = groups.into_iter().enumerate();
-        let group = |(id, (name, desc, counted)): (usize, (&str, String, bool))| DumpGroup {
+        type Drawn = (usize, (&'static str, String, bool, bool));
+        let group = |(id, (name, desc, counted, placed)): Drawn| DumpGroup {
             info: ProcessGroupInfo {
                 id: id as u32,
                 name: name.to_owned(),
                 desc,
-                ranks: [0, 1, 2, 3 + id as u32].into(),
+                ranks: match placed {
+                    true => [].into(),
+                    false => [0, 1, 2, 3 + id as u32].into(),
+                },
             },
+            place: placed.then_some(GroupPlace { rank: 2, size: 4 }),
             status: counted.then_some(ProcessGroupStatus {
                 last_enqueued: 7,
                 last_started: -1,
@@ -347,6 +353,7 @@ fn stuck_rank(rank: u32) -> Dump {
                 desc: "default_pg".to_owned(),
                 ranks: [0, 1, 2, 3].into(),
             },
+            place: None,
             status: Some(ProcessGroupStatus::default()),
         }],
         signatures,

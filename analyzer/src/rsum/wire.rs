@@ -248,6 +248,7 @@ impl Record {
                         .as_slice()
                         .into(),
                 },
+                place: None,
                 status: group.status,
             });
         }

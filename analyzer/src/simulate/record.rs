@@ -75,6 +75,7 @@ impl Simulation {
                 desc: desc.into(),
                 ranks: self.members(rank, slot),
             },
+            place: None,
             status: Some(status(slot)),
         };
         let groups = vec![

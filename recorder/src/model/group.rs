@@ -11,6 +11,15 @@ pub type Rank = u32;
 /// Differs between ranks for the same group: never compare it across ranks.
 pub type GroupId = u32;
 
+/// A process's place in a group, where the process knows it without knowing the other members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupPlace {
+    /// Its rank in the group.
+    pub rank: u32,
+    /// How many members the group has.
+    pub size: u32,
+}
+
 /// One group as one process knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupInfo {

@@ -6,6 +6,6 @@ mod ops;
 mod status;
 
 pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};
-pub use group::{GroupId, ProcessGroupInfo, Rank};
+pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use ops::{DType, OpType, ReduceOp};
 pub use status::{ProcessGroupStatus, RankStatus};

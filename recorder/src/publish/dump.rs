@@ -1,8 +1,8 @@
 //! One rank's record as a value: what a dump file, a ring file or an endpoint's answer holds.
 
 use crate::model::{
-    Entry, EntryState, Frame, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus, Signature,
-    Stack,
+    Entry, EntryState, Frame, GroupPlace, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +129,8 @@ pub struct Identity {
 pub struct DumpGroup {
     /// Name, description, members.
     pub info: ProcessGroupInfo,
+    /// The rank's own place, where the record holds that and not the members.
+    pub place: Option<GroupPlace>,
     /// How far it came on this rank, where recorded.
     pub status: Option<ProcessGroupStatus>,
 }

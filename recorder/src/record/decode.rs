@@ -11,8 +11,8 @@ use super::ring::{Found, LapRing, SlotRing};
 use super::signature;
 use super::sync::Read;
 use crate::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
-    ReduceOp, Signature,
+    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
+    RankStatus, ReduceOp, Signature,
 };
 use crate::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use std::collections::HashMap;
@@ -149,7 +149,9 @@ impl<R: Read> Decoder<'_, R> {
             let word = |at: usize| self.memory.load(start.saturating_add(at));
             let id = word(group::ID) as u32;
             let (name, desc, ranks) = (word(group::NAME), word(group::DESC), word(group::RANKS));
-            let size = word(group::SIZE);
+            let (size, own_rank) = (word(group::SIZE), word(group::OWN_RANK));
+            // Members may be told after the row was admitted: their bytes come before the reference to them.
+            self.memory.fence_acquire();
             let sequence = |at| word(at).cast_signed().saturating_sub(1);
             let last_completed = sequence(group::LAST_COMPLETED);
             let status = ProcessGroupStatus {
@@ -165,8 +167,10 @@ impl<R: Read> Decoder<'_, R> {
                 desc: self.text(desc),
                 ranks: self.ranks(ranks, size).into(),
             };
+            let place = info.ranks.is_empty().then(|| place_of(own_rank, size));
             self.dump.groups.push(DumpGroup {
                 info,
+                place: place.flatten(),
                 status: Some(status),
             });
         }
@@ -303,6 +307,7 @@ impl<R: Read> Decoder<'_, R> {
                     desc: String::from("groups beyond the ring's table"),
                     ranks: Arc::default(),
                 },
+                place: None,
                 status: None,
             });
             known as u32
@@ -385,8 +390,15 @@ impl<R: Read> Decoder<'_, R> {
         let start = section.row(row as usize, layout::call_site::WORDS);
         let file = self.memory.load(start + layout::call_site::FILE);
         let (line, _) = halves(self.memory.load(start + layout::call_site::LINE));
+        let functions = self.layout.functions;
+        let function = if (row as usize) < functions.rows {
+            let at = functions.row(row as usize, layout::FUNCTION_WORDS);
+            self.memory.load(at)
+        } else {
+            0
+        };
         let frame = Frame {
-            name: String::new(),
+            name: self.text(function),
             filename: self.text(file),
             line,
         };
@@ -423,6 +435,13 @@ impl<R: Read> Decoder<'_, R> {
         }
         self.dump.status = Some(status);
     }
+}
+
+/// A rank's place in a group, if its row says it.
+fn place_of(own_rank: u64, size: u64) -> Option<GroupPlace> {
+    let rank = u32::try_from(own_rank.checked_sub(1)?).ok()?;
+    let size = u32::try_from(size).ok()?;
+    (rank < size).then_some(GroupPlace { rank, size })
 }
 
 /// Appends, and tells the index. Tables are bounded far below 2^32 rows.

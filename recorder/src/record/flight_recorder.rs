@@ -16,14 +16,16 @@ use super::directory;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
 use super::map::Map;
-use super::operation::{GroupHandle, Operation, SignatureRef, Start, Ticket};
+use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
 use super::tables::Tables;
 use crate::error::{Error, Result};
-use crate::model::{EntryState, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp};
+use crate::model::{
+    EntryState, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
+};
 use crate::publish::Dump;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -102,17 +104,61 @@ impl FlightRecorder {
         self.clock.now()
     }
 
-    /// Adds a group with all its members and its default time-out.
+    /// Adds a group with all its members and its default time-out. Without ranks its members are not known yet:
+    /// [`set_group_members`](Self::set_group_members) gives them.
     ///
     /// A group beyond the table is counted; operations on it are recorded without their group.
     pub fn add_group(&self, info: &ProcessGroupInfo, timeout: Duration) -> GroupHandle {
-        match self.tables.add_group(&self.map, info, timeout) {
+        self.add_group_row(info, None, timeout)
+    }
+
+    /// Adds a group of which only this rank's place is known, as in a communicator whose members have no
+    /// global ranks. The ranks of `info` do not count. Who reads the records of all members can put them
+    /// together by the group's name.
+    pub fn add_group_by_place(
+        &self,
+        info: &ProcessGroupInfo,
+        place: GroupPlace,
+        timeout: Duration,
+    ) -> GroupHandle {
+        self.add_group_row(info, Some(place), timeout)
+    }
+
+    fn add_group_row(
+        &self,
+        info: &ProcessGroupInfo,
+        place: Option<GroupPlace>,
+        timeout: Duration,
+    ) -> GroupHandle {
+        match self.tables.add_group(&self.map, info, place, timeout) {
             Some(row) => GroupHandle(row),
             None => {
                 self.count(header::GROUPS_LOST);
                 GroupHandle(NO_ROW)
             }
         }
+    }
+
+    /// Gives a group that was added without them its members, global ranks in order of group rank. Takes a
+    /// lock, as adding does.
+    ///
+    /// False, and nothing is kept, if its members are known already, if they are not as many as its place
+    /// says, or if there is no room for them.
+    pub fn set_group_members(&self, group: GroupHandle, ranks: &[Rank]) -> bool {
+        self.group_words(group.0)
+            .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
+    }
+
+    /// Interns a place in a program's source, for [`CallSite::Id`]. Takes a lock the first time that a place is
+    /// met, and looks it up by its text each time: keep the id. `function` may be empty.
+    ///
+    /// A place beyond the table is counted, and gives an id that reads as no call site.
+    pub fn intern_call_site(&self, file: &str, function: &str, line: u32) -> CallSiteId {
+        let row = self.tables.source_site(&self.map, file, function, line);
+        CallSiteId(row.unwrap_or_else(|| {
+            self.count(header::CALL_SITES_LOST);
+            NO_ROW
+        }))
     }
 
     /// Interns a signature, for callers that keep the id; `None` if it does not fit in the table any
@@ -154,10 +200,13 @@ impl FlightRecorder {
         };
         let call_site = match operation.call_site {
             None => NO_ROW,
-            Some(site) => self.tables.call_site(&self.map, site).unwrap_or_else(|| {
-                self.count(header::CALL_SITES_LOST);
-                NO_ROW
-            }),
+            Some(CallSite::Id(known)) => known.0,
+            Some(CallSite::Location(site)) => {
+                self.tables.call_site(&self.map, site).unwrap_or_else(|| {
+                    self.count(header::CALL_SITES_LOST);
+                    NO_ROW
+                })
+            }
         };
         let thread = self.tables.thread(&self.map).unwrap_or_else(|| {
             self.count(header::THREADS_LOST);

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse what they do not know.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 2;
+pub(crate) const MINOR: u32 = 3;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -42,6 +42,8 @@ pub(crate) mod header {
     /// How many bytes of the file have space; 0 = all.
     pub(crate) const RESERVED: usize = 12;
 
+    /// A section like those below, since 1.3.
+    pub(crate) const FUNCTIONS: usize = 14;
     /// Sections: offset in bytes, then how many rows (bytes for the arena, words for the lap ring).
     pub(crate) const GROUPS: usize = 16;
     pub(crate) const SIGNATURES: usize = 18;
@@ -99,6 +101,8 @@ pub(crate) mod group {
     pub(crate) const RANKS: usize = 3;
     pub(crate) const SIZE: usize = 4;
     pub(crate) const TIMEOUT_MS: usize = 5;
+    /// The owner's rank in the group + 1; 0 = only the members say it. Since 1.3.
+    pub(crate) const OWN_RANK: usize = 6;
     /// Each is the sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;
     pub(crate) const LAST_STARTED: usize = 9;
@@ -115,6 +119,9 @@ pub(crate) mod call_site {
     /// line | column << 32.
     pub(crate) const LINE: usize = 1;
 }
+
+/// A function's row, since 1.3: a reference to the name of the function of the call site in the same row.
+pub(crate) const FUNCTION_WORDS: usize = 1;
 
 /// Words of one thread's row.
 pub(crate) mod thread {
@@ -212,6 +219,8 @@ pub(crate) struct Layout {
     pub(crate) groups: Section,
     pub(crate) signatures: Section,
     pub(crate) call_sites: Section,
+    /// No rows in a ring of 1.2 and before.
+    pub(crate) functions: Section,
     pub(crate) threads: Section,
     /// Rows are bytes.
     pub(crate) arena: Section,
@@ -241,6 +250,7 @@ impl Layout {
             groups: place(config.groups as usize, group::WORDS * 8),
             signatures: place(config.signatures as usize, SIGNATURE_WORDS * 8),
             call_sites: place(config.call_sites as usize, call_site::WORDS * 8),
+            functions: place(config.call_sites as usize, FUNCTION_WORDS * 8),
             threads: place(THREAD_ROWS, thread::WORDS * 8),
             arena: place(arena, 1),
             phases: place(PHASE_SLOTS, phase::WORDS * 8),
@@ -253,7 +263,7 @@ impl Layout {
     }
 
     /// Each section with its word in the header, the bytes of a row, and the most rows it may have.
-    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 8] {
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 9] {
         [
             (
                 &mut self.groups,
@@ -271,6 +281,12 @@ impl Layout {
                 &mut self.call_sites,
                 header::CALL_SITES,
                 call_site::WORDS * 8,
+                MOST_ROWS,
+            ),
+            (
+                &mut self.functions,
+                header::FUNCTIONS,
+                FUNCTION_WORDS * 8,
                 MOST_ROWS,
             ),
             (
@@ -313,6 +329,7 @@ impl Layout {
             groups: none,
             signatures: none,
             call_sites: none,
+            functions: none,
             threads: none,
             arena: none,
             phases: none,
@@ -322,6 +339,9 @@ impl Layout {
         for (section, word, row_bytes, most) in layout.sections() {
             let start = memory.load(word);
             let rows = memory.load(word + 1);
+            if word == header::FUNCTIONS && (start, rows) == (0, 0) {
+                continue;
+            }
             let end = rows
                 .checked_mul(row_bytes as u64)
                 .and_then(|size| size.checked_add(start));

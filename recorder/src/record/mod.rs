@@ -34,6 +34,6 @@ pub use clock::Timestamp;
 pub use config::{Placement, RecorderConfig, Storage, Touch};
 pub use directory::default_directory;
 pub use flight_recorder::{Counters, FlightRecorder};
-pub use operation::{GroupHandle, Operation, SignatureRef, Start, Ticket};
+pub use operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 pub use signature::{SignatureId, SignatureKey, Tensor};
 pub use signature_cache::SignatureCache;

@@ -9,6 +9,18 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupHandle(pub(super) u32);
 
+impl GroupHandle {
+    /// The number of its row, to be kept outside of Rust.
+    pub const fn row(self) -> u32 {
+        self.0
+    }
+
+    /// The group of this row. Operations on a row that the recorder does not have are recorded without a group.
+    pub const fn of_row(row: u32) -> Self {
+        Self(row)
+    }
+}
+
 /// A signature as [`FlightRecorder::begin`](super::FlightRecorder::begin) takes it.
 #[derive(Clone, Copy, Debug)]
 pub enum SignatureRef<'a> {
@@ -16,6 +28,38 @@ pub enum SignatureRef<'a> {
     Id(SignatureId),
     /// To be looked up, or interned; if there is no room for it, it travels with this record alone.
     Key(&'a SignatureKey<'a>),
+}
+
+/// Where the program called.
+#[derive(Clone, Copy, Debug)]
+pub enum CallSite {
+    /// In Rust (`#[track_caller]`).
+    Location(&'static Location<'static>),
+    /// In any language: interned before, by
+    /// [`FlightRecorder::intern_call_site`](super::FlightRecorder::intern_call_site).
+    Id(CallSiteId),
+}
+
+impl From<&'static Location<'static>> for CallSite {
+    fn from(location: &'static Location<'static>) -> Self {
+        Self::Location(location)
+    }
+}
+
+/// An interned call site. Valid for the recorder that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallSiteId(pub(super) u32);
+
+impl CallSiteId {
+    /// The number of its row, to be kept outside of Rust.
+    pub const fn row(self) -> u32 {
+        self.0
+    }
+
+    /// The call site of this row. A row that the recorder does not have reads as no call site.
+    pub const fn of_row(row: u32) -> Self {
+        Self(row)
+    }
 }
 
 /// When an operation that is issued starts.
@@ -57,8 +101,8 @@ pub struct Operation<'a> {
     pub output_splits: &'a [u64],
     /// The operation's time-out; kept in ms up to 49 days.
     pub timeout: Duration,
-    /// Where the program called (`#[track_caller]`).
-    pub call_site: Option<&'static Location<'static>>,
+    /// Where the program called.
+    pub call_site: Option<CallSite>,
     /// Whether it starts as it is issued.
     pub start: Start,
 }

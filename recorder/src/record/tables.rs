@@ -2,15 +2,17 @@
 //!
 //! Looking up what is known takes no lock; adding takes one, which is held for the time of a copy. A
 //! row is written before the count that admits it, and never changes again, so readers need no stamp
-//! here. A table that is full stays as it is; who asks gets `None` and counts it.
+//! here; only a group that was added without its members gets them later, once. A table that is full stays as
+//! it is; who asks gets `None` and counts it.
 
 use super::bytes::Packer;
 use super::layout::{self, Layout, Section, header, join};
 use super::map::Map;
 use super::signature::{MOST_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
-use crate::model::{ProcessGroupInfo, Rank};
+use crate::model::{GroupPlace, ProcessGroupInfo, Rank};
 use std::cell::Cell;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -125,6 +127,14 @@ fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// A place in the source of a program in any language.
+#[derive(Debug)]
+struct SourceSite {
+    file: Box<str>,
+    function: Box<str>,
+    line: u32,
+}
+
 /// The tables of one ring.
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -133,7 +143,9 @@ pub(super) struct Tables {
     signatures: Known<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
     call_sites: Known<usize>,
-    /// Some of them, found in a few instructions: [`site_word`]s, 0 where none is.
+    /// By their text, where they are not Rust's.
+    source_sites: Known<Box<SourceSite>>,
+    /// Some of the former, found in a few instructions: [`site_word`]s, 0 where none is.
     recent_sites: [AtomicU64; RECENT_SITES],
     threads: Known<u32>,
     /// By which threads know whose row they remember.
@@ -150,6 +162,7 @@ impl Tables {
             layout,
             signatures: Known::new(),
             call_sites: Known::new(),
+            source_sites: Known::new(),
             recent_sites: [const { AtomicU64::new(0) }; RECENT_SITES],
             threads: Known::new(),
             id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
@@ -162,18 +175,23 @@ impl Tables {
         &self,
         map: &Map,
         info: &ProcessGroupInfo,
+        place: Option<GroupPlace>,
         timeout: Duration,
     ) -> Option<u32> {
         let mut used = self.lock();
         let row = free_row(map, header::GROUPS_USED, self.layout.groups)?;
-        let runs = runs_of(&info.ranks);
-        let len = runs.len() * 16;
-        let bytes = || runs.iter().flatten().flat_map(|word| word.to_le_bytes());
         let mut arena = Arena::new(map, self.layout.arena, &mut used);
         let name = arena.keep_text(&info.name)?;
         let desc = arena.keep_text(&info.desc)?;
         // Without room for its ranks a group is still worth its name.
-        let ranks = arena.keep(len, |byte| bytes().for_each(byte)).unwrap_or(0);
+        let (ranks, size, own_rank) = match place {
+            None if info.ranks.is_empty() => (0, 0, 0),
+            None => {
+                let ranks = arena.keep_ranks(&info.ranks).unwrap_or(0);
+                (ranks, info.ranks.len() as u64, 0)
+            }
+            Some(place) => (0, u64::from(place.size), u64::from(place.rank) + 1),
+        };
         let start = self.layout.groups.row(row as usize, layout::group::WORDS);
         let words = &map.words()[start..start + layout::group::WORDS];
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
@@ -182,13 +200,36 @@ impl Tables {
             (layout::group::NAME, name),
             (layout::group::DESC, desc),
             (layout::group::RANKS, ranks),
-            (layout::group::SIZE, info.ranks.len() as u64),
+            (layout::group::SIZE, size),
             (layout::group::TIMEOUT_MS, timeout_ms),
+            (layout::group::OWN_RANK, own_rank),
         ] {
             words[word].store(value, Ordering::Relaxed);
         }
         publish(map, header::GROUPS_USED, row);
         Some(row)
+    }
+
+    /// Gives a group's row its members: see [`FlightRecorder::set_group_members`](super::FlightRecorder).
+    pub(super) fn set_members(
+        &self,
+        map: &Map,
+        row: &[AtomicU64; layout::group::WORDS],
+        ranks: &[Rank],
+    ) -> bool {
+        let mut used = self.lock();
+        let size = row[layout::group::SIZE].load(Ordering::Relaxed);
+        let known = row[layout::group::RANKS].load(Ordering::Relaxed) != 0;
+        if known || ranks.is_empty() || (size != 0 && size != ranks.len() as u64) {
+            return false;
+        }
+        let Some(kept) = Arena::new(map, self.layout.arena, &mut used).keep_ranks(ranks) else {
+            return false;
+        };
+        // Whoever reads only one of these finds runs that do not add up to the size: no members yet.
+        row[layout::group::RANKS].store(kept, Ordering::Release);
+        row[layout::group::SIZE].store(ranks.len() as u64, Ordering::Release);
+        true
     }
 
     /// The signature's id, if it is known or there is room for it.
@@ -275,17 +316,67 @@ impl Tables {
         if let Some(row) = self.call_sites.find(hash, |&known| known == address) {
             return Some(row);
         }
-        let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
-        let file = Arena::new(map, self.layout.arena, &mut used).keep_text(site.file())?;
-        let start = self
-            .layout
-            .call_sites
-            .row(row as usize, layout::call_site::WORDS);
         let line = join(site.line(), site.column());
+        let row = self.write_site(map, &mut used, site.file(), "", line)?;
+        self.call_sites.add(hash, address, row);
+        Some(row)
+    }
+
+    /// The row of a place that is known by its text, if it is known or there is room for it.
+    pub(super) fn source_site(
+        &self,
+        map: &Map,
+        file: &str,
+        function: &str,
+        line: u32,
+    ) -> Option<u32> {
+        let mut hasher = DefaultHasher::new();
+        (file, function, line).hash(&mut hasher);
+        let hash = hasher.finish();
+        let find = || {
+            self.source_sites.find(hash, |site| {
+                site.line == line && *site.file == *file && *site.function == *function
+            })
+        };
+        if let Some(row) = find() {
+            return Some(row);
+        }
+        let mut used = self.lock();
+        if let Some(row) = find() {
+            return Some(row);
+        }
+        let row = self.write_site(map, &mut used, file, function, line.into())?;
+        let site = SourceSite {
+            file: file.into(),
+            function: function.into(),
+            line,
+        };
+        self.source_sites.add(hash, Box::new(site), row);
+        Some(row)
+    }
+
+    /// Adds a call site, under the lock.
+    fn write_site(
+        &self,
+        map: &Map,
+        used: &mut usize,
+        file: &str,
+        function: &str,
+        line: u64,
+    ) -> Option<u32> {
+        let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
+        let mut arena = Arena::new(map, self.layout.arena, used);
+        let file = arena.keep_text(file)?;
+        // Without room for its function a place is still worth its line.
+        let function = arena.keep_text(function).unwrap_or(0);
+        let sites = self.layout.call_sites;
+        let start = sites.row(row as usize, layout::call_site::WORDS);
+        let functions = self.layout.functions;
+        let of_function = functions.row(row as usize, layout::FUNCTION_WORDS);
         map.words()[start + layout::call_site::FILE].store(file, Ordering::Relaxed);
         map.words()[start + layout::call_site::LINE].store(line, Ordering::Relaxed);
+        map.words()[of_function].store(function, Ordering::Relaxed);
         publish(map, header::CALL_SITES_USED, row);
-        self.call_sites.add(hash, address, row);
         Some(row)
     }
 
@@ -399,6 +490,12 @@ impl<'a> Arena<'a> {
         packer.finish();
         *self.used = end;
         Some(join(offset as u32, len as u32))
+    }
+
+    fn keep_ranks(&mut self, ranks: &[Rank]) -> Option<u64> {
+        let runs = runs_of(ranks);
+        let bytes = || runs.iter().flatten().flat_map(|word| word.to_le_bytes());
+        self.keep(runs.len() * 16, |byte| bytes().for_each(byte))
     }
 
     fn keep_text(&mut self, text: &str) -> Option<u64> {

@@ -6,6 +6,7 @@
 mod follower;
 #[path = "../indices/mod.rs"]
 mod indices;
+mod known_later;
 mod refused;
 
 use rcomm_recorder::Error;
@@ -60,7 +61,7 @@ fn all_reduce(group: GroupHandle, seq: u64) -> Operation<'static> {
         op_id: seq,
         reduce_op: Some(ReduceOp::Sum),
         timeout: MINUTE,
-        call_site: Some(Location::caller()),
+        call_site: Some(Location::caller().into()),
         ..Operation::new(group, OpType::AllReduce, SignatureRef::Key(&SUM_OF_FLOATS))
     }
 }
@@ -530,12 +531,15 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 2, 0, 0, 0], "1.2");
+    assert_eq!(version, [1, 0, 0, 0, 3, 0, 0, 0], "1.3");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
     // It did not say how much of it has space.
     const RESERVED: u64 = 96;
     file.write_all_at(&[0; 8], RESERVED).unwrap();
+    // Nor did it have functions of call sites.
+    const FUNCTIONS: u64 = 112;
+    file.write_all_at(&[0; 16], FUNCTIONS).unwrap();
     assert_eq!(read(), now);
 }
 

@@ -358,7 +358,7 @@ impl Group {
             input_splits: &issue.splits[0],
             output_splits: &issue.splits[1],
             timeout: manner.timeout,
-            call_site: Some(manner.site),
+            call_site: Some(manner.site.into()),
             start: manner.start,
             ..Operation::new(self.handle, op.op_type(), signature)
         })

@@ -48,7 +48,7 @@ static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
         };
         let ticket = recorder.begin(&Operation {
             collective_seq_id: seq,
-            call_site: Some(std::panic::Location::caller()),
+            call_site: Some(std::panic::Location::caller().into()),
             ..Operation::new(group, OpType::AllReduce, SignatureRef::Key(&key))
         });
         recorder.completed(ticket);

@@ -306,6 +306,7 @@ impl<'a> Writer<'a> {
                             group.ranks.as_slice().into()
                         },
                     },
+                    place: None,
                     status: None,
                 });
             }

@@ -160,6 +160,7 @@ mod tests {
                     desc: "pp".into(),
                     ranks: [4, 5, 6].into(),
                 },
+                place: None,
                 status: None,
             }],
             entries: entries.collect(),

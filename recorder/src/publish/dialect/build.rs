@@ -4,8 +4,8 @@ use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;
 use super::names::{ProfilingName, op_type};
 use crate::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, ReduceOp,
-    Signature,
+    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
+    ReduceOp, Signature,
 };
 use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
 use std::collections::{HashMap, HashSet};
@@ -107,6 +107,15 @@ pub(super) struct ConfigGroup {
     pub(super) desc: Text,
     pub(super) ranks: Vec<u32>,
     pub(super) id: Option<u32>,
+    pub(super) own_rank: Option<u32>,
+    pub(super) size: Option<u32>,
+}
+
+impl ConfigGroup {
+    fn place(&self) -> Option<GroupPlace> {
+        let (rank, size) = self.own_rank.zip(self.size)?;
+        (self.ranks.is_empty() && rank < size).then_some(GroupPlace { rank, size })
+    }
 }
 
 /// A thread, as entries name it.
@@ -303,6 +312,7 @@ impl Builder {
                     desc: self.texts.get(desc).to_owned(),
                     ranks: Arc::default(),
                 },
+                place: None,
                 status: None,
             });
         }
@@ -415,8 +425,10 @@ impl Builder {
         for config in &self.config {
             let mut found = None;
             for &at in of_name.get(&config.name).into_iter().flatten() {
-                let info = &mut self.dump.groups[at].info;
+                let group = &mut self.dump.groups[at];
+                let info = &mut group.info;
                 if config.id.is_none_or(|id| id == info.id) {
+                    group.place = config.place();
                     if info.ranks.is_empty() {
                         info.ranks = config.ranks.as_slice().into();
                     }
@@ -440,6 +452,7 @@ impl Builder {
                         desc: self.texts.get(config.desc).to_owned(),
                         ranks: config.ranks.as_slice().into(),
                     },
+                    place: config.place(),
                     status: None,
                 });
             }

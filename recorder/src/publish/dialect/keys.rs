@@ -35,6 +35,10 @@ pub(super) mod config {
     pub(in super::super) const RANKS: &str = "ranks";
     /// Ours: the group's local number, which PyTorch leaves to be guessed from the entries.
     pub(in super::super) const PG_ID: &str = "pg_id";
+    /// Ours: the rank's own place in a group whose members the record does not hold.
+    pub(in super::super) const GROUP_RANK: &str = "group_rank";
+    /// Ours: how many members such a group has.
+    pub(in super::super) const GROUP_SIZE: &str = "group_size";
 }
 
 /// Keys of one group in `pg_status`.

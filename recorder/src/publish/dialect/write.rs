@@ -124,7 +124,7 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
 fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
     let mut taken = HashSet::new();
     out.dict(|out| {
-        for DumpGroup { info, .. } in groups {
+        for DumpGroup { info, place, .. } in groups {
             let mut key = info.name.clone();
             while !taken.insert(key.clone()) {
                 key = format!("{key} ({})", info.id);
@@ -139,6 +139,12 @@ fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
                 out.text(&format!("{:?}", info.ranks));
                 out.key(config::PG_ID);
                 out.uint(info.id.into());
+                if let Some(place) = place {
+                    out.key(config::GROUP_RANK);
+                    out.uint(place.rank.into());
+                    out.key(config::GROUP_SIZE);
+                    out.uint(place.size.into());
+                }
             });
         }
     });

@@ -156,6 +156,8 @@ impl<'de> Visitor<'de> for Config<'_> {
                     group.desc = builder.texts.intern(text);
                 }
                 (config::PG_ID, Met::Scalar(value)) => group.id = value.int(),
+                (config::GROUP_RANK, Met::Scalar(value)) => group.own_rank = value.int(),
+                (config::GROUP_SIZE, Met::Scalar(value)) => group.size = value.int(),
                 _ => {}
             }))?;
         }

@@ -235,6 +235,10 @@ impl<'a> Reader<'a> {
                             }
                             (config::RANKS, Cell::List(id)) => group.ranks = self.ranks(pickle, id),
                             (config::PG_ID, value) => group.id = self.scalar(value).int(),
+                            (config::GROUP_RANK, value) => {
+                                group.own_rank = self.scalar(value).int();
+                            }
+                            (config::GROUP_SIZE, value) => group.size = self.scalar(value).int(),
                             _ => {}
                         }
                     }

@@ -2,7 +2,7 @@
 //! compares the curve of the loss with that of one process which does it all.
 //!
 //! ```text
-//! rcomm-run -n 4 target/release/examples/ddp
+//! rcomm-run -n 4 target/release/ddp
 //! ```
 #![allow(clippy::print_stdout)]
 

@@ -164,6 +164,27 @@ impl Job {
     }
 }
 
+/// Runs `program` once for each rank, as a job named `name`, and returns what each rank printed.
+///
+/// # Panics
+/// If a rank fails, or does not end in time.
+pub fn run(program: &Path, name: &str, ranks: u32) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let printed = |rank: u32| folder.path().join(rank.to_string());
+    let program = program.to_str().expect("a path that is text");
+    let mut job = Job::start_as(program, ranks, name, |rank, command| {
+        let file = std::fs::File::create(printed(rank)).expect("a file for the output");
+        command.stdout(file).env("RCOMM_TIMEOUT_MS", "30000");
+    });
+    for rank in 0..ranks {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "{name}, rank {rank}: {ended:?}");
+    }
+    (0..ranks)
+        .map(|rank| std::fs::read_to_string(printed(rank)).expect("the output of a rank"))
+        .collect()
+}
+
 impl Drop for Job {
     fn drop(&mut self) {
         for rank in &mut self.ranks {

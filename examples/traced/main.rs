@@ -3,7 +3,7 @@
 //! The spans go out as OTLP over HTTP, to `OTEL_EXPORTER_OTLP_ENDPOINT`:
 //!
 //! ```text
-//! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 rcomm-run -n 2 target/release/examples/traced
+//! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 rcomm-run -n 2 target/release/traced
 //! ```
 #![allow(clippy::print_stdout)]
 

@@ -1,7 +1,7 @@
 //! The collectives of a program are children of its own spans, as a collector receives them.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../web/tests/common/otlp.rs"]
+#[path = "../../../web/tests/common/otlp.rs"]
 mod otlp;
 
 use otlp::{Collector, attributes, each, python};
@@ -28,15 +28,18 @@ fn path(spans: &HashMap<&str, &Value>, span: &Value) -> String {
 fn collectives_are_children_of_the_spans_that_issue_them() {
     let Some(python) = python() else { return };
     let collector = Collector::start();
-    let program = std::env::current_exe().unwrap();
-    let program = program.ancestors().nth(2).unwrap().join("examples/traced");
     let endpoint = format!("http://{}", collector.address);
-    let mut job = Job::start_as(program.to_str().unwrap(), RANKS, "traced", |_, command| {
-        command
-            .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
-            .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a secret")
-            .env("RCOMM_TIMEOUT_MS", "30000");
-    });
+    let mut job = Job::start_as(
+        env!("CARGO_BIN_EXE_traced"),
+        RANKS,
+        "traced",
+        |_, command| {
+            command
+                .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+                .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a secret")
+                .env("RCOMM_TIMEOUT_MS", "30000");
+        },
+    );
     for rank in 0..RANKS {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");

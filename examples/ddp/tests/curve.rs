@@ -1,0 +1,12 @@
+//! Several ranks learn what one process learns.
+
+use rcomm_tests::process::run;
+use std::path::Path;
+
+#[test]
+fn training_on_several_ranks_follows_the_curve_of_one_process() {
+    for ranks in [1, 3, 4] {
+        let printed = run(Path::new(env!("CARGO_BIN_EXE_ddp")), "ddp", ranks);
+        assert!(printed[0].contains("the curves differ by"), "{printed:?}");
+    }
+}

@@ -134,7 +134,7 @@ pub fn run_drawing(
     drop(guard);
     drop(threads);
     if failed {
-        bail!("a thread panicked, as told above; please report it");
+        bail!("a thread panicked (see the message above); please report it");
     }
     Ok(())
 }
@@ -184,7 +184,7 @@ struct Threads {
 impl Threads {
     fn start(sender: Sender<Event>) -> anyhow::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGTSTP])
-            .context("failed to listen to signals")?;
+            .context("failed to install the signal handlers")?;
         let mut threads = Self {
             stop: Arc::default(),
             away: Arc::default(),

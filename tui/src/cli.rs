@@ -12,12 +12,12 @@ const EXIT_CODES: &str = "\
 Exit codes of --once and --json:
   0  healthy or running; notes alone are healthy
   1  at least one error or warning was found
-  2  could not tell: wrong usage, no job, no readable input";
+  2  no verdict: wrong usage, no job, no readable input";
 
-/// Shows a job's collectives live: is it stuck, who, since when.
+/// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///
-/// Without a command: the newest job with rings on this node. No process of the job has to cooperate;
-/// frozen and dead ones are read as well.
+/// Without a command it reads the newest job with rings on this node. The job does not have to
+/// cooperate: rings of frozen and dead processes are read as well.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-top", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(
@@ -25,43 +25,43 @@ Exit codes of --once and --json:
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// What to look at instead.
+    /// The command, if other than a live view.
     #[command(subcommand)]
     pub command: Option<What>,
-    /// What to look at.
+    /// The sources of the live view.
     #[command(flatten)]
     pub from: From,
-    /// How to show it.
+    /// Presentation options.
     #[command(flatten)]
     pub view: View,
 }
 
-/// What to look at: the rings of this node unless something else is named; several at once if several are.
+/// Sources of the live view; the rings of this node if none is given. Several can be combined.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sources")]
 pub struct From {
-    /// Where rings are looked for [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
+    /// Directory of the rings [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
-    /// The job whose rings are read [default: the newest]
+    /// Job whose rings to read [default: the newest]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
-    /// Read this node's rings beside the other sources
+    /// Read this node's rings in addition to the other sources
     #[arg(long)]
     pub rings: bool,
-    /// The endpoint of any rank: unix:PATH or tcp:ADDRESS:PORT; it knows the others
+    /// Endpoint of any rank, unix:PATH or tcp:ADDRESS:PORT; it lists the other ranks' endpoints
     #[arg(long, value_name = "ADDRESS")]
     pub endpoint: Vec<EndpointAddress>,
-    /// The job's store, which knows the endpoints of all ranks
+    /// The job's store, which lists the endpoints of all ranks
     #[arg(long, value_name = "HOST:PORT")]
     pub store: Vec<HostPort>,
     /// The store of a PyTorch job whose ranks called start_debug_server(): MASTER_ADDR:MASTER_PORT
     #[arg(long, value_name = "HOST:PORT")]
     pub torch_store: Vec<HostPort>,
-    /// A PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK=, its place in the list
+    /// PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK= the rank is its position
     #[arg(long, value_name = "[RANK=]ADDRESS")]
     pub worker_server: Vec<WorkerAddress>,
-    /// NCCL's RAS service; one process answers for the whole job
+    /// NCCL RAS service; one process reports on the whole job
     #[arg(
         long,
         value_name = "HOST:PORT",
@@ -70,13 +70,13 @@ pub struct From {
         default_missing_value = RAS_ADDRESS
     )]
     pub ras: Vec<HostPort>,
-    /// A collector (rcomm-web), http://HOST:PORT, that watches the job
+    /// Collector (rcomm-web) that watches the job, http://HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub collector: Vec<HttpAddress>,
-    /// Ranks of the job, where nothing else tells
+    /// World size, if no source provides it
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub world_size: Option<u32>,
-    /// The token of collectors, and of endpoints over TCP
+    /// Token for collectors and for endpoints over TCP
     #[arg(
         long,
         value_name = "TOKEN",
@@ -86,24 +86,24 @@ pub struct From {
     pub token: Option<String>,
 }
 
-/// What to look at instead of the rings of this node, or to do.
+/// Commands other than the live view.
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// Look at dumps, or at a recording of --record, on the very same screens
+    /// Show dumps, or a recording made with --record, on the same screens
     Replay {
-        /// Folders, files and archives of dumps, or one recording
+        /// Directories, files or archives of dumps, or one recording
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
-        /// The dumps are a look at a running job: what is young and pending is no finding
+        /// The dumps are a snapshot of a running job: do not report recent pending operations
         #[arg(long)]
         snapshot: bool,
     },
-    /// Look at a job that does not exist
+    /// Show a simulated job
     Demo {
         /// healthy, stuck, deadlock, mismatch, straggler or silent
         #[arg(default_value = "stuck", value_parser = situation)]
         situation: rcomm_analyzer::simulate::Situation,
-        /// Its ranks, eight to a host
+        /// Number of simulated ranks, eight per host
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65536))]
         ranks: u32,
     },
@@ -111,49 +111,49 @@ pub enum What {
     GenConfig,
     /// Print a completion script for a shell
     Completions {
-        /// For which shell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
 }
 
-/// How to show it.
+/// Presentation options.
 #[derive(Debug, Args)]
 pub struct View {
-    /// Print the first screen once and exit with its verdict
+    /// Print the first screen once; the exit code is its verdict
     #[arg(long, global = true)]
     pub once: bool,
-    /// Print the report as JSON once and exit with its verdict
+    /// Print the report as JSON once; the exit code is its verdict
     #[arg(long, global = true)]
     pub json: bool,
-    /// Record what is seen, to be looked at again with replay
+    /// Record the session to FILE; replay shows it again
     #[arg(long, global = true, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Between two looks at a source [default: 1s]
+    /// Interval between two reads of a source [default: 1s]
     #[arg(long, global = true, env = "RCOMM_TOP_REFRESH", value_parser = duration)]
     pub refresh: Option<Duration>,
-    /// From which age on a pending operation counts as stuck; from half of its own time-out on, where
-    /// that is shorter [default: 5s]
+    /// Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter
+    /// [default: 5s]
     #[arg(long, global = true, env = "RCOMM_TOP_OVERDUE", value_parser = duration)]
     pub overdue: Option<Duration>,
-    /// Show only what passes this filter, as typed after / in the view
+    /// Show only rows that match this filter, as typed after / in the view
     #[arg(long, global = true)]
     pub filter: Option<String>,
-    /// The colours [default: dark]
+    /// Colour theme [default: dark]
     #[arg(long, global = true, env = "RCOMM_TOP_THEME")]
     pub theme: Option<ThemeName>,
-    /// How many colours [default: what the terminal has; NO_COLOR is obeyed]
+    /// Colour depth [default: what the terminal supports; NO_COLOR is honoured]
     #[arg(long, global = true, env = "RCOMM_TOP_COLOURS")]
     pub colours: Option<Depth>,
-    /// Characters of ASCII only
+    /// Draw with ASCII characters only
     #[arg(long, global = true, env = "RCOMM_TOP_ASCII")]
     pub ascii: bool,
-    /// Listen to the mouse: wheel and clicks
+    /// Enable the mouse: wheel and clicks
     #[arg(long, global = true, env = "RCOMM_TOP_MOUSE")]
     pub mouse: bool,
-    /// Allow actions that write: the records of all ranks to a folder
+    /// Allow actions that write: save all ranks' records, request dumps
     #[arg(long, global = true)]
     pub allow_actions: bool,
-    /// The configuration file [default: $XDG_CONFIG_HOME/rcomm/top.toml]
+    /// Configuration file [default: $XDG_CONFIG_HOME/rcomm/top.toml]
     #[arg(long, global = true, env = "RCOMM_TOP_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -166,16 +166,18 @@ fn situation(name: &str) -> Result<rcomm_analyzer::simulate::Situation, String> 
     })
 }
 
-/// Reads a duration: `500ms`, `5s`, `2m`.
+/// Parses a duration: `500ms`, `5s`, `2m`.
 ///
 /// # Errors
 ///
-/// What was expected.
+/// If `text` is no duration, or zero; the error describes the expected form.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let ms = parse_duration_ms(text)?;
     match Duration::try_from_secs_f64(ms / 1e3) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(format!("`{text}` is not a time that one could wait")),
+        _ => Err(format!(
+            "`{text}` is not a usable duration; write 500ms, 5s or 2m"
+        )),
     }
 }
 

@@ -79,35 +79,34 @@ pub struct Actions {
 pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 # Every setting with its default. Options of the command line and RCOMM_TOP_* win over this file.
 
-# Between two looks at a source.
+# Interval between two reads of a source.
 #refresh = "1s"
 # dark, light or contrast.
 #theme = "dark"
-# none, 16, 256 or true. Without it the terminal is asked, and NO_COLOR is obeyed.
+# none, 16, 256 or true. Default: what the terminal supports; NO_COLOR is honoured.
 #colours = "256"
-# Characters of ASCII only.
+# Draw with ASCII characters only.
 #ascii = false
-# Listen to the mouse: wheel and clicks.
+# Enable the mouse: wheel and clicks.
 #mouse = false
 # Memory for recorded frames, MiB.
 #history_mib = 256
-# From which age on a pending operation counts as stuck; from half of its own time-out on, where that
-# is shorter.
+# Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter.
 #overdue = "5s"
-# From which silence on a rank counts as silent.
+# Time without an answer after which a rank counts as silent.
 #silent_after = "5s"
 
-# Keys of actions, by the names that this file gives below. A pair of keys is written "g g".
+# Keys of each action. A sequence of two keys is written "g g".
 [keys]
 "#;
 
 /// The tables of settings that follow the keys.
 const TABLES: &str = r#"
-# Warnings can be muted by their code; some have a bound from which on they are said.
+# Warnings can be muted by code; some have a threshold.
 #[warnings.W240]
 #enabled = false
 #[warnings.W220]
-# Share of the job's time that others spend waiting for a rank.
+# Share of the job's time that the other ranks spend waiting for a rank.
 #threshold = 0.02
 
 # Columns of tables, by the title of their pane (spaces as underscores), in the order wanted.
@@ -116,8 +115,8 @@ const TABLES: &str = r#"
 #in_flight = ["age", "group", "seq", "op", "joined", "state"]
 
 [layout]
-# Panes of the first screen from top to bottom: warnings, groups, in_flight, ranks. Without it as
-# many as the terminal has room for.
+# Panes of the first screen from top to bottom: warnings, groups, in_flight, ranks. Default: as
+# many as fit the terminal.
 #overview = ["warnings", "groups", "ranks"]
 "#;
 

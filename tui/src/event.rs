@@ -24,7 +24,7 @@ pub enum Event {
     Terminate,
     /// Somebody asks the program to go to the background.
     Suspend,
-    /// The program comes back to the foreground: draw everything again.
+    /// The program comes back to the foreground: redraw.
     Resumed,
     /// Call stacks were taken.
     Stacks(Arc<TakenStacks>, Moment),

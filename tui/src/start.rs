@@ -95,14 +95,14 @@ fn replay(
             Ok(None) => break,
             // What came before the damage is as good as ever.
             Err(error) => {
-                let text = format!("{name} is damaged from here on: {error}");
+                let text = format!("{name} is damaged after this frame: {error}");
                 update(&mut state, Event::Done(Err(text)));
                 break;
             }
         }
     }
     let Some(last) = last else {
-        bail!("{name} holds no frame");
+        bail!("{name} contains no frames");
     };
     if cli.view.once || cli.view.json {
         return say(cli, state, &last);
@@ -159,7 +159,7 @@ fn look(
         if let Some(writer) = &mut recorder
             && let Err(error) = writer.write(&snapshot)
         {
-            let text = format!("the recording ends here: {error}");
+            let text = format!("recording stopped: {error}");
             // As below.
             let _ = sender.send(Event::Done(Err(text)));
             recorder = None;
@@ -332,7 +332,7 @@ fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let written = if empty {
         let mut said = io::stderr().lock();
         for source in &snapshot.sources {
-            let error = source.error.as_deref().unwrap_or("knows of no rank");
+            let error = source.error.as_deref().unwrap_or("reports no ranks");
             writeln!(said, "rcomm-top: {}: {error}", source.name)?;
         }
         for problem in &snapshot.report.problems {

@@ -139,9 +139,9 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (said.written.len(), said.agreed.len());
     let all = written + agreed + said.told.len() + said.refused.len();
     let mut text = match (written, agreed) {
-        (0, 1..) => format!("{agreed} of {all} ranks write their dumps now"),
+        (0, 1..) => format!("{agreed} of {all} ranks are writing their dumps"),
         (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
-        _ => format!("{written} of {all} ranks wrote their dumps, {agreed} write them now"),
+        _ => format!("{written} of {all} ranks wrote their dumps, {agreed} are writing them"),
     };
     if let Some(first) = said.told.first() {
         let n = said.told.len();
@@ -167,7 +167,7 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
 /// What the processes do at the moment, from the first that tells anything: call stacks before threads.
 fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + PATIENCE;
-    let mut failure = "nobody can be asked for call stacks".to_owned();
+    let mut failure = "no source can provide call stacks".to_owned();
     for ranks in asked {
         match ranks.take(deadline) {
             Ok(stacks) => return Ok(stacks),

@@ -136,7 +136,7 @@ fn sorting_goes_by_columns_and_back_to_the_views_own_order() {
     press(&mut state, "S:sort<enter>");
     assert!(state.table().expect("a table").rows[0].problem);
     press(&mut state, ":sort nothing<enter>");
-    assert!(text::of(&state).contains("no column is called"));
+    assert!(text::of(&state).contains("no column named"));
 }
 
 #[test]
@@ -288,6 +288,6 @@ fn ranks_are_asked_for_their_own_dumps_only_where_they_can_be() {
     assert_eq!(press(&mut state, "r"), None);
     state.options.askable = true;
     press(&mut state, "d");
-    assert!(text::of(&state).contains("[r] let ranks write theirs"));
+    assert!(text::of(&state).contains("[r] ask the ranks for dumps"));
     assert_eq!(press(&mut state, "r"), Some(Command::AskForDumps));
 }

@@ -81,7 +81,7 @@ impl Section {
         (Self::Show, "show"),
         (Self::Time, "time"),
         (Self::Ask, "ask"),
-        (Self::Take, "take away, act"),
+        (Self::Take, "export, act"),
     ];
 }
 
@@ -132,7 +132,7 @@ pub const BINDINGS: &[Binding] = {
             "overview",
             &["1"],
             "",
-            "overview: stuck? who? since when?",
+            "overview: stuck, by which rank, since when",
         ),
         bind(Views, A::View(2), "groups", &["2"], "", "process groups"),
         bind(
@@ -165,7 +165,7 @@ pub const BINDINGS: &[Binding] = {
             "warnings",
             &["6"],
             "",
-            "warnings: what the analysis found",
+            "warnings: findings of the analysis",
         ),
         bind(Views, A::View(7), "timeline", &["7"], "", "timeline"),
         bind(
@@ -174,7 +174,7 @@ pub const BINDINGS: &[Binding] = {
             "sources",
             &["8"],
             "",
-            "sources: what is read, and how it answers",
+            "sources: what is read and its status",
         ),
         bind(
             Show,
@@ -182,7 +182,7 @@ pub const BINDINGS: &[Binding] = {
             "problems",
             &["z"],
             "problems",
-            "show problems only, and back",
+            "toggle problems only",
         ),
         bind(
             Ask,
@@ -190,7 +190,7 @@ pub const BINDINGS: &[Binding] = {
             "why",
             &["w"],
             "why",
-            "why: the causal chain of what is selected",
+            "why: the causal chain of the selection",
         ),
         bind(
             Ask,
@@ -206,7 +206,7 @@ pub const BINDINGS: &[Binding] = {
             "dump",
             &["d"],
             "dump",
-            "write records, or let ranks write dumps (--allow-actions)",
+            "save records, or request dumps (--allow-actions)",
         ),
         bind(
             Show,
@@ -222,7 +222,7 @@ pub const BINDINGS: &[Binding] = {
             "pause",
             &["space"],
             "pause",
-            "pause, and go on",
+            "pause or resume",
         ),
         bind(
             Views,
@@ -255,7 +255,7 @@ pub const BINDINGS: &[Binding] = {
             "history_back",
             &["["],
             "",
-            "the view before",
+            "previous view",
         ),
         bind(
             Views,
@@ -263,7 +263,7 @@ pub const BINDINGS: &[Binding] = {
             "history_forward",
             &["]"],
             "",
-            "forward again",
+            "next view",
         ),
         bind(
             Views,
@@ -271,7 +271,7 @@ pub const BINDINGS: &[Binding] = {
             "last_view",
             &["-"],
             "",
-            "the last view, to and fro",
+            "toggle between the last two views",
         ),
         bind(Move, A::Down, "down", &["j", "down"], "", "down"),
         bind(Move, A::Up, "up", &["k", "up"], "", "up"),
@@ -359,7 +359,7 @@ pub const BINDINGS: &[Binding] = {
             "fold",
             &["o"],
             "",
-            "fold equal rows, and unfold",
+            "fold or unfold equal rows",
         ),
         bind(
             Show,
@@ -391,7 +391,7 @@ pub const BINDINGS: &[Binding] = {
             "mute",
             &["a"],
             "",
-            "mute the code of the selected warning, and back",
+            "mute or unmute the selected warning's code",
         ),
         bind(Time, A::StepBack, "step_back", &[","], "", "one frame back"),
         bind(
@@ -418,7 +418,7 @@ pub const BINDINGS: &[Binding] = {
             "",
             "ten frames forward",
         ),
-        bind(Time, A::Live, "live", &["L"], "", "live again"),
+        bind(Time, A::Live, "live", &["L"], "", "back to live"),
         bind(
             Ask,
             A::Follow,
@@ -466,15 +466,8 @@ pub const BINDINGS: &[Binding] = {
             "suspend",
             &["ctrl-z"],
             "",
-            "suspend; fg comes back",
+            "suspend; fg resumes",
         ),
-        bind(
-            Take,
-            A::Redraw,
-            "redraw",
-            &["ctrl-l"],
-            "",
-            "draw everything again",
-        ),
+        bind(Take, A::Redraw, "redraw", &["ctrl-l"], "", "redraw"),
     ]
 };

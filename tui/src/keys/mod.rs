@@ -91,7 +91,7 @@ impl Keymap {
                     let other = BINDINGS.iter().find(|b| b.action == *other);
                     let other = other.map_or("another action", |b| b.name);
                     return Err(format!(
-                        "key `{key}` is wanted by both `{name}` and `{other}`"
+                        "key `{key}` is bound to both `{name}` and `{other}`"
                     ));
                 }
             }

@@ -205,7 +205,7 @@ impl State {
             }
             Action::Explain => match self.target() {
                 Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
-                _ => self.say("select a warning to explain it", Tone::Dim),
+                _ => self.say("select a warning first", Tone::Dim),
             },
             Action::Mute => self.mute_selected(),
             Action::Mark => match self.rank_in_focus() {
@@ -245,7 +245,7 @@ impl State {
         });
         match found {
             Some(group) => self.go(Screen::Group(Arc::new(group))),
-            None => self.say(format!("no group is called `{name}`"), Tone::Bad),
+            None => self.say(format!("no group named `{name}`"), Tone::Bad),
         }
     }
 
@@ -398,7 +398,7 @@ impl State {
                     .unwrap_or(&[]);
                 let found = columns.iter().position(|column| column.name.contains(name));
                 if found.is_none() {
-                    self.say(format!("no column is called `{name}`"), Tone::Bad);
+                    self.say(format!("no column named `{name}`"), Tone::Bad);
                     return;
                 }
                 found
@@ -414,7 +414,7 @@ impl State {
         match name {
             Some(name) if name.is_empty() => self.say("sorted by count", Tone::Dim),
             Some(name) => self.say(format!("sorted by {name}"), Tone::Dim),
-            None => self.say("the view's own order", Tone::Dim),
+            None => self.say("default order", Tone::Dim),
         }
     }
 
@@ -429,11 +429,11 @@ impl State {
             self.say("no longer following", Tone::Dim);
         } else if self.digest.roots.is_empty() {
             self.say(
-                "following: goes to the suspect as soon as there is one",
+                "following: will select the suspect when there is one",
                 Tone::Accent,
             );
         } else {
-            self.say("following the suspect; [f] or [esc] ends it", Tone::Accent);
+            self.say("following the suspect; [f] or [esc] stops", Tone::Accent);
             self.show();
         }
     }
@@ -470,7 +470,7 @@ impl State {
         };
         match code {
             Some(code) => self.mute(code),
-            None => self.say("select a warning to mute it", Tone::Dim),
+            None => self.say("select a warning first", Tone::Dim),
         }
     }
 

@@ -14,18 +14,18 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("rank N", "go to a rank"),
     (
         "group NAME",
-        "go to the first group whose name or description fits",
+        "go to the first group whose name or description matches",
     ),
     ("why", "the causal chain of the whole hang"),
     ("stacks", "call stacks"),
-    ("filter EXPR", "set the filter; without EXPR: none"),
+    ("filter EXPR", "set the filter; without EXPR: clear it"),
     (
         "sort COLUMN",
-        "sort the table by a column; without: the view's own order",
+        "sort the table by a column; without COLUMN: the default order",
     ),
-    ("mark N", "mark a rank, and back"),
+    ("mark N", "mark or unmark a rank"),
     ("compare", "compare the marked ranks"),
-    ("mute CODE", "mute a warning, and back"),
+    ("mute CODE", "mute or unmute a warning"),
     (
         "export text|json|perfetto [FILE]",
         "write the view, the report or the timeline",
@@ -35,7 +35,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
         "dump [DIR]",
         "write every rank's record to a folder (--allow-actions)",
     ),
-    ("pause, live", "hold the picture; go on"),
+    ("pause, live", "pause or resume the display"),
     ("theme dark|light|contrast", "change the colours"),
     ("help", "help"),
     ("quit", "quit"),
@@ -96,14 +96,14 @@ pub fn parse(text: &str) -> Result<Order, String> {
     let rest = rest.trim();
     let rank = || {
         rest.parse::<Rank>()
-            .map_err(|_| format!("`{name}` wants a rank, as in `:{name} 118`"))
+            .map_err(|_| format!("`{name}` needs a rank, as in `:{name} 118`"))
     };
     if let Some((screen, _)) = VIEWS.iter().find(|(_, view)| *view == name) {
         return Ok(Order::Go(screen.clone()));
     }
     Ok(match name {
         "rank" => Order::Go(Screen::Rank(rank()?)),
-        "group" if rest.is_empty() => return Err("`group` wants a name".into()),
+        "group" if rest.is_empty() => return Err("`group` needs a name".into()),
         "group" => Order::Group(rest.into()),
         "why" => Order::Why,
         "stacks" => Order::Go(Screen::Stacks),

@@ -269,7 +269,7 @@ impl Digest {
     }
 }
 
-/// The culprits; where nobody can be blamed, the ranks of the cycle.
+/// The culprits; where no rank identified, the ranks of the cycle.
 fn blamed(finding: &Finding) -> &[Rank] {
     if finding.culprit_ranks.is_empty() {
         &finding.cycle

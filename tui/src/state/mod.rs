@@ -387,7 +387,7 @@ fn nothing(snapshot: &Snapshot) -> Page {
         let said = source
             .error
             .as_deref()
-            .unwrap_or("answers, but knows of no rank");
+            .unwrap_or("answers, but reports no ranks");
         head.push(vec![words(source.name.clone(), Tone::Title)]);
         head.push(vec![plain(format!("  {said}"))]);
     }

@@ -115,7 +115,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
             count(ranks as u64, "record"),
             folder.display(),
             if state.options.askable {
-                "  [r] let ranks write theirs"
+                "  [r] ask the ranks for dumps"
             } else {
                 ""
             }

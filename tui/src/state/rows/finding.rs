@@ -10,7 +10,7 @@ use rcomm_analyzer::{Finding, Severity};
 pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
     let findings = &lens.snapshot.report.findings;
     let Some(finding) = findings.iter().find(|f| f.id == id) else {
-        let gone = "this finding is no longer made";
+        let gone = "this finding is no longer reported";
         return Page {
             head: vec![vec![words(gone, Tone::Dim)]],
             panes: vec![],
@@ -27,7 +27,7 @@ pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
     let lines = |texts: &[String]| texts.iter().map(|text| vec![plain(text.clone())]).collect();
     if !finding.diff.is_empty() {
         panes.push(pane(
-            "where the programs part",
+            "where the programs diverge",
             Body::Text(lines(&finding.diff)),
         ));
     }
@@ -54,7 +54,7 @@ fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
         ],
         vec![plain(lens.sentence(finding))],
         vec![words(
-            format!("said when: {}", finding.code.meaning()),
+            format!("means: {}", finding.code.meaning()),
             Tone::Dim,
         )],
     ];
@@ -70,7 +70,7 @@ fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
             .iter()
             .map(|set| rank_set(set, 4))
             .collect();
-        lines.push(vec![plain(format!("or it is: {}", sets.join(" / ")))]);
+        lines.push(vec![plain(format!("or: {}", sets.join(" / ")))]);
     }
     if !finding.cycle.is_empty() {
         let cycle: Vec<_> = finding.cycle.iter().map(u32::to_string).collect();
@@ -105,7 +105,7 @@ fn ranks(lens: &Lens<'_>, finding: &Finding) -> Table {
     let culprits = finding
         .culprit_ranks
         .iter()
-        .map(|&r| row(r, "to blame", Tone::Bad));
+        .map(|&r| row(r, "at fault", Tone::Bad));
     let victims = finding
         .victim_ranks
         .iter()
@@ -131,7 +131,7 @@ fn ranks(lens: &Lens<'_>, finding: &Finding) -> Table {
         ],
         rows,
         heads: Heads::Shown,
-        empty: "nobody can be blamed".into(),
+        empty: "no rank identified".into(),
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) fn page(keymap: &Keymap) -> Page {
             ]);
         }
     }
-    title(&mut lines, "filter: all terms must hold, ! turns one round");
+    title(&mut lines, "filter: all terms must hold, ! negates one");
     for (key, meaning) in filter::KEYS {
         lines.push(vec![
             words(format!("  {key:<16}"), Tone::Accent),

@@ -75,7 +75,7 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
         empty: if lens.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
         } else if lens.filter.is_empty() && !lens.problems_only {
-            "nothing of this is in flight".into()
+            "nothing in flight here".into()
         } else {
             lens.none_left("operation in flight")
         },

@@ -122,7 +122,7 @@ fn headline(lens: &Lens<'_>) -> Line {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
-                _ => "the records do not tell".to_owned(),
+                _ => "no verdict from these records".to_owned(),
             };
             if input.ranks_read < input.ranks_expected {
                 let (read, all) = (input.ranks_read, input.ranks_expected);

@@ -36,11 +36,11 @@ impl Metric {
         (Self::Lag, "arrival lag"),
         (
             Self::Share,
-            "share of the job's time that others waited for it",
+            "share of the job's time others spent waiting for it",
         ),
         (Self::Age, "age of the oldest pending"),
         (Self::Pending, "operations pending"),
-        (Self::Lost, "operations that the recorder could not keep"),
+        (Self::Lost, "operations lost by the recorder"),
     ];
 
     /// The next one.

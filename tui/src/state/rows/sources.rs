@@ -41,7 +41,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         }
     });
     let head = vec![vec![plain(format!(
-        "{} held; the last judgement took {:.1} ms",
+        "{} held; the last analysis took {:.1} ms",
         count(snapshot.entries() as u64, "operation"),
         snapshot.cost.as_secs_f64() * 1e3
     ))]];

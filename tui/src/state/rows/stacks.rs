@@ -30,21 +30,21 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         let (told, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
-            "taken live at {time}: {} of {told} of {} ranks; [t] takes them anew",
+            "taken live at {time}: {} of {told} of {} ranks; [t] takes them again",
             taken.what,
             told + refused
         );
         head.push(vec![words(text, Tone::Dim)]);
         if let Some((rank, reason)) = taken.refused.first() {
-            let text = format!("rank {rank} did not tell: {reason}");
+            let text = format!("rank {rank}: no stack: {reason}");
             head.push(vec![words(text, Tone::Late)]);
         }
         panes.push(Pane {
             title: "now".into(),
-            body: Body::Table(table(lens, &taken.stacks, "no thread tells anything")),
+            body: Body::Table(table(lens, &taken.stacks, "no stacks to show")),
         });
     } else {
-        let text = "call sites as recorded: no process is asked";
+        let text = "call sites from the records; no process was queried";
         head.push(vec![words(text, Tone::Dim)]);
     }
     panes.push(recorded);

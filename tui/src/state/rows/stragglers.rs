@@ -52,12 +52,12 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         .map(|r| r.cells[5].value)
         .sum();
     let mut head = vec![vec![plain(
-        "lag: how long the others of an operation waited for this rank; share: of the job's time",
+        "lag: time the other members waited for this rank; share: of the job's time",
     )]];
     if total > 0.0 {
         let gain = total.min(100.0);
         let text = format!(
-            "if the marked ones came in time, up to {gain:.1} % of the job's time were won"
+            "if the marked ranks arrived in time, up to {gain:.1} % of the job's time would be saved"
         );
         head.push(vec![plain(text)]);
     }
@@ -73,7 +73,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         ],
         rows,
         heads: Heads::Shown,
-        empty: "nobody comes late, as far as the records tell".into(),
+        empty: "no stragglers found".into(),
     };
     Page::of(head, "stragglers", table)
 }

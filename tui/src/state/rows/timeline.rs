@@ -86,11 +86,11 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         words(INSIDE.to_string(), Tone::Good),
         plain(" in an operation  "),
         words(PENDING.to_string(), Tone::Waiting),
-        plain(" not over yet  [h] earlier [l] later [+] closer [_] wider"),
+        plain(" pending  [h] earlier [l] later [+] closer [_] wider"),
     ]];
     if left > 0 {
         head.push(vec![plain(format!(
-            "{left} ranks are left out: filter or mark what you look for"
+            "{left} ranks not shown: filter, or mark the ranks to keep"
         ))]);
     }
     Page {

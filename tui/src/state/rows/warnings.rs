@@ -104,7 +104,7 @@ pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
         rows: findings.chain(problems).collect(),
         heads: Heads::Shown,
         empty: if report.findings.is_empty() {
-            "nothing to warn of".into()
+            "no warnings".into()
         } else {
             lens.none_left("warning")
         },
@@ -146,7 +146,7 @@ fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
         ""
     };
     let muted = if muted { " (muted)" } else { "" };
-    // Where nobody can be blamed, those of the cycle are meant, or all.
+    // Where no rank identified, those of the cycle are meant, or all.
     let ranks = match finding.culprit_ranks.len() {
         0 => finding.cycle.len(),
         ranks => ranks,

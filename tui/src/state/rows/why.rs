@@ -55,7 +55,7 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
         heads: Heads::Shown,
-        empty: "nobody waits for anybody".into(),
+        empty: "no blocked ranks".into(),
     };
     Page::of(head, "why", table)
 }

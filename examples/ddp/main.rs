@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let (rank, size) = (group.rank() as usize, group.size() as usize);
     ensure!(
         BATCH.is_multiple_of(size),
-        "{size} ranks do not divide a batch of {BATCH}"
+        "a batch of {BATCH} is not divisible by {size} ranks"
     );
 
     // Each rank starts differently, and gets rank 0's weights.
@@ -113,11 +113,11 @@ fn compare(together: &[f32], alone: &[f32]) -> Result<()> {
     }
     let apart = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs();
     let furthest = together.iter().zip(alone).map(apart).fold(0.0, f32::max);
-    println!("the curves differ by {furthest:.1e} of their height at most");
+    println!("the curves differ by at most {furthest:.1e} of their height");
     ensure!(furthest < 1e-3, "more than rounding");
     ensure!(
         together[STEPS - 1] < together[0] / 20.0,
-        "it has learnt nothing"
+        "the loss did not fall"
     );
     Ok(())
 }

@@ -101,7 +101,7 @@ impl Job {
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
             while rank.process.try_wait()?.is_none() {
                 if Instant::now() > deadline {
-                    bail!("rank {} has not given up after {PATIENCE:?}", rank.number);
+                    bail!("rank {} has not exited after {PATIENCE:?}", rank.number);
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -166,15 +166,15 @@ fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
 
 /// Where the ranks of this run have put their dumps.
 fn run_directory(directory: &Path) -> Result<PathBuf> {
-    let mut runs = std::fs::read_dir(directory).context("no rank has left a dump")?;
-    let run = runs.next().context("no rank has left a dump")?;
+    let mut runs = std::fs::read_dir(directory).context("no rank wrote a dump")?;
+    let run = runs.next().context("no rank wrote a dump")?;
     Ok(run?.path())
 }
 
 /// Every dump below this directory.
 fn read_dumps(directory: &Path) -> Result<Vec<Dump>> {
     let mut dumps = Vec::new();
-    for run in std::fs::read_dir(directory).context("no rank has left a dump")? {
+    for run in std::fs::read_dir(directory).context("no rank wrote a dump")? {
         for file in std::fs::read_dir(run?.path())? {
             let path = file?.path();
             let (dump, _) = Dump::read(&std::fs::read(&path)?)

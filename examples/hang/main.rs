@@ -70,7 +70,7 @@ fn show(fault: Fault) -> Result<()> {
     let report = analyze(&outcome.dumps, &Policy::default());
     // Colours only where a terminal shows them.
     let mut out = anstream::stdout().lock();
-    writeln!(out, "\n== what the records say\n")?;
+    writeln!(out, "\n== analysis of the records\n")?;
     human::write(&report, &human::Layout::default(), &mut out)?;
     let directory = outcome.directory.display();
     writeln!(
@@ -80,7 +80,7 @@ fn show(fault: Fault) -> Result<()> {
     let culprit = report.findings.first();
     let culprit = culprit.map(|finding| finding.culprit_ranks.as_slice());
     if culprit != Some(&[job::CULPRIT]) {
-        bail!("the analysis blames {culprit:?}, not rank {}", job::CULPRIT);
+        bail!("the analysis names {culprit:?}, not rank {}", job::CULPRIT);
     }
     Ok(())
 }

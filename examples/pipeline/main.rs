@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let group = world.group();
     let layers = group.size();
-    ensure!(layers > 1, "a pipeline needs two ranks at least");
+    ensure!(layers > 1, "a pipeline needs at least two ranks");
     let mut own = Layer::new(group.rank());
     let mut loss = 0.0;
     for step in 0..STEPS {
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let (expected, expected_loss) = alone(layers);
     ensure!(
         own == expected[group.rank() as usize],
-        "rank {} learnt otherwise",
+        "the weights of rank {} differ",
         group.rank()
     );
     if group.rank() == layers - 1 {

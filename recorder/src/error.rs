@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused.
-    #[error("cannot {what}: {source}")]
+    #[error("failed to {what}: {source}")]
     Io {
         /// What was tried, as a verb and its object.
         what: String,
@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// A ring file in a layout that this reader does not know.
     #[error(
-        "{path} is a ring of layout {found}, this reader knows layout {known}; use a newer reader",
+        "{path} is a ring of layout {found}, this reader supports layout {known}; use a newer reader",
         path = path.display()
     )]
     NewerRing {

@@ -215,7 +215,7 @@ fn a_process_writes_its_dump_when_its_endpoint_is_asked_to() {
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
     let ask = || client(&endpoint).write_dump(soon());
     let none = ask().unwrap_err().to_string();
-    assert!(none.contains("writes no dumps"), "{none}");
+    assert!(none.contains("does not write dumps"), "{none}");
     let path = directory.path().join("rank_1.json");
     let writer = recorder.clone();
     let place = path.clone();
@@ -369,22 +369,25 @@ fn complaint(answer: &'static [u8]) -> String {
 #[test]
 fn server_that_answers_nonsense_is_told_from_one_that_is_silent() {
     assert!(complaint(b"SSH-2.0-OpenSSH\r\n\r\n").starts_with("it does not speak HTTP"));
-    assert_eq!(complaint(b""), "its answer ended within the head");
+    assert_eq!(
+        complaint(b""),
+        "its answer ended before the end of the head"
+    );
     assert_eq!(
         complaint(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
         "it answered with HTTP status 404"
     );
     assert_eq!(
         complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"),
-        "it closed before the end of its answer"
+        "it closed the connection before the end of its answer"
     );
     assert_eq!(
         complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"),
-        "its answer tells no length, or one too great"
+        "its answer has a missing or oversized Content-Length"
     );
     assert!(
         complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
-            .starts_with("its answer is no record")
+            .starts_with("its answer is not a valid record")
     );
 
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -408,7 +411,7 @@ fn endpoint_that_is_not_there_is_named() {
         .unwrap_err();
     let sentence = error.to_string();
     assert!(
-        sentence.contains(path.to_str().unwrap()) && sentence.contains("cannot be asked"),
+        sentence.contains(path.to_str().unwrap()) && sentence.contains("connection failed"),
         "{sentence}"
     );
 }

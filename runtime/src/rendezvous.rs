@@ -79,7 +79,7 @@ impl Rendezvous {
     /// A place that the program knows by itself; the local rank is left open.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] if the rank is not below the world size or the port is 0.
+    /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size or the port is 0.
     pub fn explicit(
         rank: Rank,
         world_size: u32,

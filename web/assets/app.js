@@ -71,9 +71,9 @@ function tell() {
   const { judged_at_ns: judged } = state.shown.status;
   const old = age(Math.max(0, Date.now() - judged / 1e6));
   const past = state.shown !== state.live && !upload;
-  line.textContent = upload ? "a report on dumps"
-    : past ? `the past: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
-    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : `judged ${old} ago`;
+  line.textContent = upload ? "report on dumps"
+    : past ? `history: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
+    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : `updated ${old} ago`;
   line.classList.toggle("stale", !upload && (past || state.paused || !state.connected));
   at("live").hidden = upload != null || !(past || state.paused);
 }

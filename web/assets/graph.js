@@ -23,7 +23,7 @@ export function boxes(report) {
   const last = (rank) => report.ranks.find((it) => it.rank === rank)?.last_call ?? "no record";
   if (roots.size > 0) {
     const ranks = [...roots].sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind: "root", title: "waits for nobody", text: ranks.length === 1 ? `last: ${last(ranks[0])}` : "awaited by others" });
+    all.unshift({ ranks, on: new Set(), kind: "root", title: "not waiting", text: ranks.length === 1 ? `last: ${last(ranks[0])}` : "waited for" });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const home = new Map();
@@ -55,7 +55,7 @@ const cut = (text, most = 32) => (text.length > most ? `${text.slice(0, most - 1
 export function drawGraph(report) {
   const all = boxes(report);
   if (all.length === 0) {
-    at("graph").replaceChildren(make("p", { class: "empty" }, "Nobody waits for anybody."));
+    at("graph").replaceChildren(make("p", { class: "empty" }, "No blocked ranks."));
     return;
   }
   const column = columns(all);
@@ -67,7 +67,7 @@ export function drawGraph(report) {
   });
   const rows = Math.min(MOST_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
   const w = height.length * (WIDTH + GAP_X), h = rows * (HEIGHT + GAP_Y) + 10;
-  const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "who waits for whom" },
+  const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "wait-for graph" },
     draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
       draw("path", { d: "M0 0 L8 4 L0 8 z", class: "tip" }))));
   all.forEach((box, i) => {
@@ -84,7 +84,7 @@ export function drawGraph(report) {
     if (!place[i].shown) return;
     const { x, y } = place[i];
     svg.append(draw("g", { class: `box ${box.kind}` },
-      draw("title", {}, `${box.kind === "root" ? "at the root: " : ""}${ranksInWords(box.ranks)}: ${box.title} on ${box.text}`),
+      draw("title", {}, `${box.kind === "root" ? "root cause: " : ""}${ranksInWords(box.ranks)}: ${box.title} on ${box.text}`),
       draw("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 4 }),
       draw("text", { x: x + 9, y: y + 18, class: "head" }, cut(`${box.kind === "root" ? "! " : ""}${box.ranks.length === 1 ? "rank" : `${box.ranks.length} ranks`} ${rankSet(box.ranks, 3)}`)),
       draw("text", { x: x + 9, y: y + 33 }, cut(box.title)), draw("text", { x: x + 9, y: y + 46 }, cut(box.text))));

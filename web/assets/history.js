@@ -51,7 +51,7 @@ function paint() {
   const place = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   slider.value = String(Math.max(0, place));
   const point = points[Math.max(0, place)];
-  slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no picture");
+  slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no snapshot");
 }
 
 /** Loads what the server keeps. @param {(number: ?number) => void} goTo */

@@ -34,5 +34,5 @@ export function drawMatrix(focus) {
   at("matrix").replaceChildren(
     // The style sheet keeps the newest end in sight.
     make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "empty" }, `${legend}   newest on the right; the operations' names are in the heads' titles`));
+    make("p", { class: "empty" }, `${legend}   newest on the right; hover a column head for its operation`));
 }

@@ -105,14 +105,14 @@ export function chooseMetric(name) { metric = name; }
 /** Everything about one rank. @param {object} report @param {number} number */
 export function describe(report, number) {
   const rank = report.ranks.find((it) => it.rank === number);
-  if (!rank) return make("p", { class: "empty" }, `Rank ${number} is not in this picture.`);
+  if (!rank) return make("p", { class: "empty" }, `Rank ${number} is not in this snapshot.`);
   const waits = report.waits.filter((wait) => wait.rank === number);
   const awaited = report.waits.filter((wait) => wait.on.includes(number));
   const facts = [
-    ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "not told"],
-    ["step", rank.step ?? "not told"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
+    ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "unknown"],
+    ["step", rank.step ?? "unknown"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
     ["lost records", rank.lost], ["median lag", age(rank.lag_p50_ms) || "unknown"],
-    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${w.on.slice(0, 8).join(", ")}${w.on.length > 8 ? ", …" : ""}`).join("; ") || "for nobody"],
+    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${w.on.slice(0, 8).join(", ")}${w.on.length > 8 ? ", …" : ""}`).join("; ") || "not waiting"],
     ["waited for by", awaited.length === 0 ? "nobody" : `${awaited.length} ranks`],
   ];
   return make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));

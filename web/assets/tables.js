@@ -30,7 +30,7 @@ export function drawInFlight(report, passes, problemsOnly) {
     shown.map((i) => [
       age(i.age_ms), name(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
       i.state.replace("_", "-"), rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : ""),
-    ]), report.in_flight.length === 0 ? "Nothing is pending." : "Nothing pending passes the filter.", more);
+    ]), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", more);
 }
 
 /** @param {object} report @param {(group: object) => void} open */
@@ -47,7 +47,7 @@ export function drawGroups(report, passes, problemsOnly, open) {
       make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, name(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
       age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
-    ]), "No group passes.", more);
+    ]), "No group matches the filter.", more);
 }
 
 /** @param {object} report */
@@ -67,7 +67,7 @@ export function drawStragglers(report, passes) {
 export function drawSources(status) {
   fillTable(at("sources"), ["source", "ranks", "last answer", "error"],
     status.sources.map((s) => [s.name, `${s.answered}/${s.known}`,
-      s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the judgement`, s.error ?? ""]), "No source.");
+      s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
   const silent = status.silent_ranks;
   at("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
 }

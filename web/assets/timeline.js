@@ -21,7 +21,7 @@ export async function refresh(query = {}) {
   Object.assign(wanted, query);
   if (wanted.past) {
     drawn = null;
-    at("timeline-note").textContent = "Of the past only the report is kept; operations are shown for the present and for uploads.";
+    at("timeline-note").textContent = "Only reports are kept for the past; operations are shown live and for uploads.";
     paint();
     return;
   }
@@ -32,7 +32,7 @@ export async function refresh(query = {}) {
   try {
     drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
     view = { from: 0, to: Math.max(1, drawn.length) };
-    at("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations are left out: narrow the filter` : "";
+    at("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations not shown: narrow the filter` : "";
     paint();
   } catch (error) {
     at("timeline-note").textContent = error.message;
@@ -171,7 +171,7 @@ export function prepareTimeline() {
 export async function openInPerfetto(upload) {
   const origin = "https://ui.perfetto.dev";
   const page = open(origin);
-  if (!page) { at("timeline-note").textContent = "The browser keeps the window shut: download the trace instead."; return; }
+  if (!page) { at("timeline-note").textContent = "The browser blocked the window: download the trace instead."; return; }
   const answer = await fetch(`/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`);
   const buffer = await answer.arrayBuffer();
   const ping = setInterval(() => page.postMessage("PING", origin), 100);

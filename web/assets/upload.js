@@ -21,7 +21,7 @@ async function files(entry, path = "") {
 /** @param {[File, string][]} all */
 async function send(all) {
   const note = at("note");
-  if (all.length === 0) { note.textContent = "There was no file in it."; return; }
+  if (all.length === 0) { note.textContent = "It contained no file."; return; }
   note.textContent = `Sending ${all.length} files…`;
   const form = new FormData();
   for (const [file, path] of all) form.append("dump", file, path);
@@ -31,7 +31,7 @@ async function send(all) {
     if (!answer.ok) throw new Error(body.error);
     location.assign(body.url);
   } catch (error) {
-    note.textContent = `The dumps were not taken: ${error.message}`;
+    note.textContent = `The upload failed: ${error.message}`;
   }
 }
 

@@ -16,7 +16,7 @@ export function sentence(report) {
   const calm = {
     healthy: `nothing is wrong, nothing is pending; ${read}`,
     running: `${pending(report.in_flight.length)}; ${read}`,
-    inconclusive: `the records do not tell; ${read}`,
+    inconclusive: `no verdict from these records; ${read}`,
   };
   return calm[report.verdict] ?? report.verdict;
 }

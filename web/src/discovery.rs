@@ -137,7 +137,7 @@ impl Place {
             } => {
                 let found = directory.look_up(*port)?;
                 let there = found.get(*place).ok_or_else(|| {
-                    let text = format!("{} tells of {} nodes now", directory.name(), found.len());
+                    let text = format!("{} now lists {} nodes", directory.name(), found.len());
                     io::Error::new(io::ErrorKind::NotFound, text)
                 })?;
                 Ok(format!("{scheme}://{there}"))

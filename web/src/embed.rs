@@ -46,10 +46,10 @@ impl Default for Options {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address is not for this machine alone.
-    #[error("{0} can be reached from other machines; run rcomm-web there, which knows TLS")]
+    #[error("{0} can be reached from other machines; run rcomm-web instead, which supports TLS")]
     NotLoopback(SocketAddr),
     /// The system has no randomness for a token.
-    #[error("failed to make a token: {0}")]
+    #[error("failed to generate a token: {0}")]
     Token(getrandom::Error),
     /// A thread or the socket could not be had.
     #[error("failed to serve on {address}: {source}")]

@@ -12,27 +12,27 @@ pub(crate) enum Refusal {
         "the token is missing or wrong; open the address that rcomm-web printed at its start, or send `Authorization: Bearer TOKEN`"
     )]
     NoToken,
-    #[error("this server does not answer as {0:?}; name it with --host-name if it should")]
+    #[error("host name {0:?} is not allowed; add it with --host-name")]
     UnknownHost(String),
-    #[error("pages of {0:?} may not ask this server")]
+    #[error("requests from pages of {0:?} are not allowed")]
     ForeignOrigin(String),
-    #[error("the sources have not been looked at yet; ask again in a moment")]
+    #[error("the sources have not been read yet; try again in a moment")]
     NotYet,
-    #[error("there is nothing at {0:?}; GET /api/v1 lists what there is")]
+    #[error("no route {0:?}; GET /api/v1 lists the routes")]
     NoRoute(String),
-    #[error("{0} is not allowed there; GET /api/v1 lists what is")]
+    #[error("method {0} is not allowed on this route; GET /api/v1 lists the routes")]
     NoMethod(String),
-    #[error("the address has {0} bytes, at most {1} are read")]
+    #[error("the request URI has {0} bytes; the limit is {1}")]
     LongAddress(usize, usize),
-    #[error("the answer took longer than it may")]
+    #[error("the request timed out")]
     TookTooLong,
     #[error("{0}")]
     Query(String),
-    #[error("no group is called {0:?}")]
+    #[error("no group named {0:?}")]
     NoGroup(String),
-    #[error("picture {0} is not kept (any more); GET /api/v1/history lists those that are")]
+    #[error("snapshot {0} is not kept (any more); GET /api/v1/history lists the kept ones")]
     NoPicture(u64),
-    #[error("of picture {0} only the report is kept; its records are not")]
+    #[error("only the report of snapshot {0} is kept, not its records")]
     NoRecords(u64),
     #[error("upload {0:?} is not kept (any more)")]
     NoUpload(String),
@@ -40,7 +40,7 @@ pub(crate) enum Refusal {
     Upload(String),
     #[error("the upload is larger than {0} bytes; use rcomm-fr, or raise --upload-limit")]
     TooLarge(u64),
-    #[error("the server's disk refuses: {0}")]
+    #[error("the server failed to write to disk: {0}")]
     Disk(std::io::Error),
     #[error("the server is stopping")]
     Stopping,

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-#[allow(clippy::print_stderr, reason = "a program tells its errors")]
+#[allow(clippy::print_stderr, reason = "a program prints its errors")]
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log(cli.log_format);
@@ -52,7 +52,7 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     if beyond && cli.tls_cert.is_none() && !cli.plain_http {
         bail!(
             "{} can be reached from other machines: give --tls-cert and --tls-key, or --plain-http if \
-             something in front of it speaks TLS",
+             TLS is terminated in front of it",
             cli.listen
         );
     }
@@ -69,10 +69,10 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
         None => match std::env::var("RCOMM_WEB_TOKEN") {
             Ok(token) => token,
             Err(_) if beyond => bail!(
-                "{} can be reached from other machines: name a --token-file, or set RCOMM_WEB_TOKEN",
+                "{} can be reached from other machines: pass --token-file, or set RCOMM_WEB_TOKEN",
                 cli.listen
             ),
-            Err(_) => Access::random_token().context("failed to make a token")?,
+            Err(_) => Access::random_token().context("failed to generate a token")?,
         },
     };
     if token.is_empty()
@@ -118,7 +118,8 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     };
     if let Some(nodes) = nodes {
         let token = cli.nodes_token_file.as_deref().map(token_in).transpose()?;
-        let nodes = NodeSource::all(nodes, token.as_deref()).context("failed to find the nodes")?;
+        let nodes =
+            NodeSource::all(nodes, token.as_deref()).context("failed to look up the nodes")?;
         return Ok((nodes, LiveOptions::default()));
     }
     if let Some(store) = &cli.store {
@@ -148,12 +149,12 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))
 }
 
-#[allow(clippy::print_stdout, reason = "the address is this program's answer")]
+#[allow(clippy::print_stdout, reason = "the program prints its address")]
 fn serve(cli: &Cli) -> anyhow::Result<()> {
     let (access, query) = access(cli)?;
     let tls = match (&cli.tls_cert, &cli.tls_key) {
         (Some(cert), Some(key)) => {
-            Some(Tls::from_files(cert, key).context("failed to use the certificate")?)
+            Some(Tls::from_files(cert, key).context("failed to load the certificate")?)
         }
         _ => None,
     };
@@ -166,7 +167,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
     let (board, watch) =
         Board::watch(sources, options, pace).context("failed to start watching")?;
     let telemetry =
-        match OtelSettings::from_environment().context("cannot export to OpenTelemetry")? {
+        match OtelSettings::from_environment().context("invalid OpenTelemetry settings")? {
             Some(settings) => {
                 Some(Telemetry::start(&board, settings).context("failed to start the exporter")?)
             }
@@ -214,8 +215,10 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
 
 /// Ready when a signal asks this program to end.
 fn stopped() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut terminate = signal(SignalKind::terminate()).context("failed to watch for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("failed to watch for SIGINT")?;
+    let mut terminate =
+        signal(SignalKind::terminate()).context("failed to install the SIGTERM handler")?;
+    let mut interrupt =
+        signal(SignalKind::interrupt()).context("failed to install the SIGINT handler")?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}

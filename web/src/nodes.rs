@@ -114,7 +114,7 @@ fn look(
     for question in records.questions() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("there was no time left to ask it".into());
+            return Err("not asked: the round's time ran out".into());
         }
         let mut request = agent
             .get(format!("{}/api/v1/records", url.trim_end_matches('/')))
@@ -130,13 +130,13 @@ fn look(
         match answer.status().as_u16() {
             200 => {}
             401 => return Err("it refused the token".into()),
-            503 => return Err("it has not looked at its records yet".into()),
+            503 => return Err("it has not read its records yet".into()),
             status => return Err(format!("it answered with HTTP status {status}")),
         }
         let mut body = Vec::new();
         let reader = answer.body_mut().as_reader();
         let read = reader.take(MOST_BYTES).read_to_end(&mut body);
-        read.map_err(|error| format!("its answer broke off: {error}"))?;
+        read.map_err(|error| format!("its answer was cut off: {error}"))?;
         let size = records.take(&question, &body, observations)?;
         world_size = size.max(world_size);
     }

@@ -39,29 +39,29 @@ impl Traffic {
         let get = |count: &AtomicU64| count.load(Relaxed);
         w.gauge(
             "rcomm_web_connections",
-            "Connections of clients.",
+            "Open client connections.",
             get(&self.connections) as f64,
         );
         w.gauge(
             "rcomm_web_event_streams",
-            "Event streams being sent.",
+            "Open event streams.",
             get(&self.streams) as f64,
         );
         for (name, help, count) in [
             ("rcomm_web_requests", "Requests answered.", &self.requests),
             (
                 "rcomm_web_requests_denied",
-                "Requests without the token, under a foreign name, or from a foreign page.",
+                "Requests denied: no token, unknown host name, or foreign origin.",
                 &self.denied,
             ),
             (
                 "rcomm_web_connections_refused",
-                "Connections closed because there were too many.",
+                "Connections refused over --max-connections.",
                 &self.refused,
             ),
             (
                 "rcomm_web_slow_clients_dropped",
-                "Clients dropped because they did not take what they were sent.",
+                "Clients dropped because they did not read their answer in time.",
                 &self.slow,
             ),
         ] {
@@ -71,32 +71,32 @@ impl Traffic {
             for (name, help, count) in [
                 (
                     "rcomm_otel_spans_sent",
-                    "Spans that the collector took.",
+                    "Spans accepted by the collector.",
                     &counts.spans_sent,
                 ),
                 (
                     "rcomm_otel_spans_dropped",
-                    "Spans that nobody took.",
+                    "Spans dropped because the export failed.",
                     &counts.spans_dropped,
                 ),
                 (
                     "rcomm_otel_logs_sent",
-                    "Log records that the collector took.",
+                    "Log records accepted by the collector.",
                     &counts.logs_sent,
                 ),
                 (
                     "rcomm_otel_logs_dropped",
-                    "Log records that nobody took.",
+                    "Log records dropped because the export failed.",
                     &counts.logs_dropped,
                 ),
                 (
                     "rcomm_otel_metrics_sent",
-                    "Metrics that the collector took.",
+                    "Metrics accepted by the collector.",
                     &counts.metrics_sent,
                 ),
                 (
                     "rcomm_otel_metrics_dropped",
-                    "Metrics that nobody took.",
+                    "Metrics dropped because the export failed.",
                     &counts.metrics_dropped,
                 ),
             ] {

@@ -101,7 +101,7 @@ impl Uploads {
             let opened = file.open(folder.join(&name)).await;
             let mut file = opened.map_err(|error| match error.kind() {
                 io::ErrorKind::AlreadyExists => {
-                    Refusal::Upload(format!("two files are called {name:?}"))
+                    Refusal::Upload(format!("two files are named {name:?}"))
                 }
                 _ => Refusal::Disk(error),
             })?;
@@ -114,7 +114,7 @@ impl Uploads {
             file.flush().await.map_err(Refusal::Disk)?;
         }
         if files == 0 {
-            return Err(Refusal::Upload("it holds no file".into()));
+            return Err(Refusal::Upload("it contains no file".into()));
         }
         Ok(())
     }
@@ -167,9 +167,7 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
             unusable.push(Problem {
                 code: Code::N301,
                 path,
-                sentence:
-                    "left aside: neither the record nor the file's name says which rank it is of"
-                        .into(),
+                sentence: "skipped: neither the record nor the file name gives its rank".into(),
             });
             return;
         };
@@ -179,7 +177,7 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
                 code: Code::N301,
                 path,
                 sentence: format!(
-                    "left aside: the upload holds more than {MOST_ENTRIES} operations; use rcomm-fr"
+                    "skipped: the upload has more than {MOST_ENTRIES} operations; use rcomm-fr"
                 ),
             });
             return;
@@ -201,7 +199,7 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     if observations.is_empty() {
         let why = problems.first();
         let why = why.map_or_else(String::new, |it| format!(": {}: {}", it.path, it.sentence));
-        return Err(Refusal::Upload(format!("no file of it is a dump{why}")));
+        return Err(Refusal::Upload(format!("no file in it is a dump{why}")));
     }
     let poll = Poll {
         observations,

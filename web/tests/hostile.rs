@@ -222,7 +222,7 @@ fn doors_are_not_opened_beyond_this_machine_by_mistake() {
             Some("0123456789abcdef"),
             "give --tls-cert and --tls-key",
         ),
-        (&["--plain-http"], None, "name a --token-file"),
+        (&["--plain-http"], None, "pass --token-file"),
         (&["--plain-http"], Some("short"), "at least 16 characters"),
     ] {
         let text = start(args, token);

@@ -123,7 +123,7 @@ fn an_entry_left_out_of_a_healthy_job_is_no_all_clear() {
         }
         fs::write(folder.path().join(name), dump.to_string()).unwrap();
     }
-    assert_inconclusive(&folder, "1 entry was left out");
+    assert_inconclusive(&folder, "1 entry was skipped");
 }
 
 #[test]

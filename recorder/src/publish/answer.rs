@@ -39,7 +39,7 @@ impl FromStr for EndpointAddress {
         let tcp = text.strip_prefix("tcp:").and_then(|text| text.parse().ok());
         tcp.map(Self::Tcp).ok_or_else(|| Error::Endpoint {
             address: text.to_owned(),
-            why: "it is not an address; write unix:/path/of/socket or tcp:10.0.0.1:7000".to_owned(),
+            why: "not an address; expected unix:/path/of/socket or tcp:10.0.0.1:7000".to_owned(),
         })
     }
 }
@@ -68,8 +68,7 @@ impl EndpointToken {
         let token = token.into();
         if token.len() < 16 || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::InvalidConfig(
-                "an endpoint's token needs at least 16 visible ASCII characters and no other"
-                    .to_owned(),
+                "an endpoint token must be at least 16 visible ASCII characters".to_owned(),
             ));
         }
         Ok(Self(token))

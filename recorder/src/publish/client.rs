@@ -68,7 +68,7 @@ impl EndpointClient {
         };
         let answer = self.get(&path, deadline)?;
         let (dump, problems) = Dump::read(&answer.body)
-            .map_err(|error| self.error(format!("its answer is no record: {error}")))?;
+            .map_err(|error| self.error(format!("its answer is not a valid record: {error}")))?;
         let number = |name| answer.field(name).and_then(|text| text.parse().ok());
         let since_answered: Option<u64> = number(SINCE_HEADER);
         Ok(DumpAnswer {
@@ -95,7 +95,7 @@ impl EndpointClient {
 
     fn json<T: serde::de::DeserializeOwned>(&self, body: &[u8]) -> Result<T> {
         serde_json::from_slice(body)
-            .map_err(|error| self.error(format!("its answer makes no sense: {error}")))
+            .map_err(|error| self.error(format!("its answer is invalid: {error}")))
     }
 
     fn get(&self, path: &str, deadline: Instant) -> Result<HttpAnswer> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum DumpFileError {
     /// The folder could not be made.
-    #[error("dump folder {} could not be made: {source}", .folder.display())]
+    #[error("failed to create dump directory {}: {source}", .folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -18,7 +18,7 @@ pub enum DumpFileError {
         source: io::Error,
     },
     /// The file could not be written (disk full, no permission, ...). Nothing is left behind.
-    #[error("dump {} could not be written: {source}", .path.display())]
+    #[error("failed to write dump {}: {source}", .path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum DumpFileError {
     },
     /// The name and all numbered names after it are taken.
     #[error(
-        "dump {} could not be written: it exists, and so do {} numbered after it; move old dumps away",
+        "failed to write dump {}: it exists, and so do {} numbered copies; move old dumps away",
         .path.display(), MOST_NUMBERED
     )]
     NoFreeName {

@@ -351,7 +351,7 @@ async fn check_token(token: &EndpointToken, request: Request, next: Next) -> Res
     if token.as_str().as_bytes().ct_eq(given).into() {
         return next.run(request).await;
     }
-    let why = "this endpoint answers those alone who send the job's token\n";
+    let why = "missing or wrong token\n";
     (StatusCode::UNAUTHORIZED, why).into_response()
 }
 
@@ -405,7 +405,7 @@ async fn dump(
     let (mut dump, look) =
         changes.since(memory, layout, since.unwrap_or(0), served.recorder.now_ns());
     drop(changes);
-    dump.identity.reason = "asked at its endpoint".to_owned();
+    dump.identity.reason = "requested at its endpoint".to_owned();
     let mut headers = HeaderMap::new();
     headers.insert(CHANGE_HEADER, HeaderValue::from(look));
     headers.insert(ENTRIES_HEADER, HeaderValue::from(served.recorder.entries()));
@@ -436,7 +436,7 @@ async fn write_dump(State(served): State<Arc<Served>>) -> Response {
         asked.dump.clone()
     };
     let Some(write) = write else {
-        let why = "this process writes no dumps\n";
+        let why = "this process does not write dumps\n";
         return (StatusCode::NOT_IMPLEMENTED, why).into_response();
     };
     match tokio::task::spawn_blocking(move || write()).await {

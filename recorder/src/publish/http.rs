@@ -46,19 +46,19 @@ pub enum HttpError {
     #[error("it did not answer in time")]
     Late,
     /// The answer ended too early.
-    #[error("it closed before the end of its answer")]
+    #[error("it closed the connection before the end of its answer")]
     Cut,
     /// The connection failed.
-    #[error("it cannot be asked: {0}")]
+    #[error("the connection failed: {0}")]
     Io(std::io::Error),
     /// The answer is no HTTP.
     #[error("it does not speak HTTP: {0}")]
     NotHttp(httparse::Error),
     /// The head of the answer has no end.
-    #[error("its answer ended within the head")]
+    #[error("its answer ended before the end of the head")]
     Head,
     /// The answer says no length, or one that nobody would wait for.
-    #[error("its answer tells no length, or one too great")]
+    #[error("its answer has a missing or oversized Content-Length")]
     Length,
 }
 

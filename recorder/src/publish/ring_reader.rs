@@ -59,7 +59,7 @@ impl RingReader {
         let file = directory::open(&path)
             .map_err(|error| Error::io(format!("open ring {}", path.display()), error))?;
         let about = rustix::fs::fstat(&file)
-            .map_err(|error| Error::io(format!("look at ring {}", path.display()), error))?;
+            .map_err(|error| Error::io(format!("stat ring {}", path.display()), error))?;
         if !rustix::fs::FileType::from_raw_mode(about.st_mode).is_file() {
             return Err(not_a_ring("it is not a regular file".to_owned()));
         }
@@ -71,13 +71,15 @@ impl RingReader {
         }
         if bytes > MOST_BYTES {
             return Err(not_a_ring(format!(
-                "it has {bytes} bytes, too many for a ring"
+                "it has {bytes} bytes, more than a ring can have"
             )));
         }
         let view = View::of_file(&file, bytes as usize)
             .map_err(|error| Error::io(format!("map ring {}", path.display()), error))?;
         if view.load(header::MAGIC) != layout::MAGIC {
-            return Err(not_a_ring("it does not start as rings do".to_owned()));
+            return Err(not_a_ring(
+                "it does not start with a ring's magic number".to_owned(),
+            ));
         }
         let (major, _) = halves(view.load(header::VERSION));
         if major != layout::MAJOR {

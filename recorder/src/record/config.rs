@@ -102,7 +102,7 @@ impl RecorderConfig {
         let refuse = |why: String| Err(Error::InvalidConfig(why));
         if self.rank >= self.world_size {
             return refuse(format!(
-                "rank {} is not below the world size {}",
+                "rank {} is not less than the world size {}",
                 self.rank, self.world_size
             ));
         }

@@ -315,14 +315,14 @@ pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
         .create(directory)
         .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
     let about = fs::symlink_metadata(directory)
-        .map_err(|error| Error::io(format!("look at {shown}"), error))?;
+        .map_err(|error| Error::io(format!("stat {shown}"), error))?;
     let ours = about.is_dir() && about.uid() == rustix::process::geteuid().as_raw();
     if ours && about.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let why = "it is not a directory that this user alone may write in";
+    let why = "it is not a directory that only this user may write to";
     Err(Error::io(
-        format!("keep a ring in {shown}"),
+        format!("use {shown} for rings"),
         io::Error::new(ErrorKind::PermissionDenied, why),
     ))
 }

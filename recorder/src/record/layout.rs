@@ -321,7 +321,7 @@ impl Layout {
         let have = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);
         if bytes > have {
-            return Err(format!("it has {have} bytes of {bytes}: it was cut"));
+            return Err(format!("it is truncated: {have} of {bytes} bytes"));
         }
         let none = Section { word: 0, rows: 0 };
         let mut layout = Self {
@@ -351,7 +351,7 @@ impl Layout {
                 && rows <= most as u64;
             if !fits {
                 return Err(format!(
-                    "its header places {rows} rows at byte {start} of {bytes} (word {word})"
+                    "its header puts {rows} rows at byte {start} of {bytes} (word {word})"
                 ));
             }
             *section = Section {

@@ -42,7 +42,7 @@ pub(super) fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str
     histogram(
         w,
         "rcomm_collective_duration_seconds",
-        "From the arrival of the last member to the end, one value a collective.",
+        "From the arrival of the last member to completion, one value per collective.",
         tally,
         |series| &series.duration,
         traced_job,
@@ -50,7 +50,7 @@ pub(super) fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str
     histogram(
         w,
         "rcomm_collective_arrival_lag_seconds",
-        "How late the last member came after the first, one value a collective.",
+        "Arrival of the last member after the first, one value per collective.",
         tally,
         |series| &series.lag,
         traced_job,

@@ -45,12 +45,12 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     ),
     (
         "rcomm_last_completed_seq",
-        "Newest collective sequence number that every member has completed, where their records say so.",
+        "Newest collective sequence number completed by every member, where records include it.",
         |sums| sums.completed_seq,
     ),
     (
         "rcomm_members_behind_seq",
-        "How many collectives the last member is behind the first.",
+        "Collectives by which the last member is behind the first.",
         |sums| Some(sums.behind),
     ),
     (
@@ -116,7 +116,7 @@ pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
     }
     w.gauge(
         "rcomm_groups_omitted",
-        "Groups beyond the first 512, which have no series of their own.",
+        "Groups beyond the first 512, which have no series.",
         reports.len().saturating_sub(MOST_GROUPS) as f64,
     );
 }

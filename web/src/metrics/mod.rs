@@ -83,7 +83,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_verdict_info",
         Kind::Gauge,
-        "1 on the verdict that holds, 0 on the others.",
+        "1 for the current verdict, 0 for the others.",
     );
     for (verdict, name) in VERDICTS {
         let holds = f64::from(u8::from(report.verdict == verdict));
@@ -91,12 +91,12 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     }
     w.gauge(
         "rcomm_ranks_expected",
-        "Ranks that the job should have.",
+        "World size of the job.",
         report.input.ranks_expected as f64,
     );
     w.gauge(
         "rcomm_ranks_read",
-        "Ranks whose record is read.",
+        "Ranks whose record was read.",
         report.input.ranks_read as f64,
     );
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
@@ -110,7 +110,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
         w.family(
             "rcomm_step",
             Kind::Gauge,
-            "Training step that the program named last: of the rank furthest behind, and ahead.",
+            "Newest training step reported by the program: of the last rank and of the first.",
         );
         w.sample("rcomm_step", &[("of", "last")], least as f64);
         w.sample("rcomm_step", &[("of", "first")], most as f64);
@@ -118,7 +118,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_inflight_collectives",
         Kind::Gauge,
-        "Operations issued by some rank and not completed by all, by where they stand.",
+        "Operations issued by at least one rank and not completed by all, by state.",
     );
     for (state, name) in STATES {
         let count = report.in_flight.iter().filter(|it| it.state == state);
@@ -134,18 +134,18 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
     w.gauge(
         "rcomm_straggler_time_ratio",
-        "Share of the job's time that others waited for the slowest rank, 0 to 1.",
+        "Share of the job's time that the other ranks waited for the slowest one, 0 to 1.",
         lag.fold(0.0, f64::max),
     );
     w.counter("rcomm_judgements", "Analyses made.", snapshot.number);
     w.gauge(
         "rcomm_judgement_seconds",
-        "How long the newest analysis took.",
+        "Duration of the newest analysis.",
         snapshot.cost.as_secs_f64(),
     );
     w.gauge(
         "rcomm_judged_timestamp_seconds",
-        "When the newest analysis was made, since the epoch. It is made again when something changed.",
+        "Time of the newest analysis, since the epoch. The analysis is repeated when records change.",
         snapshot.at.wall_ns as f64 / 1e9,
     );
 }
@@ -153,12 +153,12 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
 fn recorders(w: &mut Writer, snapshot: &Snapshot, tally: &Tally) {
     w.counter(
         "rcomm_recorder_dropped",
-        "Records that rings have dropped or written over, over all ranks.",
+        "Records that rings dropped or overwrote, over all ranks.",
         tally.lost(),
     );
     w.counter(
         "rcomm_recorder_unread",
-        "Operations that came and went between two looks, and are in no counter.",
+        "Operations overwritten between two reads, which no counter includes.",
         tally.unread(),
     );
     w.gauge(
@@ -180,14 +180,14 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, tally: &Tally) {
     if let Some(oldest) = snapshot.ranks.iter().filter_map(beat).max() {
         w.gauge(
             "rcomm_watchdog_heartbeat_age_seconds",
-            "Since the slowest watchdog of a living rank made its round.",
+            "Time since the last heartbeat of the slowest watchdog among live ranks.",
             oldest.max(0) as f64 / 1e9,
         );
     }
     for (name, help, liveness) in [
         (
             "rcomm_processes_alive",
-            "Ranks whose process is known to live.",
+            "Ranks whose process is known to be alive.",
             Liveness::Alive,
         ),
         (
@@ -207,7 +207,7 @@ fn sources(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_source_answered_ranks",
         Kind::Gauge,
-        "Ranks that a source could read the last time.",
+        "Ranks that answered in the newest read of the source.",
     );
     for source in sources() {
         let labels = [("source", source.name.as_str())];
@@ -220,7 +220,7 @@ fn sources(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_source_known_ranks",
         Kind::Gauge,
-        "Ranks that a source knows of.",
+        "Ranks known to the source.",
     );
     for source in sources() {
         let labels = [("source", source.name.as_str())];
@@ -229,7 +229,7 @@ fn sources(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_source_failing",
         Kind::Gauge,
-        "1 where a source could not be asked the last time.",
+        "1 if the newest read of the source failed.",
     );
     for source in sources() {
         let labels = [("source", source.name.as_str())];
@@ -245,7 +245,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_culprit_rank",
         Kind::Gauge,
-        "1 for each rank that a finding blames; at most 16 ranks.",
+        "1 for each rank that a finding names as culprit; at most 16 ranks.",
     );
     let mut blamed: Vec<(Rank, Code)> = Vec::new();
     for finding in &report.findings {
@@ -277,7 +277,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
     w.family(
         "rcomm_rank_straggler_time_ratio",
         Kind::Gauge,
-        "Share of the job's time that others waited for this rank; the 16 greatest.",
+        "Share of the job's time that the other ranks waited for this one; the 16 largest.",
     );
     for (share, rank) in &late {
         let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];

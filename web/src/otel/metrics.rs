@@ -63,7 +63,7 @@ pub(super) fn request(
         context.histogram(
             (
                 "rcomm.collective.duration",
-                "From the arrival of the last member to the end.",
+                "From the arrival of the last member to completion.",
                 "s",
             ),
             |series| &series.duration,
@@ -71,7 +71,7 @@ pub(super) fn request(
         context.histogram(
             (
                 "rcomm.collective.arrival_lag",
-                "How late the last member came after the first.",
+                "Arrival of the last member after the first.",
                 "s",
             ),
             |series| &series.lag,
@@ -79,7 +79,7 @@ pub(super) fn request(
         context.gauge(
             (
                 "rcomm.inflight",
-                "Operations issued by some rank and not completed by all.",
+                "Operations issued by at least one rank and not completed by all.",
                 "{collective}",
             ),
             report.in_flight.len() as f64,
@@ -93,15 +93,11 @@ pub(super) fn request(
             ages.fold(0.0, f64::max) / 1e3,
         ),
         context.gauge(
-            (
-                "rcomm.ranks.expected",
-                "Ranks that the job should have.",
-                "{rank}",
-            ),
+            ("rcomm.ranks.expected", "World size of the job.", "{rank}"),
             report.input.ranks_expected as f64,
         ),
         context.gauge(
-            ("rcomm.ranks.read", "Ranks whose record is read.", "{rank}"),
+            ("rcomm.ranks.read", "Ranks whose record was read.", "{rank}"),
             report.input.ranks_read as f64,
         ),
         context.gauge(
@@ -115,7 +111,7 @@ pub(super) fn request(
         context.gauge(
             (
                 "rcomm.straggler.time_ratio",
-                "Share of the job's time lost to the slowest rank.",
+                "Share of the job's time that the other ranks waited for the slowest one, 0 to 1.",
                 "1",
             ),
             lag.fold(0.0, f64::max),

@@ -220,7 +220,7 @@ fn tell(
     match result {
         Ok(()) => sent.fetch_add(items, Relaxed),
         Err(error) => {
-            tracing::warn!(signal, items, %error, "dropped: the collector did not take it");
+            tracing::warn!(signal, items, %error, "dropped: the collector did not accept the export");
             dropped.fetch_add(items, Relaxed)
         }
     };

@@ -37,7 +37,7 @@ pub enum ReadError {
         what: String,
     },
     /// Cut short or damaged before anything of use.
-    #[error("{cause} at byte {at} of {of}, before anything that could be used")]
+    #[error("{cause} at byte {at} of {of}, before any complete entry")]
     Lost {
         /// Where reading stopped.
         at: usize,
@@ -48,7 +48,7 @@ pub enum ReadError {
     },
     /// A pickle that would construct objects or call functions.
     #[error(
-        "refused: pickle instruction {opcode} at byte {at} would construct an object, which no dump needs"
+        "refused: pickle instruction {opcode} at byte {at} would construct an object, which dumps never do"
     )]
     Refused {
         /// The instruction, by its name in Python's `pickletools`.
@@ -57,7 +57,7 @@ pub enum ReadError {
         at: usize,
     },
     /// More values than are read from one file.
-    #[error("more values than a dump of one rank can have, at byte {at}")]
+    #[error("too many values for a dump of one rank, at byte {at}")]
     TooLarge {
         /// Where the limit was reached.
         at: usize,
@@ -102,7 +102,7 @@ pub enum ReadProblem {
     },
     /// Entries that make no sense were left out.
     #[error(
-        "{} left out; the first is entry {first}, because of its `{key}`",
+        "{} skipped; the first is entry {first}, because of its `{key}`",
         if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
     )]
     Rejected {
@@ -176,7 +176,7 @@ impl DumpReader {
                     ReadError::Lost { at, of, cause }
                 }
                 _ => ReadError::NotADump {
-                    what: "it holds neither operations (entries) nor groups (pg_config)".to_owned(),
+                    what: "it has neither operations (entries) nor groups (pg_config)".to_owned(),
                 },
             });
         }

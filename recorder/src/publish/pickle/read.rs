@@ -282,7 +282,7 @@ impl Pickle {
                     (&[root], []) => return Ok(root),
                     _ => {
                         return Err(Fault::Damaged {
-                            what: "the end, with values left that are in no other",
+                            what: "the end, with unused values left",
                             at: here,
                         });
                     }
@@ -333,7 +333,7 @@ impl Pickle {
             Some(Cell::Taken) => Err(Fault::Taken { at }),
             Some(&cell) if !matches!(cell, Cell::Unset) => self.push(cell, at),
             _ => Err(Fault::Damaged {
-                what: "a memo number that was never given",
+                what: "an undefined memo number",
                 at,
             }),
         }
@@ -341,7 +341,7 @@ impl Pickle {
 
     fn remember(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
         let &cell = self.stack.last().ok_or(Fault::Damaged {
-            what: "nothing to remember",
+            what: "no value to memoize",
             at,
         })?;
         self.note(slot, cell, at)
@@ -359,7 +359,7 @@ impl Pickle {
         // Every number costs at least two bytes of input, so an honest one is below the position.
         if slot > at {
             return Err(Fault::Damaged {
-                what: "a memo number far beyond the values so far",
+                what: "a memo number out of range",
                 at,
             });
         }
@@ -375,7 +375,7 @@ impl Pickle {
     /// The height of the stack at the last MARK, which is thereby closed.
     fn marked(&mut self, at: usize) -> Result<usize, Fault> {
         let from = self.marks.pop().ok_or(Fault::Damaged {
-            what: "the end of a list that was never begun",
+            what: "the end of a list that was never started",
             at,
         })?;
         Ok(from as usize)
@@ -431,7 +431,7 @@ impl Pickle {
             (Some(Cell::Dict(id)), Filling::Dict) if len.is_multiple_of(2) => id,
             _ => {
                 return Err(Fault::Damaged {
-                    what: "values for a container that is not there",
+                    what: "values without a container",
                     at,
                 });
             }

@@ -33,7 +33,7 @@ pub(super) fn read(
         Err(Fault::Cut { at }) => (at, Cause::Cut),
         Err(Fault::Damaged { what, at }) => (at, Cause::Damaged(what.to_owned())),
         Err(Fault::Taken { at }) => {
-            let what = "a memo number that was never given";
+            let what = "an undefined memo number";
             (at, Cause::Damaged(what.to_owned()))
         }
     };

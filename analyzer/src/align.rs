@@ -6,18 +6,13 @@
 //! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that says
 //! "never issued", "issued" or "cannot be told".
 
+pub(crate) use crate::membership::{Group, GroupIx, RecordIx};
 use crate::membership::{name_families, position, resolve_groups};
 use crate::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Position of a record in [`Aligned::records`].
-pub(crate) type RecordIx = usize;
-/// Position of a group in [`Aligned::groups`].
-pub(crate) type GroupIx = usize;
 
 /// One rank's part in one group.
 #[derive(Clone, Debug, Default)]
@@ -34,26 +29,6 @@ pub(crate) struct Lane {
     pub(crate) dense: bool,
     /// Position in `collectives` of the first that has not completed.
     pub(crate) pending_from: usize,
-}
-
-/// One group over all its members.
-#[derive(Clone, Debug)]
-pub(crate) struct Group {
-    pub(crate) name: String,
-    pub(crate) desc: String,
-    /// Global ranks in order of group rank.
-    pub(crate) ranks: Arc<[Rank]>,
-    /// Of each member: its record and the lane in it.
-    pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
-    /// Groups that play the same part for other ranks share a family.
-    pub(crate) family: u32,
-    /// Some record names the members; else they are those that name the group.
-    pub(crate) told: bool,
-    /// The backend, where two of one process each number operations of the group by themselves; then
-    /// each has a group of its own.
-    pub(crate) backend: Option<String>,
-    /// Starts of operations are recorded, so that "not started" means "not arrived".
-    pub(crate) shows_starts: bool,
 }
 
 /// What a rank's record says of one collective.

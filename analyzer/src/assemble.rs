@@ -1,10 +1,11 @@
 //! The report: findings ranked, consequences under their causes, victims counted.
 
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::finding::{Code, Finding, Severity};
 use crate::report::{Input, Problem, Report, Verdict};
 use crate::summary;
 use crate::wait_graph::{Missing, Node};
+use crate::words::name_ranks;
 use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

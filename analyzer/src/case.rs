@@ -9,12 +9,10 @@ use crate::lateness::Lateness;
 use crate::p2p::{Half, Messages};
 use crate::pending::What;
 use crate::policy::Policy;
-use crate::record::{NONE, Op, Record};
+use crate::record::{NONE, Op};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
-use crate::words::{name_run, runs};
 use rcomm_recorder::model::{Frame, OpType, Rank};
-use rcomm_recorder::publish::RingReader;
 
 /// Everything that is known of the job.
 pub(crate) struct Case<'a> {
@@ -85,56 +83,6 @@ pub(crate) struct Spot {
     pub(crate) seq: u64,
     pub(crate) kind: SeqKind,
     pub(crate) op: String,
-}
-
-/// `1 rank has`, `3 ranks have`.
-pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
-    if n == 1 {
-        format!("1 rank {singular}")
-    } else {
-        format!("{n} ranks {plural}")
-    }
-}
-
-/// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
-pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
-    const SHOWN: usize = 6;
-    let [_, _, ..] = ranks else {
-        return ranks
-            .first()
-            .map_or_else(|| "no rank".to_owned(), |rank| format!("rank {rank}"));
-    };
-    let spans: Vec<&[Rank]> = runs(ranks).collect();
-    // One more is said as shortly as that there is one more.
-    let shown = match spans.len() {
-        n if n > SHOWN + 1 => SHOWN,
-        n => n,
-    };
-    let mut said: Vec<String> = spans[..shown]
-        .iter()
-        .map(|span| name_run(span, "-"))
-        .collect();
-    let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
-    let last = match left {
-        0 => said.pop(),
-        left => Some(format!("{left} more")),
-    };
-    let last = last.unwrap_or_default();
-    match said.is_empty() {
-        true => format!("ranks {last}"),
-        false => format!("ranks {} and {last}", said.join(", ")),
-    }
-}
-
-/// `102 s`, `1.5 s`, `20 ms`.
-pub(crate) fn name_time(ms: f64) -> String {
-    if ms >= 10_000.0 {
-        format!("{:.0} s", ms / 1000.0)
-    } else if ms >= 1000.0 {
-        format!("{:.1} s", ms / 1000.0)
-    } else {
-        format!("{ms:.0} ms")
-    }
 }
 
 impl Case<'_> {
@@ -516,12 +464,6 @@ impl Case<'_> {
             .iter()
             .find(|one| one.group == group && one.seq == seq)
     }
-}
-
-/// The record was read from a ring whose owner is dead.
-pub(crate) fn died(record: &Record) -> bool {
-    // Word for word: a reason that quotes an error may well say "deadline".
-    record.identity.reason == RingReader::OWNER_IS_DEAD
 }
 
 /// Frames of the communication library and what wraps it.

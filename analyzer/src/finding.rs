@@ -1,6 +1,6 @@
 //! One finding: what is wrong, who is to blame, and the proof.
 
-use crate::case::name_time;
+use crate::words::name_time;
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;

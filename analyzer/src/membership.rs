@@ -1,11 +1,35 @@
 //! The groups of a job, with their members and the part that each plays.
 
-use crate::align::{Group, GroupIx};
 use crate::record::{Record, Shared};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+
+/// Position of a record in [`Aligned::records`](crate::align::Aligned::records).
+pub(crate) type RecordIx = usize;
+/// Position of a group in [`Aligned::groups`](crate::align::Aligned::groups).
+pub(crate) type GroupIx = usize;
+
+/// One group over all its members.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) desc: String,
+    /// Global ranks in order of group rank.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// Of each member: its record and the lane in it.
+    pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
+    /// Groups that play the same part for other ranks share a family.
+    pub(crate) family: u32,
+    /// Some record names the members; else they are those that name the group.
+    pub(crate) told: bool,
+    /// The backend, where two of one process each number operations of the group by themselves; then
+    /// each has a group of its own.
+    pub(crate) backend: Option<String>,
+    /// Starts of operations are recorded, so that "not started" means "not arrived".
+    pub(crate) shows_starts: bool,
+}
 
 /// The groups that somebody used, with their members, and for each record the group of each lane.
 pub(crate) fn resolve_groups(

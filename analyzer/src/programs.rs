@@ -1,8 +1,9 @@
 //! Two ranks' programs side by side, from where they part.
 
 use crate::align::{GroupIx, RecordIx};
-use crate::case::{Case, name_ranks};
+use crate::case::Case;
 use crate::record::Op;
+use crate::words::name_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use crate::signature::{Call, Calls};
 use rcomm_recorder::model::{
     EntryState, Frame, OpType, Peer, ProcessGroupStatus, Rank, RankStatus,
 };
-use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder};
+use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -137,6 +137,12 @@ impl Record {
     /// The moment at which it was taken, as far as it tells, ns by its own clock.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
+    }
+
+    /// It was read from a ring whose owner is dead.
+    pub(crate) fn died(&self) -> bool {
+        // The whole reason: one that quotes an error may contain the word "dead".
+        self.identity.reason == RingReader::OWNER_IS_DEAD
     }
 
     pub(crate) fn record_id(&self, op: &Op) -> u64 {

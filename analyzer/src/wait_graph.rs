@@ -13,7 +13,6 @@
 //! there the oldest unfinished operation of each group is.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
-use crate::case::died;
 use crate::components::components;
 use crate::p2p::{self, Half, Messages, Other};
 use crate::pending::{Arrival, Pending, What, front_is_lost, pending_of};
@@ -103,7 +102,7 @@ impl WaitGraph {
                 // What was pending when a record was taken may have ended since: a view that looks
                 // again too late must not take its own lateness for the job's. Only the dead stay as
                 // they are.
-                let dead = died(&aligned.records[record]);
+                let dead = aligned.records[record].died();
                 let now = match aligned.records[record].identity.dump_time_ns {
                     _ if foreign => own,
                     _ if dead => now,

@@ -124,6 +124,45 @@ impl Display for Spans<'_> {
     }
 }
 
+/// `1 rank has`, `3 ranks have`.
+pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
+    if n == 1 {
+        format!("1 rank {singular}")
+    } else {
+        format!("{n} ranks {plural}")
+    }
+}
+
+/// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
+pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
+    const SHOWN: usize = 6;
+    let [_, _, ..] = ranks else {
+        return ranks
+            .first()
+            .map_or_else(|| "no rank".to_owned(), |rank| format!("rank {rank}"));
+    };
+    let spans: Vec<&[Rank]> = runs(ranks).collect();
+    // One more is said as shortly as that there is one more.
+    let shown = match spans.len() {
+        n if n > SHOWN + 1 => SHOWN,
+        n => n,
+    };
+    let mut said: Vec<String> = spans[..shown]
+        .iter()
+        .map(|span| name_run(span, "-"))
+        .collect();
+    let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
+    let last = match left {
+        0 => said.pop(),
+        left => Some(format!("{left} more")),
+    };
+    let last = last.unwrap_or_default();
+    match said.is_empty() {
+        true => format!("ranks {last}"),
+        false => format!("ranks {} and {last}", said.join(", ")),
+    }
+}
+
 /// A number with its noun, in singular or plural: `1 rank`, `1,024 ranks`.
 pub fn count(n: u64, noun: &str) -> String {
     let plural = if n == 1 { "" } else { "s" };
@@ -166,6 +205,17 @@ pub fn duration_ms(ms: f64) -> String {
         }
     };
     format!("{sign}{text}")
+}
+
+/// `102 s`, `1.5 s`, `20 ms`.
+pub(crate) fn name_time(ms: f64) -> String {
+    if ms >= 10_000.0 {
+        format!("{:.0} s", ms / 1000.0)
+    } else if ms >= 1000.0 {
+        format!("{:.1} s", ms / 1000.0)
+    } else {
+        format!("{ms:.0} ms")
+    }
 }
 
 /// Bytes as people say them: `512 B`, `64 KiB`, `1.5 GiB`.

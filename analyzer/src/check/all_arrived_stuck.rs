@@ -7,10 +7,11 @@
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
-use crate::case::{Case, Draft, count_ranks, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::sink::Sink;
 use crate::wait_graph::Place;
+use crate::words::{count_ranks, name_time};
 
 pub(super) struct AllArrivedStuck;
 

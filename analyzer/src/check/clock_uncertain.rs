@@ -7,9 +7,10 @@
 //! clocks are known, that is said here.
 
 use super::Check;
-use crate::case::{Case, Draft, name_time};
+use crate::case::{Case, Draft};
 use crate::clocks::sum;
 use crate::finding::Code;
+use crate::words::name_time;
 use rcomm_recorder::model::Rank;
 
 pub(super) struct ClockUncertain;

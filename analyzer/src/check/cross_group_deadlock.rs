@@ -11,7 +11,7 @@
 //! but left one out: then the finding is E103.
 
 use super::Check;
-use crate::case::{Case, Draft, Spot, name_ranks};
+use crate::case::{Case, Draft, Spot};
 use crate::event::Event;
 use crate::finding::Code;
 use crate::missed::{event_at, event_for};
@@ -20,6 +20,7 @@ use crate::program_order::{Votes, ask, past};
 use crate::programs::{self, Point};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
+use crate::words::name_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

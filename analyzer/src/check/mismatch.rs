@@ -5,11 +5,12 @@
 //! shifted, or in another order, the finding is not this one but [`shifted`](super::shifted)'s.
 
 use super::Check;
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::disagreement::{Disagreement, Ground, Part, Shift, shift};
 use crate::finding::Code;
 use crate::programs;
 use crate::signature::Difference;
+use crate::words::name_ranks;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 

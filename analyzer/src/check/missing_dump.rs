@@ -8,12 +8,13 @@
 use super::Check;
 use super::cross_group_deadlock::{blamed, oddest};
 use super::rank_failed::first_failure;
-use crate::case::{Case, Draft, count_ranks, died, name_ranks, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::missed::first_missed;
 use crate::record::Record;
 use crate::sink::Sink;
 use crate::wait_graph::{Node, Place};
+use crate::words::{count_ranks, name_ranks, name_time};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
@@ -263,7 +264,7 @@ fn known_to_nobody_else(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
 fn ended_early(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let records = case.aligned.records.iter().enumerate();
     let ended = records
-        .filter(|&(at, record)| died(record) || first_failure(case, at).is_some())
+        .filter(|&(at, record)| record.died() || first_failure(case, at).is_some())
         .map(|(_, record)| record.rank);
     let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
     ended.dedup();

@@ -5,11 +5,12 @@
 
 use super::Check;
 use crate::align::retiring_is_all;
-use crate::case::{Case, Draft, Spot, count_ranks, name_ranks, name_time};
+use crate::case::{Case, Draft, Spot};
 use crate::finding::Code;
 use crate::missed::first_missed;
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
+use crate::words::{count_ranks, name_ranks, name_time};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 

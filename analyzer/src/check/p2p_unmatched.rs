@@ -6,13 +6,14 @@
 
 use super::Check;
 use crate::align::{Lane, RecordIx};
-use crate::case::{Case, Draft, name_ranks, name_time};
+use crate::case::{Case, Draft};
 use crate::event;
 use crate::finding::Code;
 use crate::missed::{first_missed, peer_rank};
 use crate::record::{ANY, Op};
 use crate::sink::Sink;
 use crate::wait_graph::{Missing, Node, Place};
+use crate::words::{name_ranks, name_time};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 

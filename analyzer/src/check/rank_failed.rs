@@ -6,12 +6,13 @@
 //! time-out, before every other rank's, and nothing else explains why the others wait.
 
 use super::Check;
-use crate::case::{Case, Draft, count_ranks, died, name_ranks, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::missed::first_missed;
 use crate::record::Op;
 use crate::sink::Sink;
 use crate::wait_graph::{Node, Place};
+use crate::words::{count_ranks, name_ranks, name_time};
 use rcomm_recorder::model::{EntryState, Rank};
 
 /// The owner of a ring is gone, and others wait for it.
@@ -46,7 +47,7 @@ fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
     let gone: Vec<Node> = inside
         .iter()
         .copied()
-        .filter(|&node| record(node).is_some_and(|at| died(&case.aligned.records[at])))
+        .filter(|&node| record(node).is_some_and(|at| case.aligned.records[at].died()))
         .collect();
     if gone.is_empty() || gone.len() * 2 > inside.len() {
         return None;
@@ -98,7 +99,7 @@ fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
 fn gone_draft(case: &Case<'_>, node: Node) -> Option<Draft> {
     let rank = case.rank(node);
     let mut records = case.aligned.records_of(rank);
-    let record = records.find(|&record| died(&case.aligned.records[record]))?;
+    let record = records.find(|&record| case.aligned.records[record].died())?;
     let (place, _) = first_missed(case, node)?;
     let spot = case.spot_of_place(place);
     let waiting = count_ranks(case.graph.arrived[place].len(), "waits", "wait");

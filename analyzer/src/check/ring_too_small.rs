@@ -7,11 +7,12 @@
 
 use super::Check;
 use crate::align::Why;
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::pending::front_is_lost;
 use crate::record::Record;
 use crate::wait_graph::Missing;
+use crate::words::name_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 

@@ -7,10 +7,11 @@
 
 use super::Check;
 use super::mismatch::{confidence, describe};
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::disagreement::{Disagreement, Ground, Part, Shift, shift};
 use crate::finding::Code;
 use crate::programs;
+use crate::words::name_ranks;
 use std::collections::BTreeMap;
 
 pub(super) struct Shifted;

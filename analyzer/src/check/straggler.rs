@@ -6,9 +6,10 @@
 
 use super::Check;
 use crate::align::retiring_is_all;
-use crate::case::{Case, Draft, name_ranks, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::{Code, Severity};
 use crate::lateness::{Lateness, RankLateness};
+use crate::words::{name_ranks, name_time};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 

@@ -4,9 +4,10 @@
 //! issue to completion is held against the time-out that it was issued with.
 
 use super::Check;
-use crate::case::{Case, Draft, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::{Code, Severity};
 use crate::record::Op;
+use crate::words::name_time;
 
 pub(super) struct TimeoutTooClose;
 

@@ -8,10 +8,11 @@
 
 use super::Check;
 use crate::align::{GroupIx, Presence, RecordIx};
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::signature::Call;
 use crate::wait_graph::Place;
+use crate::words::name_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 
 pub(super) struct UnequalParts;

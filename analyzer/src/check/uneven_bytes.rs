@@ -6,9 +6,9 @@
 
 use super::Check;
 use crate::align::{Aligned, GroupIx};
-use crate::case::{Case, Draft, name_ranks};
+use crate::case::{Case, Draft};
 use crate::finding::{Code, Severity};
-use crate::words::bytes;
+use crate::words::{bytes, name_ranks};
 use rcomm_recorder::model::{OpType, Rank};
 
 pub(super) struct UnevenBytes;

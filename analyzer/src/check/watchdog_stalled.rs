@@ -7,9 +7,10 @@
 //! explains the waits, if anything does.
 
 use super::Check;
-use crate::case::{Case, Draft, died, name_time};
+use crate::case::{Case, Draft};
 use crate::finding::Code;
 use crate::record::Record;
+use crate::words::name_time;
 
 pub(super) struct WatchdogStalled;
 
@@ -41,7 +42,7 @@ impl Check for WatchdogStalled {
 fn silence(record: &Record) -> Option<i64> {
     let status = record.status.as_ref()?;
     let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);
-    if beat <= 0 || taken <= 0 || died(record) {
+    if beat <= 0 || taken <= 0 || record.died() {
         return None;
     }
     let silent = taken.saturating_sub(beat);

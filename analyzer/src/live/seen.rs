@@ -2,11 +2,10 @@
 
 use super::RankView;
 use super::kept::is_open;
-use crate::case::{name_ranks, name_time};
 use crate::finding::{Code, Finding};
 use crate::ras::{Behind, Communicator, Member, MemberState};
 use crate::source::Liveness;
-use crate::words::rank_set;
+use crate::words::{name_ranks, name_time, rank_set};
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
 use std::collections::{BTreeMap, BTreeSet};

@@ -275,7 +275,7 @@ fn majority<'a>(lines: &BTreeMap<Rank, Line<'a>>, seq: u64) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulate::{Simulation, Situation};
+    use crate::live::simulate::{Simulation, Situation};
 
     fn seen(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
         let simulation = Simulation::new(situation, 16, 0);

@@ -2,9 +2,9 @@
 
 use super::seen::Watched;
 use super::{LiveOptions, Moment, SourceStatus};
+use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use crate::policy::Policy;
 use crate::report::Problem;
-use crate::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -9,16 +9,25 @@
 //! | `kept` | what each source saw last |
 //! | `seen` | findings that no record tells |
 //! | `views` | the ranks as views show them |
+//! | [`source`] | where records are read from: rings, endpoints, files, collectors |
+//! | `watch` | the threads that read sources and refresh a [`Live`] |
+//! | [`recording`] | what was seen, written down and played back |
+//! | [`simulate`] | a simulated job |
 
 mod judging;
 mod kept;
 mod options;
+pub mod recording;
 mod seen;
+pub mod simulate;
 mod snapshot;
+pub mod source;
 #[cfg(test)]
 mod tests;
 mod views;
+mod watch;
 
 pub use judging::{Live, Urgency};
 pub use options::{Judge, LiveOptions, Moment};
 pub use snapshot::{RankView, Snapshot, SourceStatus};
+pub use watch::{Anchor, Pace, Watch};

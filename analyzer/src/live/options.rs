@@ -1,8 +1,8 @@
 //! What a [`Live`](super::Live) is told to take for granted.
 
+use crate::live::source::NEWEST;
 use crate::policy::Policy;
 use crate::report::Report;
-use crate::source::NEWEST;
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,8 +3,8 @@
 use super::RankView;
 use super::kept::is_open;
 use crate::finding::{Code, Finding};
-use crate::ras::{Behind, Communicator, Member, MemberState};
-use crate::source::Liveness;
+use crate::input::ras::{Behind, Communicator, Member, MemberState};
+use crate::live::source::Liveness;
 use crate::words::{name_ranks, name_time, rank_set};
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
@@ -385,7 +385,7 @@ pub(super) fn library(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ras::Process;
+    use crate::input::ras::Process;
 
     /// Four ranks on two hosts; those with an even number tell their process id.
     fn ranks() -> Vec<RankView> {

@@ -1,8 +1,8 @@
 //! What a live view shows, at one moment.
 
 use super::Moment;
+use crate::live::source::Liveness;
 use crate::report::{Report, Verdict};
-use crate::source::Liveness;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;

@@ -1,10 +1,9 @@
 use super::*;
 use crate::finding::Code;
+use crate::live::simulate::{Simulation, Situation};
+use crate::live::source::{Liveness, Observation, Poll, Seen, SourceError};
 use crate::policy::Policy;
-use crate::report::{Input, InstanceReport, InstanceState};
-use crate::report::{Report, Verdict};
-use crate::simulate::{Simulation, Situation};
-use crate::source::{Liveness, Observation, Poll, Seen, SourceError};
+use crate::report::{Input, InstanceReport, InstanceState, Report, Verdict};
 use crate::{GroupRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};

@@ -2,7 +2,7 @@
 
 use super::judging::Live;
 use super::{Moment, RankView};
-use crate::source::Collected;
+use crate::live::source::Collected;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,0 +1,53 @@
+//! `rcomm-fr analyze PATH...`.
+
+use super::judge::{Judged, Keep, judge};
+use crate::cli::args::{AnalyzeArgs, Format};
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use anstream::ColorChoice;
+use rcomm_analyzer::export::perfetto;
+use rcomm_analyzer::print::human::{self, Detail, Layout};
+use rcomm_analyzer::print::{html, json};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let keep = match args.show.format {
+        Format::Html | Format::Perfetto => Keep::Records,
+        Format::Text | Format::Json => Keep::Report,
+    };
+    let judged = judge(&args.paths, &args.judge, keep)?;
+    show(&judged, &args.show, color)
+}
+
+/// Writes the report in the form that was asked for; the exit code is the verdict's.
+pub(super) fn show(
+    judged: &Judged,
+    args: &crate::cli::args::ShowReportArgs,
+    color: ColorChoice,
+) -> Result<ExitCode, Failure> {
+    let layout = layout(args.verbose);
+    let Judged { report, dumps } = judged;
+    let print = |out: &mut dyn Write| -> io::Result<()> {
+        match args.format {
+            Format::Text => human::write(report, &layout, out),
+            Format::Json => json::write(report, out),
+            Format::Html => html::write(report, dumps, out),
+            Format::Perfetto => perfetto::write(dumps, report, out),
+        }
+    };
+    output::write_to(args.output.as_deref(), color, print)?;
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+/// A page for standard output.
+pub(super) fn layout(verbose: bool) -> Layout {
+    Layout {
+        width: output::page_width(),
+        detail: if verbose {
+            Detail::Verbose
+        } else {
+            Detail::Brief
+        },
+    }
+}

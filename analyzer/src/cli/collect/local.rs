@@ -1,0 +1,119 @@
+//! Records on this node: files, folders, and the rings of jobs.
+
+use super::super::rings;
+use super::archive::{Absence, Archive};
+use super::this_host;
+use crate::cli::args::CollectArgs;
+use crate::cli::failure::Failure;
+use rcomm_analyzer::load::walk;
+use rcomm_analyzer::ras::RasReport;
+use rcomm_analyzer::rsum;
+use rcomm_recorder::publish::{DumpReader, RingReader};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Larger files are no dumps: a ring of a million operations is an order of magnitude smaller.
+const MAX_FILE: u64 = 1 << 30;
+
+/// Why a file is in the list of what to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    /// The user named it: it is taken, whatever it is.
+    Named,
+    /// It lay in a folder that the user named: it is taken if it is a record.
+    Found,
+}
+
+pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    let host = this_host();
+    let absent =
+        |path: &Path, reason: String| Absence::path(&host, &path.display().to_string(), reason);
+    let mut files: Vec<(PathBuf, Origin)> = Vec::new();
+    for path in &args.paths {
+        match fs::metadata(path) {
+            Err(error) => archive.absent(absent(path, error.to_string())),
+            Ok(meta) if meta.is_dir() => {
+                let before = files.len();
+                walk(
+                    path,
+                    &mut |file| files.push((file, Origin::Found)),
+                    &mut |folder, error| archive.absent(absent(folder, error.to_string())),
+                );
+                if files.len() == before {
+                    archive.absent(absent(path, "the folder holds no file".to_owned()));
+                }
+            }
+            Ok(_) => files.push((path.clone(), Origin::Named)),
+        }
+    }
+    files.sort();
+    // What was named and found as well counts as named, which sorts first.
+    files.dedup_by(|one, other| one.0 == other.0);
+
+    let mut reader = DumpReader::new();
+    for (path, origin) in files {
+        match read(&path) {
+            Err(error) => archive.absent(absent(&path, error.to_string())),
+            Ok((content, modified)) => {
+                let is_record = rsum::begins(&content)
+                    || RasReport::parse(&content).is_some()
+                    || reader.read(&content).is_ok();
+                if origin == Origin::Found && !is_record {
+                    archive.left_out(1);
+                    continue;
+                }
+                archive.add(&host, &path, modified, &content)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rings as dumps: what is copied while it is written would be torn.
+pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    let host = this_host();
+    let listings = rings::find(&args.place)?;
+    if listings.is_empty() {
+        let directory = rings::directory(&args.place).display().to_string();
+        let reason = "there are no rings".to_owned();
+        archive.absent(Absence::path(&host, &directory, reason));
+    }
+    for listing in listings {
+        match RingReader::attach(&listing.path) {
+            Err(error) => {
+                let path = listing.path.display().to_string();
+                archive.absent(Absence::path(&host, &path, error.to_string()));
+            }
+            Ok(ring) => {
+                let dump = ring.snapshot();
+                let taken = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
+                let content = dump.to_pickle();
+                archive.add(&host, &listing.path, taken / 1_000_000_000, &content)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The content, and when it was last written, s since the epoch.
+fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut content = Vec::new();
+    // One byte more than allowed tells a file that is too large from one that just fits.
+    file.take(MAX_FILE + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX_FILE {
+        return Err(io::Error::other("it is larger than 1 GiB"));
+    }
+    let modified = meta
+        .modified()
+        .ok()
+        .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
+        .map_or(0, |since| since.as_secs());
+    Ok((content, modified))
+}

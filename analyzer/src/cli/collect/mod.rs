@@ -1,0 +1,84 @@
+//! `rcomm-fr collect`: the records of a job into one archive, before the allocation that holds them
+//! ends.
+//!
+//! Takes what lies on this node ([`local`]) and what a command prints for each of a list of hosts
+//! ([`remote`]). What could not be had is named in the archive's manifest ([`archive`]): an archive
+//! that looks complete and is not would be worse than none.
+
+mod archive;
+mod local;
+mod remote;
+
+use super::judge::{Keep, judge};
+use crate::cli::args::{CollectArgs, JudgeArgs};
+use crate::cli::failure::Failure;
+use archive::{Absence, Archive};
+use std::io::Write;
+use std::process::ExitCode;
+
+pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
+    let hosts = remote::hosts(args)?;
+    let command = remote::Command::parse(args)?;
+    let mut archive = Archive::create(&args.output)?;
+    local::collect(args, &mut archive)?;
+    if let Some(command) = command {
+        remote::collect(&hosts, &command, args, &mut archive)?;
+    }
+    if args.rings {
+        local::collect_rings(args, &mut archive)?;
+    }
+    note_absent_ranks(args, &mut archive)?;
+    let manifest = archive.finish()?;
+
+    // Standard output may be the archive: what is said about it goes to standard error.
+    let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
+    let _ = writeln!(stderr, "{}", manifest.say(&args.output));
+    for absence in manifest.absent.iter().take(20) {
+        let _ = writeln!(stderr, "absent: {}", absence.say());
+    }
+    if let Some(rest) = manifest.absent.len().checked_sub(21) {
+        let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
+    }
+    Ok(if manifest.files.is_empty() {
+        ExitCode::from(2)
+    } else if manifest.absent.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
+}
+
+/// Reads what was gathered and names the ranks of which there is no record, as far as the groups of
+/// the others (or the user) tell.
+fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+    if archive.is_empty() {
+        return Ok(());
+    }
+    let judge_args = JudgeArgs {
+        world_size: args.world_size,
+        ..JudgeArgs::default()
+    };
+    let gathered = archive.so_far()?.to_owned();
+    let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
+    for rank in report.ranks.iter().filter(|rank| !rank.read) {
+        archive.absent(Absence {
+            host: String::new(),
+            path: String::new(),
+            rank: Some(rank.rank),
+            reason: "no readable record of it was gathered".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// This host's name; `localhost` where it has none.
+fn this_host() -> String {
+    let name = rustix::system::uname();
+    match name.nodename().to_str() {
+        Ok(name) if !name.is_empty() => name.to_owned(),
+        _ => "localhost".to_owned(),
+    }
+}
+
+/// The name of the manifest in an archive, which comes last.
+const MANIFEST: &str = "manifest.json";

@@ -1,0 +1,322 @@
+//! Records of other hosts: a command of the user's is run once a host and prints that host's archive.
+//!
+//! How to reach a host (ssh, kubectl, srun, ...) is the user's business. The command is split into
+//! words as a shell would and started without one; `{host}` in a word becomes the host's name. A host
+//! that does not answer in time, or with something else than an archive, is an absence.
+
+use super::MANIFEST;
+use super::archive::{Absence, Archive, Manifest};
+use crate::cli::args::CollectArgs;
+use crate::cli::failure::Failure;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// An archive of one host that is larger is given up.
+const MAX_ANSWER: u64 = 16 << 30;
+
+/// One file of one host's archive that is larger is given up.
+const MAX_MEMBER: u64 = 1 << 30;
+
+/// How often the commands that run are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What is run for each host.
+pub(super) struct Command {
+    words: Vec<String>,
+}
+
+impl Command {
+    /// `None` if no command was given.
+    pub(super) fn parse(args: &CollectArgs) -> Result<Option<Self>, Failure> {
+        let Some(text) = &args.command else {
+            return Ok(None);
+        };
+        let wrong = |what: &str| Failure::Usage {
+            sentence: format!("--command {text:?} {what}"),
+        };
+        let words = shlex::split(text).ok_or_else(|| wrong("has a quote that is not closed"))?;
+        if words.is_empty() {
+            return Err(wrong("is empty"));
+        }
+        if !words.iter().any(|word| word.contains("{host}")) {
+            return Err(wrong(
+                "does not say where the host's name goes: it lacks {host}",
+            ));
+        }
+        Ok(Some(Self { words }))
+    }
+
+    fn for_host(&self, host: &str) -> Vec<String> {
+        self.words
+            .iter()
+            .map(|word| word.replace("{host}", host))
+            .collect()
+    }
+}
+
+/// The hosts of `--host` and `--hosts-from`, each once, in that order.
+pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
+    let mut hosts: Vec<String> = Vec::new();
+    let listed = match &args.hosts_from {
+        None => String::new(),
+        Some(path) => std::fs::read_to_string(path).map_err(|source| Failure::Read {
+            path: path.clone(),
+            source,
+        })?,
+    };
+    let lines = listed
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or("").trim());
+    for host in args.host.iter().map(String::as_str).chain(lines) {
+        if host.is_empty() || hosts.iter().any(|known| known == host) {
+            continue;
+        }
+        if !is_host_name(host) {
+            return Err(Failure::Usage {
+                sentence: format!("{host:?} is no name of a host"),
+            });
+        }
+        hosts.push(host.to_owned());
+    }
+    Ok(hosts)
+}
+
+/// Names, addresses and `user@name`; never something that a command would take for an option.
+fn is_host_name(text: &str) -> bool {
+    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');
+    first
+        && text.len() <= 255
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "._-:@%[]/".contains(c))
+}
+
+/// One command that runs.
+struct Running {
+    host: String,
+    child: Child,
+    stdout: File,
+    stderr: File,
+    deadline: Instant,
+}
+
+pub(super) fn collect(
+    hosts: &[String],
+    command: &Command,
+    args: &CollectArgs,
+    archive: &mut Archive,
+) -> Result<(), Failure> {
+    let mut answers: HashMap<&str, Result<File, String>> = HashMap::new();
+    let mut waiting = hosts.iter();
+    let mut running: Vec<Running> = Vec::new();
+    loop {
+        while running.len() < args.jobs.get() {
+            let Some(host) = waiting.next() else { break };
+            match start(host, command, args.timeout) {
+                Ok(started) => running.push(started),
+                Err(error) => {
+                    let text = format!("cannot start {:?}: {error}", command.words[0]);
+                    answers.insert(host, Err(text));
+                }
+            }
+        }
+        if running.is_empty() {
+            break;
+        }
+        let mut still = Vec::new();
+        for mut one in running {
+            match one.look() {
+                None => still.push(one),
+                Some(answer) => {
+                    let host = hosts.iter().find(|host| **host == one.host);
+                    if let Some(host) = host {
+                        answers.insert(host, answer.map(|()| one.stdout));
+                    }
+                }
+            }
+        }
+        running = still;
+        if !running.is_empty() {
+            std::thread::sleep(LOOK);
+        }
+    }
+    // In the order of the list, whoever answered first: the archive does not depend on luck.
+    for host in hosts {
+        let merged = match answers.remove(host.as_str()) {
+            Some(Ok(answer)) => merge(host, answer, archive)?,
+            Some(Err(reason)) => Err(reason),
+            None => Err("it was never asked".to_owned()),
+        };
+        if let Err(reason) = merged {
+            archive.absent(Absence::host(host, reason));
+        }
+    }
+    Ok(())
+}
+
+/// Starts the command. What it prints goes to files without a name, so it can never block on us.
+fn start(host: &str, command: &Command, timeout: Duration) -> io::Result<Running> {
+    let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    let words = command.for_host(host);
+    let child = std::process::Command::new(&words[0])
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        .stdout(stdout.try_clone()?)
+        .stderr(stderr.try_clone()?)
+        // A group of its own: at the deadline its children end with it.
+        .process_group(0)
+        .spawn()?;
+    Ok(Running {
+        host: host.to_owned(),
+        child,
+        stdout,
+        stderr,
+        deadline: Instant::now() + timeout,
+    })
+}
+
+impl Running {
+    /// `None` while it runs; then whether it answered.
+    fn look(&mut self) -> Option<Result<(), String>> {
+        match self.child.try_wait() {
+            Err(error) => Some(Err(format!("cannot wait for its command: {error}"))),
+            Ok(Some(status)) if status.success() => Some(Ok(())),
+            // Exit code 1 is an archive that names absences: take it, and them.
+            Ok(Some(status)) if status.code() == Some(1) && self.printed() > 0 => Some(Ok(())),
+            Ok(Some(status)) => Some(Err(format!("{status}{}", self.last_words()))),
+            Ok(None) if Instant::now() >= self.deadline => {
+                self.end();
+                Some(Err(format!("no answer in time{}", self.last_words())))
+            }
+            Ok(None) if self.printed() > MAX_ANSWER => {
+                self.end();
+                Some(Err("it sent more than 16 GiB".to_owned()))
+            }
+            Ok(None) => None,
+        }
+    }
+
+    fn printed(&self) -> u64 {
+        self.stdout.metadata().map_or(0, |meta| meta.len())
+    }
+
+    fn end(&mut self) {
+        let group = i32::try_from(self.child.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        if let Some(group) = group {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last line that the command printed as an error.
+    fn last_words(&mut self) -> String {
+        let mut text = Vec::new();
+        let read = self
+            .stderr
+            .rewind()
+            .and_then(|()| (&self.stderr).take(64 << 10).read_to_end(&mut text));
+        let text = String::from_utf8_lossy(&text);
+        match (read, text.lines().rfind(|line| !line.trim().is_empty())) {
+            (Ok(_), Some(line)) => format!(": {}", line.trim()),
+            _ => String::new(),
+        }
+    }
+}
+
+/// Takes over the members of a host's archive. The outer error is of our own archive, the inner one
+/// of the host's.
+fn merge(
+    host: &str,
+    mut answer: File,
+    archive: &mut Archive,
+) -> Result<Result<(), String>, Failure> {
+    if let Err(error) = answer.rewind() {
+        return Ok(Err(error.to_string()));
+    }
+    let mut tar = tar::Archive::new(io::BufReader::new(answer));
+    let mut manifest = None;
+    let entries = match tar.entries() {
+        Ok(entries) => entries,
+        Err(error) => return Ok(Err(format!("its answer is no archive: {error}"))),
+    };
+    for (members, entry) in entries.enumerate() {
+        let member = entry.and_then(|mut entry| {
+            let path = entry.path()?.into_owned();
+            let mut content = Vec::new();
+            if entry.header().entry_type().is_file() {
+                (&mut entry)
+                    .take(MAX_MEMBER + 1)
+                    .read_to_end(&mut content)?;
+            }
+            let modified = entry.header().mtime().unwrap_or(0);
+            Ok((path, entry.header().entry_type(), modified, content))
+        });
+        let (path, kind, modified, content) = match member {
+            Ok(member) => member,
+            Err(error) if members == 0 => {
+                return Ok(Err(format!("its answer is no archive: {error}")));
+            }
+            Err(error) => return Ok(Err(format!("its archive is cut short: {error}"))),
+        };
+        if path == Path::new(MANIFEST) {
+            manifest = serde_json::from_slice::<Manifest>(&content).ok();
+        } else if kind.is_file() {
+            if content.len() as u64 > MAX_MEMBER {
+                let reason = "it is larger than 1 GiB".to_owned();
+                archive.absent(Absence::path(host, &path.display().to_string(), reason));
+                continue;
+            }
+            archive.add(host, &without_host(&path), modified, &content)?;
+        }
+    }
+    let Some(manifest) = manifest else {
+        return Ok(Err(
+            "its archive has no manifest: it may be incomplete".to_owned()
+        ));
+    };
+    // Which ranks are absent is judged over all hosts, not over one.
+    let absent = manifest.absent.into_iter();
+    for absence in absent.filter(|absence| absence.rank.is_none()) {
+        archive.absent(Absence {
+            host: host.to_owned(),
+            ..absence
+        });
+    }
+    archive.left_out(manifest.left_out);
+    Ok(Ok(()))
+}
+
+/// Members of an archive begin with the host as it calls itself; here it goes by the name it was
+/// asked under.
+fn without_host(path: &Path) -> PathBuf {
+    path.components().skip(1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_command_would_take_for_an_option_are_no_hosts() {
+        for good in [
+            "n001",
+            "user@n001.cluster",
+            "10.0.0.7",
+            "[fe80::1%eth0]",
+            "pod/worker-3",
+        ] {
+            assert!(is_host_name(good), "{good}");
+        }
+        for bad in ["-oProxyCommand=x", "", "a b", "n1;rm", "$(x)", "@n1"] {
+            assert!(!is_host_name(bad), "{bad}");
+        }
+    }
+}

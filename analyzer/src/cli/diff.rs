@@ -1,0 +1,69 @@
+//! `rcomm-fr diff A B`: two runs, or two moments of one.
+
+use super::analyze::layout;
+use super::judge::{Keep, judge};
+use crate::cli::args::{DiffArgs, DiffFormat};
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use anstream::ColorChoice;
+use rcomm_analyzer::print::human;
+use rcomm_analyzer::{Difference, Report};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// A saved report larger than this is none.
+const MAX_REPORT: u64 = 256 << 20;
+
+pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let before = side(&args.before, args)?;
+    let after = side(&args.after, args)?;
+    let difference = Difference::between(&before, &after);
+    output::write_to(args.output.as_deref(), color, |out| match args.format {
+        DiffFormat::Text => human::write_difference(&difference, &layout(args.verbose), out),
+        DiffFormat::Json => {
+            serde_json::to_writer_pretty(&mut *out, &difference).map_err(io::Error::from)?;
+            writeln!(out)
+        }
+    })?;
+    Ok(
+        if before.input.ranks_read == 0 || after.input.ranks_read == 0 {
+            ExitCode::from(2)
+        } else if difference.new.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(1)
+        },
+    )
+}
+
+/// A report that was saved as JSON, or the report of the records that lie there.
+fn side(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
+    match saved_report(path) {
+        Some(report) => Ok(report),
+        None => Ok(judge(std::slice::from_ref(path), &args.judge, Keep::Report)?.report),
+    }
+}
+
+fn saved_report(path: &Path) -> Option<Report> {
+    let file = File::open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut file = io::BufReader::new(file.take(MAX_REPORT));
+    // The name of the form comes first in a report: other files are told by their first bytes.
+    let mut start = [0; 64];
+    let mut filled = 0;
+    while filled < start.len() {
+        match file.read(&mut start[filled..]).ok()? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    let head = String::from_utf8_lossy(&start[..filled]);
+    if !head.contains(Report::SCHEMA) {
+        return None;
+    }
+    serde_json::from_reader((&start[..filled]).chain(file)).ok()
+}

@@ -1,0 +1,46 @@
+//! The program: its command line, one file per sub-command, output and exit codes.
+//!
+//! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] opens
+//! files and terminals. Every other file is a sub-command; it takes its arguments and returns an exit code.
+
+mod analyze;
+mod args;
+mod collect;
+mod completions;
+mod diff;
+mod dump;
+mod explain;
+mod failure;
+mod judge;
+mod man;
+mod output;
+#[cfg(feature = "tables")]
+mod query;
+mod rings;
+mod summarize;
+mod watch;
+
+pub(crate) use args::Cli;
+
+use args::Command;
+use failure::Failure;
+use std::process::ExitCode;
+
+/// Does what was asked.
+pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let color = cli.color.into();
+    match cli.command {
+        Command::Analyze(args) => analyze::run(&args, color),
+        Command::Watch(args) => watch::run(&args, color),
+        Command::Diff(args) => diff::run(&args, color),
+        Command::Collect(args) => collect::run(&args, color),
+        Command::Summarize(args) => summarize::run(&args, color),
+        Command::Rings(args) => rings::run(&args, color),
+        Command::Dump(args) => dump::run(&args, color),
+        #[cfg(feature = "tables")]
+        Command::Query(args) => query::run(&args),
+        Command::Explain(args) => explain::run(&args, color),
+        Command::Completions(args) => completions::run(&args, color),
+        Command::Man(args) => man::run(&args, color),
+    }
+}

@@ -1,0 +1,84 @@
+//! Where an answer goes: standard output or a file, with or without colour.
+
+use crate::cli::failure::Failure;
+use anstream::{AutoStream, ColorChoice};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Width of a page where the output is no terminal.
+const DEFAULT_WIDTH: usize = 80;
+
+/// Wider lines are hard to read, however wide the terminal is.
+const MAX_WIDTH: usize = 110;
+
+/// Writes an answer to `path` (`None` or `-` = standard output).
+///
+/// A reader that stops early (`rcomm-fr analyze ... | head -1`) is no error: the answer was good, and
+/// its exit code stays that of the verdict.
+///
+/// A file is written beside its final name first, so that no reader ever sees half of it.
+pub(crate) fn write_to(
+    path: Option<&Path>,
+    color: ColorChoice,
+    print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
+    match path.filter(|path| !is_stdout(path)) {
+        None => {
+            let result = {
+                // Standard output flushes at every line end; a report has many.
+                let mut out = BufWriter::new(AutoStream::new(io::stdout().lock(), color));
+                print(&mut out).and_then(|()| out.flush())
+            };
+            match result {
+                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Write {
+                    target: PathBuf::from("standard output"),
+                    source,
+                }),
+                _ => Ok(()),
+            }
+        }
+        Some(path) => write_file(path, color, print).map_err(|source| Failure::Write {
+            target: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn write_file(
+    path: &Path,
+    color: ColorChoice,
+    print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let (file, partial) = partial_file(path)?.into_parts();
+    let mut out = BufWriter::new(AutoStream::new(file, color));
+    print(&mut out)?;
+    out.flush()?;
+    drop(out);
+    partial.persist(path).map_err(|failed| failed.error)
+}
+
+/// A file beside `path` that goes away unless it is given that name. Its owner alone can read it.
+pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    tempfile::Builder::new()
+        .prefix(path.file_name().unwrap_or_default())
+        .suffix(".partial")
+        .tempfile_in(folder)
+        // Without the name that nobody chose and that is gone again.
+        .map_err(|error| error.kind().into())
+}
+
+/// `-` means standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Columns of a page on standard output.
+pub(crate) fn page_width() -> usize {
+    terminal_size::terminal_size_of(io::stdout())
+        .map_or(DEFAULT_WIDTH, |(width, _)| usize::from(width.0))
+        .min(MAX_WIDTH)
+}

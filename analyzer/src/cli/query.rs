@@ -1,0 +1,28 @@
+//! `rcomm-fr query SQL PATH...`: the records as tables, asked in SQL.
+
+use super::judge::{Keep, judge};
+use crate::cli::args::{QueryArgs, QueryFormat};
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use anstream::ColorChoice;
+use rcomm_analyzer::export::tables::{TableFormat, Tables, write};
+use std::io::{self, Cursor};
+use std::process::ExitCode;
+
+pub(super) fn run(args: &QueryArgs) -> Result<ExitCode, Failure> {
+    let judged = judge(&args.paths, &args.judge, Keep::Records)?;
+    let tables = Tables::new(&judged.dumps, &judged.report)?;
+    let answer = tables.query(&args.sql)?;
+    let format = match args.format {
+        QueryFormat::Text => TableFormat::Text,
+        QueryFormat::Csv => TableFormat::Csv,
+        QueryFormat::Parquet => TableFormat::Parquet,
+    };
+    let mut file = Cursor::new(Vec::new());
+    write(&answer, format, &mut file)?;
+    let bytes = file.into_inner();
+    // As it is: a Parquet file is no text from which colours could be taken.
+    let raw = |out: &mut dyn io::Write| out.write_all(&bytes);
+    output::write_to(args.output.as_deref(), ColorChoice::AlwaysAnsi, raw)?;
+    Ok(ExitCode::SUCCESS)
+}

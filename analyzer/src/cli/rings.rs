@@ -1,0 +1,200 @@
+//! `rcomm-fr rings`: what lies in the ring directory of this node.
+
+use crate::cli::args::{RemoveStaleArgs, RingPlace, RingsAction, RingsArgs, ShowArgs};
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use anstream::ColorChoice;
+use rcomm_analyzer::print::human::{self, Detail, Layout};
+use rcomm_analyzer::words::{bytes, count, duration_ms, grouped};
+use rcomm_recorder::publish::{
+    RingListing, RingReader, RingSummary, list_rings, remove_stale_rings,
+};
+use rcomm_recorder::record::default_directory;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(super) fn run(args: &RingsArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    match &args.action {
+        None => list(&args.list, color),
+        Some(RingsAction::List(place)) => list(place, color),
+        Some(RingsAction::Show(show_args)) => show(show_args, color),
+        Some(RingsAction::RemoveStale(remove_args)) => remove_stale(remove_args, color),
+    }
+}
+
+/// The directory that was asked for, or the user's own.
+pub(super) fn directory(place: &RingPlace) -> PathBuf {
+    place.dir.clone().unwrap_or_else(default_directory)
+}
+
+/// The rings of the place, those of other jobs left out. One that cannot be read belongs to any job.
+pub(super) fn find(place: &RingPlace) -> Result<Vec<RingListing>, Failure> {
+    let mut rings = list_rings(&directory(place))?;
+    if let Some(job) = &place.job {
+        rings.retain(|listing| match &listing.ring {
+            Ok(ring) => ring.identity.job == *job,
+            Err(_) => true,
+        });
+    }
+    Ok(rings)
+}
+
+fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let rings = find(place)?;
+    let now = now_ns();
+    let mut rows = Vec::new();
+    let mut unreadable = Vec::new();
+    for listing in &rings {
+        match &listing.ring {
+            Ok(ring) => rows.push(row(ring, &listing.path, now)),
+            Err(error) => unreadable.push(error.to_string()),
+        }
+    }
+    let layout = Layout {
+        // A path is there to be copied: the table is as wide as it needs to be.
+        width: usize::MAX,
+        ..Layout::default()
+    };
+    output::write_to(None, color, |out| {
+        if rings.is_empty() {
+            return writeln!(out, "no rings in {}", directory(place).display());
+        }
+        human::write_table(
+            "",
+            &[
+                "job",
+                "rank",
+                "attempt",
+                "process",
+                "pid",
+                "host",
+                "last beat",
+                "records",
+                "size",
+                "file",
+            ],
+            rows,
+            &layout,
+            out,
+        )?;
+        for error in &unreadable {
+            writeln!(out, "  unreadable: {error}")?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
+    let identity = &ring.identity;
+    vec![
+        identity.job.clone(),
+        identity
+            .rank
+            .map_or_else(|| "?".to_owned(), |rank| rank.to_string()),
+        identity.attempt.to_string(),
+        if ring.alive { "lives" } else { "gone" }.to_owned(),
+        identity.pid.to_string(),
+        identity.host.clone(),
+        match ring.heartbeat_ns {
+            ..=0 => "never".to_owned(),
+            at => format!("{} ago", duration_ms((now - at) as f64 / 1e6)),
+        },
+        grouped(ring.records),
+        bytes(ring.size_bytes),
+        path.display().to_string(),
+    ]
+}
+
+fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let path = match args.ring.parse::<u32>() {
+        Err(_) => PathBuf::from(&args.ring),
+        Ok(rank) => newest_of(rank, &args.place)?,
+    };
+    let ring = RingReader::attach(&path)?;
+    let alive = ring.is_alive();
+    let dump = ring.snapshot();
+    let layout = Layout {
+        width: output::page_width(),
+        detail: if args.verbose {
+            Detail::Verbose
+        } else {
+            Detail::Brief
+        },
+    };
+    output::write_to(None, color, |out| {
+        let process = if alive { "lives" } else { "is gone" };
+        writeln!(
+            out,
+            "{}: {}, {}, its process {process}",
+            path.display(),
+            count(ring.records(), "operation"),
+            bytes(ring.size_bytes() as u64),
+        )?;
+        human::write_record(&dump, &layout, out)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The rank's ring of the newest attempt.
+fn newest_of(rank: u32, place: &RingPlace) -> Result<PathBuf, Failure> {
+    let wanted = match &place.job {
+        Some(job) => format!("rank {rank} of job {job}"),
+        None => format!("rank {rank}"),
+    };
+    let mut fitting: Vec<(String, u32, PathBuf)> = find(place)?
+        .into_iter()
+        .filter_map(|listing| {
+            let identity = listing.ring.ok()?.identity;
+            (identity.rank == Some(rank)).then_some((identity.job, identity.attempt, listing.path))
+        })
+        .collect();
+    let jobs: std::collections::BTreeSet<&String> = fitting.iter().map(|(job, ..)| job).collect();
+    if jobs.len() > 1 {
+        return Err(Failure::SeveralRings {
+            wanted,
+            fitting: fitting.len(),
+        });
+    }
+    fitting.sort();
+    match fitting.pop() {
+        Some((.., path)) => Ok(path),
+        None => Err(Failure::NoRing {
+            wanted,
+            directory: directory(place),
+        }),
+    }
+}
+
+fn remove_stale(args: &RemoveStaleArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let removed = if args.dry_run {
+        find(&args.place)?
+            .into_iter()
+            .filter(|listing| listing.ring.as_ref().is_ok_and(|ring| !ring.alive))
+            .map(|listing| listing.path)
+            .collect()
+    } else {
+        remove_stale_rings(&directory(&args.place), args.place.job.as_deref())?
+    };
+    let verb = if args.dry_run {
+        "would remove"
+    } else {
+        "removed"
+    };
+    output::write_to(None, color, |out| {
+        for path in &removed {
+            writeln!(out, "{verb} {}", path.display())?;
+        }
+        writeln!(out, "{verb} {}", count(removed.len() as u64, "ring"))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn now_ns() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
+}

@@ -1,0 +1,137 @@
+//! `rcomm-fr watch DIR`: the report of a folder into which dumps still arrive.
+//!
+//! The folder is looked at several times a second, not subscribed to: on a network file system a
+//! subscription hears nothing of what other hosts write.
+
+use super::analyze::show;
+use super::judge::{Judged, Keep, judge, memory_limit, policy, too_large};
+use crate::cli::args::{Format, JudgeArgs, WatchArgs};
+use crate::cli::failure::Failure;
+use anstream::{AutoStream, ColorChoice};
+use rcomm_analyzer::load::{Change, Follower, LoadOptions};
+use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::ras::{self, RasReport};
+use rcomm_analyzer::{Analysis, Extent, Report, Unread};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Between two looks at the folder.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let began = Instant::now();
+    let deadline = args.timeout.map(|timeout| began + timeout);
+    let keep = match args.show.format {
+        Format::Html | Format::Perfetto => Keep::Records,
+        Format::Text | Format::Json => Keep::Report,
+    };
+    let mut stderr = AutoStream::new(io::stderr(), color);
+    let mut follower = Follower::new(vec![args.dir.clone()]);
+    let mut analysis = Analysis::new(policy(&args.judge));
+    let mut ras = BTreeMap::new();
+    let mut changed = began;
+    let mut latest: Option<Report> = None;
+    let mut said = String::new();
+    loop {
+        if let Some(report) = look(&mut follower, &mut analysis, &mut ras, &args.judge)? {
+            changed = Instant::now();
+            let line = say(&report);
+            if line != said {
+                let at = began.elapsed().as_secs_f64();
+                // Whoever closed standard error wants only the report.
+                let _ = writeln!(stderr, "{at:7.1} s  {line}");
+                said = line;
+            }
+            latest = Some(report);
+        }
+        let complete = latest.as_ref().is_some_and(is_complete);
+        let settled = changed.elapsed() >= args.settle;
+        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if (complete && settled) || late {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    match latest {
+        // Pictures are made from the records themselves, which were not kept.
+        Some(_) if keep == Keep::Records => {
+            let dir = std::slice::from_ref(&args.dir);
+            show(&judge(dir, &args.judge, keep)?, &args.show, color)
+        }
+        Some(report) => {
+            let dumps = Vec::new();
+            show(&Judged { report, dumps }, &args.show, color)
+        }
+        None => Err(Failure::NothingArrived {
+            dir: args.dir.clone(),
+            after: began.elapsed(),
+        }),
+    }
+}
+
+/// Reads what arrived since the last look, and judges if anything did.
+fn look(
+    follower: &mut Follower,
+    analysis: &mut Analysis,
+    ras: &mut BTreeMap<String, RasReport>,
+    args: &JudgeArgs,
+) -> Result<Option<Report>, Failure> {
+    let options = LoadOptions {
+        jobs: args.jobs,
+        ..LoadOptions::default()
+    };
+    let mut read = 0;
+    let mut large = false;
+    let look = follower.look(&options, |change| match change {
+        Change::Outdated(path) => {
+            analysis.forget(&path);
+            ras.remove(&path);
+        }
+        Change::Ras(path, report) => {
+            ras.insert(path, report);
+        }
+        // What is over the limit is given up, but all the same read to the end.
+        Change::Dump(_) if large => {}
+        Change::Dump(loaded) => {
+            let extent = if loaded.cut {
+                Extent::Cut
+            } else {
+                Extent::Whole
+            };
+            analysis.add_from(&loaded.path, &loaded.dump, extent);
+            read += 1;
+            large = too_large(args);
+        }
+    })?;
+    if large {
+        return Err(memory_limit(args, read));
+    }
+    let Some(look) = look else { return Ok(None) };
+    for problem in look.problems {
+        analysis.add_problem(problem, Unread::Part);
+    }
+    if look.files == 0 {
+        return Ok(None);
+    }
+    let mut report = analysis.report();
+    report.input.files = look.files;
+    ras::join(&mut report, ras.values());
+    Ok(Some(report))
+}
+
+/// Every rank that should have left a record did, whole.
+fn is_complete(report: &Report) -> bool {
+    report.input.ranks_read > 0 && report.input.ranks_read >= report.input.ranks_expected
+}
+
+fn say(report: &Report) -> String {
+    let input = &report.input;
+    format!(
+        "{} of {} ranks  {}",
+        input.ranks_read,
+        input.ranks_expected.max(input.ranks_read),
+        one_line(report)
+    )
+}

@@ -1,0 +1,281 @@
+//! Files in, dumps *and* problems out.
+//!
+//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
+//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; what a file is, its
+//! content tells, never its name. Files are read
+//! in parallel and handed over one by one, so memory is bounded by what is in flight, not by how much
+//! there is. A file that cannot be used costs one [`Problem`], never the rest.
+//!
+//! Only what one file shows is judged here. Whether a dump belongs to the same job as the others, and
+//! which of several of one rank stands, can be told once all are known: the analysis' business.
+
+mod find;
+mod follow;
+mod rank_name;
+mod unpack;
+mod walk;
+mod zstd;
+
+pub use find::FindError;
+pub use follow::{Change, Follower, Look};
+pub use walk::walk;
+
+use crate::finding::Code;
+use crate::input::ras::RasReport;
+use crate::report::Problem;
+use find::Input;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+/// How files are loaded.
+#[derive(Clone, Copy)]
+pub struct LoadOptions<'a> {
+    /// Files read at a time; `None` = one for each core.
+    pub jobs: Option<NonZeroUsize>,
+    /// The largest file, and the largest member of an archive, that is read, in bytes.
+    pub max_file_bytes: u64,
+    /// Called after each file, from the threads that read.
+    pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        Self {
+            jobs: None,
+            max_file_bytes: 1 << 30,
+            progress: None,
+        }
+    }
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Files done with.
+    pub done: usize,
+    /// Files in all; an archive is one file.
+    pub files: usize,
+}
+
+/// One rank's record, as read.
+#[derive(Debug)]
+pub struct LoadedDump {
+    /// The record; its identity holds the rank, from the record itself or from the file's name.
+    pub dump: Dump,
+    /// Where it was: a path, with the member's name behind a colon if that is an archive.
+    pub path: String,
+    /// The newest entries are missing: the file ended too early, or held no list of them.
+    pub cut: bool,
+}
+
+/// What was read, apart from the dumps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// What was wrong with files, in the order of their paths.
+    pub problems: Vec<Problem>,
+    /// Files looked at, members of archives included.
+    pub files: usize,
+    /// Records that were handed over; several can be of one rank.
+    pub dumps: usize,
+    /// What NCCL's RAS reports say, by path, in the order of their paths.
+    pub ras: Vec<(String, RasReport)>,
+}
+
+/// Reads all records below `paths` and hands each to `take`, on the caller's thread.
+///
+/// The order of hand-over differs from call to call. Blocks until everything is read.
+///
+/// # Errors
+/// If a path names nothing; files that exist and cannot be used are problems.
+pub fn load(
+    paths: &[PathBuf],
+    options: &LoadOptions<'_>,
+    mut take: impl FnMut(LoadedDump),
+) -> Result<Loaded, FindError> {
+    let found = find::find(paths)?;
+    let mut loaded = Loaded {
+        problems: found.problems,
+        ..Loaded::default()
+    };
+    let names: Vec<String> = found.inputs.iter().map(Input::name).collect();
+    let ranks = rank_name::ranks(&names);
+    let inputs: Vec<_> = found.inputs.into_iter().zip(ranks).collect();
+    read(&inputs, options, |output| match output {
+        Output::Files(files) => loaded.files += files,
+        Output::Problem(problem) => loaded.problems.push(problem),
+        Output::Ras(path, report) => loaded.ras.push((path, report)),
+        Output::Dump(dump) => {
+            loaded.dumps += 1;
+            take(*dump);
+        }
+    });
+    loaded
+        .problems
+        .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
+    loaded.ras.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(loaded)
+}
+
+/// Reads inputs, each with the rank that its name tells, on several threads; what they find is handed
+/// over on the caller's.
+fn read(inputs: &[(Input, Option<Rank>)], options: &LoadOptions<'_>, mut take: impl FnMut(Output)) {
+    let jobs = jobs(options, inputs.len());
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (sender, receiver) = sync_channel(2 * jobs);
+    thread::scope(|scope| {
+        let mut started = 0;
+        for _ in 0..jobs {
+            let sender = sender.clone();
+            let (next, done) = (&next, &done);
+            let work = move || {
+                let mut worker = Worker {
+                    reader: DumpReader::new(),
+                    buffer: Vec::new(),
+                    options,
+                    sender,
+                };
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((input, rank)) = inputs.get(at) else {
+                        return;
+                    };
+                    unpack::unpack(input, *rank, &mut worker);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if let Some(progress) = options.progress {
+                        progress(Progress {
+                            done,
+                            files: inputs.len(),
+                        });
+                    }
+                }
+            };
+            let thread = thread::Builder::new().name("rcomm-fr/load".to_owned());
+            match thread.spawn_scoped(scope, work) {
+                Ok(_) => started += 1,
+                // Fewer threads read as much, only later; without any, nothing can be read.
+                Err(_) if started > 0 => break,
+                Err(error) => {
+                    for (input, _) in inputs {
+                        take(Output::Problem(Problem {
+                            code: Code::N301,
+                            path: input.name(),
+                            sentence: format!(
+                                "could not be read: no thread can be started: {error}"
+                            ),
+                        }));
+                    }
+                    break;
+                }
+            }
+        }
+        drop(sender);
+        receiver.into_iter().for_each(&mut take);
+    });
+}
+
+/// Reads all records below `paths` and keeps them, in order of rank and path. See [`load`].
+///
+/// # Errors
+/// As [`load`].
+pub fn load_all(
+    paths: &[PathBuf],
+    options: &LoadOptions<'_>,
+) -> Result<(Vec<LoadedDump>, Loaded), FindError> {
+    let mut dumps = Vec::new();
+    let loaded = load(paths, options, |dump| dumps.push(dump))?;
+    let key = |dump: &LoadedDump| (dump.dump.identity.rank, dump.path.clone());
+    dumps.sort_by_cached_key(key);
+    Ok((dumps, loaded))
+}
+
+fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
+    let wanted = options
+        .jobs
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZeroUsize::get);
+    wanted.min(inputs).max(1)
+}
+
+/// What a worker finds.
+enum Output {
+    /// So many more files, or members of archives, were looked at.
+    Files(usize),
+    Problem(Problem),
+    Ras(String, RasReport),
+    Dump(Box<LoadedDump>),
+}
+
+/// One reading thread.
+struct Worker<'a> {
+    reader: DumpReader,
+    buffer: Vec<u8>,
+    options: &'a LoadOptions<'a>,
+    sender: SyncSender<Output>,
+}
+
+impl Worker<'_> {
+    fn send(&self, output: Output) {
+        // The receiver outlives the workers, unless the caller's function has panicked.
+        let _ = self.sender.send(output);
+    }
+
+    fn problem(&self, code: Code, path: &str, sentence: String) {
+        self.send(Output::Problem(Problem {
+            code,
+            path: path.to_owned(),
+            sentence,
+        }));
+    }
+
+    /// A file that could not be read at all.
+    fn unreadable(&self, path: &str, what: impl std::fmt::Display) {
+        self.problem(Code::N301, path, format!("could not be read: {what}"));
+    }
+
+    /// Reads what lies in the buffer as a dump.
+    fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
+        if let Some(report) = RasReport::parse(&self.buffer) {
+            self.buffer.clear();
+            return self.send(Output::Ras(path.to_owned(), report));
+        }
+        match self.reader.read(&self.buffer) {
+            Ok((dump, problems)) => {
+                let cut = problems.iter().any(ReadProblem::cuts);
+                for problem in problems {
+                    self.problem(Code::N301, path, problem.to_string());
+                }
+                self.take(path, dump, cut, rank_of_name);
+            }
+            Err(error @ ReadError::NotADump { .. }) => {
+                self.problem(Code::N300, path, format!("left aside: {error}"));
+            }
+            Err(error) => self.problem(Code::N301, path, format!("left aside: {error}")),
+        }
+        // One huge file must not cost as much for the rest of the run.
+        self.buffer.clear();
+        self.buffer.shrink_to(KEPT_BYTES);
+    }
+
+    fn take(&self, path: &str, mut dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
+        dump.identity.rank = dump.identity.rank.or(rank_of_name);
+        if dump.identity.rank.is_none() {
+            let sentence = "left aside: neither its content nor its name tells its rank; name it \
+                            after the rank, as in rank_3";
+            self.problem(Code::N301, path, sentence.to_owned());
+            return;
+        }
+        self.send(Output::Dump(Box::new(LoadedDump {
+            dump,
+            path: path.to_owned(),
+            cut,
+        })));
+    }
+}
+
+/// Memory of the file buffer that is kept from file to file.
+const KEPT_BYTES: usize = 4 << 20;

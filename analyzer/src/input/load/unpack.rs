@@ -1,0 +1,397 @@
+//! From a file to the dumps in it: packed, archived, a ring, or plain.
+
+use super::find::Input;
+use super::zstd::Frames;
+use super::{Output, Worker, rank_name};
+use crate::finding::Code;
+use crate::input::rsum::{self, Piece};
+use crate::words;
+use flate2::read::MultiGzDecoder;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::RingReader;
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::Path;
+
+/// Packings and archives within each other.
+const MAX_DEPTH: usize = 4;
+
+/// What the first bytes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Gzip,
+    Zstd,
+    Tar,
+    Ring,
+    Summary,
+    Plain,
+}
+
+/// How archives begin that are not read.
+const FOREIGN: [(&[u8], &str); 4] = [
+    (b"PK\x03\x04", "zip"),
+    (b"\xfd7zXZ\0", "xz"),
+    (b"BZh", "bzip2"),
+    (b"7z\xbc\xaf\x27\x1c", "7z"),
+];
+
+/// As many bytes as it takes to tell the kinds apart: one block of a tar file.
+const HEAD: usize = 512;
+
+impl Kind {
+    fn of(head: &[u8]) -> Self {
+        if head.starts_with(b"\x1f\x8b") {
+            Self::Gzip
+        } else if head.starts_with(b"\x28\xb5\x2f\xfd") {
+            Self::Zstd
+        } else if head.get(257..262) == Some(b"ustar") {
+            Self::Tar
+        } else if RingReader::begins(head) {
+            Self::Ring
+        } else if rsum::begins(head) {
+            Self::Summary
+        } else {
+            Self::Plain
+        }
+    }
+}
+
+/// Reads one input, whatever it is.
+pub(super) fn unpack(input: &Input, rank: Option<Rank>, worker: &mut Worker<'_>) {
+    let name = input.name();
+    let done = match input {
+        Input::File(path) => file(path, &name, rank, worker),
+        Input::Stdin => stdin(&name, worker),
+    };
+    if let Err(error) = done {
+        worker.unreadable(&name, error);
+    }
+}
+
+fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) -> io::Result<()> {
+    let about = std::fs::metadata(path)?;
+    if !about.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut file = File::open(path)?;
+    let head = head(&mut file)?;
+    match Kind::of(&head) {
+        Kind::Plain => {
+            let most = worker.options.max_file_bytes;
+            if about.len() > most {
+                return Err(too_large(most));
+            }
+            worker.buffer.reserve(about.len() as usize + 1);
+            plain(&head, &mut file, name, rank, worker)
+        }
+        Kind::Ring => {
+            worker.send(Output::Files(1));
+            match RingReader::attach(path) {
+                Ok(ring) => worker.take(name, ring.snapshot(), false, rank),
+                Err(error) => worker.problem(Code::N301, name, format!("left aside: {error}")),
+            }
+            Ok(())
+        }
+        _ => {
+            // An archive is gone through twice: its members' names together tell their ranks.
+            file.rewind()?;
+            let budget = budget(about.len(), worker);
+            let ranks = Ranks::of(&mut file, name, rank, budget);
+            file.rewind()?;
+            stream(&mut file, name, 0, worker, &ranks)
+        }
+    }
+}
+
+/// Standard input comes once, so it is held whole.
+fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let most = worker.options.max_file_bytes;
+    io::stdin().lock().take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(too_large(most));
+    }
+    let budget = budget(bytes.len() as u64, worker);
+    let ranks = Ranks::of(&mut &bytes[..], name, None, budget);
+    stream(&mut &bytes[..], name, 0, worker, &ranks)
+}
+
+/// What is worth unpacking. Records come to a few percent of their size when packed; what shrinks a
+/// thousandfold, as packings within each other can, would keep us at it for hours, and hold nothing.
+const MOST_UNPACKED: u64 = 1000;
+
+/// How much a file of so many bytes may unpack to.
+fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
+    let most = packed.saturating_mul(MOST_UNPACKED);
+    most.max(worker.options.max_file_bytes.saturating_add(1))
+}
+
+/// Gives no more than its budget.
+struct Unpacked<R> {
+    packed: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.packed.read(buffer)?;
+        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+            io::Error::other(format!("it unpacks to over {MOST_UNPACKED} times its size"))
+        })?;
+        Ok(read)
+    }
+}
+
+/// The ranks that the names in an archive tell.
+struct Ranks {
+    of_name: HashMap<String, Option<Rank>>,
+    of_archive: Option<Rank>,
+    /// How much the archive may unpack to.
+    budget: u64,
+}
+
+impl Ranks {
+    /// Lists the archive; what cannot be listed cannot be read either, and is told of then.
+    fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
+        let mut names = Vec::new();
+        let _ = list(reader, name, 0, budget, &mut names);
+        let ranks = rank_name::ranks(&names);
+        Self {
+            of_name: names.into_iter().zip(ranks).collect(),
+            of_archive,
+            budget,
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Rank> {
+        self.of_name
+            .get(name)
+            .copied()
+            .flatten()
+            .or(self.of_archive)
+    }
+}
+
+fn head(reader: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut head = Vec::with_capacity(HEAD);
+    reader.take(HEAD as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// The names of all files that [`stream`] will come to, in the same order.
+fn list(
+    reader: &mut dyn Read,
+    name: &str,
+    depth: usize,
+    budget: u64,
+    names: &mut Vec<String>,
+) -> io::Result<()> {
+    let head = head(reader)?;
+    let whole = io::Cursor::new(&head).chain(reader);
+    match Kind::of(&head) {
+        Kind::Gzip if depth < MAX_DEPTH => {
+            let (packed, left) = (MultiGzDecoder::new(whole), budget);
+            list(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                budget,
+                names,
+            )
+        }
+        Kind::Zstd if depth < MAX_DEPTH => {
+            let (packed, left) = (Frames::new(whole), budget);
+            list(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                budget,
+                names,
+            )
+        }
+        Kind::Tar if depth < MAX_DEPTH => {
+            for member in tar::Archive::new(whole).entries()? {
+                let Ok(mut member) = member else { break };
+                if let Some(inner) = member_name(name, &member) {
+                    let _ = list(&mut member, &inner, depth + 1, budget, names);
+                }
+            }
+            Ok(())
+        }
+        _ => {
+            names.push(name.to_owned());
+            Ok(())
+        }
+    }
+}
+
+/// Reads every file in a stream.
+fn stream(
+    reader: &mut dyn Read,
+    name: &str,
+    depth: usize,
+    worker: &mut Worker<'_>,
+    ranks: &Ranks,
+) -> io::Result<()> {
+    let head = head(reader)?;
+    let mut whole = io::Cursor::new(&head).chain(&mut *reader);
+    match Kind::of(&head) {
+        Kind::Gzip if depth < MAX_DEPTH => {
+            let (packed, left) = (MultiGzDecoder::new(whole), ranks.budget);
+            stream(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                worker,
+                ranks,
+            )
+        }
+        Kind::Zstd if depth < MAX_DEPTH => {
+            let (packed, left) = (Frames::new(whole), ranks.budget);
+            stream(
+                &mut Unpacked { packed, left },
+                name,
+                depth + 1,
+                worker,
+                ranks,
+            )
+        }
+        Kind::Tar if depth < MAX_DEPTH => {
+            for member in tar::Archive::new(whole).entries()? {
+                let mut member = member?;
+                if let Some(inner) = member_name(name, &member) {
+                    // A member that cannot be unpacked costs itself alone.
+                    if let Err(error) = stream(&mut member, &inner, depth + 1, worker, ranks) {
+                        worker.unreadable(&inner, error);
+                    }
+                }
+            }
+            Ok(())
+        }
+        Kind::Ring => ring(&mut whole, name, ranks.get(name), worker),
+        Kind::Summary => {
+            summary(&mut whole, name, worker);
+            Ok(())
+        }
+        _ => plain(&head, reader, name, ranks.get(name), worker),
+    }
+}
+
+/// `archive:member`; nothing for what is no file.
+fn member_name<R: Read>(archive: &str, member: &tar::Entry<'_, R>) -> Option<String> {
+    let path = member.path().ok()?;
+    let hidden = path
+        .file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let is_file = member.header().entry_type().is_file();
+    (is_file && !hidden).then(|| format!("{archive}:{}", path.display()))
+}
+
+/// A dump, or what is none: `head` and the rest of `reader`.
+fn plain(
+    head: &[u8],
+    reader: &mut dyn Read,
+    name: &str,
+    rank: Option<Rank>,
+    worker: &mut Worker<'_>,
+) -> io::Result<()> {
+    worker.send(Output::Files(1));
+    if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
+        let sentence = format!("left aside: {kind} archives are not read; unpack it, or use tar");
+        worker.problem(Code::N300, name, sentence);
+        return Ok(());
+    }
+    let most = worker.options.max_file_bytes;
+    worker.buffer.clear();
+    worker.buffer.extend_from_slice(head);
+    let more = (most + 1).saturating_sub(head.len() as u64);
+    let read = reader.take(more).read_to_end(&mut worker.buffer);
+    if worker.buffer.len() as u64 > most {
+        worker.buffer.clear();
+        return Err(too_large(most));
+    }
+    // A packed file that ends too early still gives what came before.
+    if let Err(error) = read {
+        worker.unreadable(name, format!("{error}; what came before is used"));
+    }
+    if name.ends_with(":manifest.json")
+        && let Ok(manifest) = serde_json::from_slice::<Manifest>(&worker.buffer)
+        && manifest.schema.starts_with("rcomm.capture/")
+    {
+        for absence in manifest.absent {
+            let Absence { host, path, reason } = absence;
+            let sentence = format!("not in the archive: {path} on {host}: {reason}");
+            worker.problem(Code::N301, name, sentence);
+        }
+        return Ok(());
+    }
+    worker.dump(name, rank);
+    Ok(())
+}
+
+/// What `rcomm-fr collect` says of an archive.
+#[derive(Deserialize)]
+struct Manifest {
+    schema: String,
+    #[serde(default)]
+    absent: Vec<Absence>,
+}
+
+#[derive(Deserialize)]
+struct Absence {
+    host: String,
+    #[serde(default)]
+    path: String,
+    reason: String,
+}
+
+/// What another `rcomm-fr` packed: records and problems, as if their files lay here.
+fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
+    let inner = |path: &str| format!("{name}:{path}");
+    let done = rsum::read(reader, |piece| match piece {
+        Piece::Record { dump, path, cut } => worker.take(&inner(&path), *dump, cut, None),
+        Piece::Problem(problem) => {
+            worker.problem(problem.code, &inner(&problem.path), problem.sentence);
+        }
+        Piece::Ras(path, report) => worker.send(Output::Ras(inner(&path), report)),
+        Piece::Files(files) => {
+            worker.send(Output::Files(usize::try_from(files).unwrap_or(usize::MAX)));
+        }
+    });
+    if let Err(error) = done {
+        worker.unreadable(name, format!("{error}; what came before is used"));
+    }
+}
+
+/// A ring in an archive: a ring is read from a file, so it becomes one for a moment.
+fn ring(
+    reader: &mut dyn Read,
+    name: &str,
+    rank: Option<Rank>,
+    worker: &mut Worker<'_>,
+) -> io::Result<()> {
+    worker.send(Output::Files(1));
+    let most = worker.options.max_file_bytes;
+    let mut spill = tempfile::NamedTempFile::new()?;
+    let written = io::copy(&mut reader.take(most + 1), &mut spill)?;
+    if written > most {
+        return Err(too_large(most));
+    }
+    spill.flush()?;
+    match RingReader::attach(spill.path()) {
+        Ok(ring) => {
+            let mut dump = ring.snapshot();
+            // Nobody holds a lock on a copy, so nothing can be said of the owner.
+            dump.identity.reason = "ring in an archive".to_owned();
+            worker.take(name, dump, false, rank);
+        }
+        Err(error) => worker.problem(Code::N301, name, format!("left aside: {error}")),
+    }
+    Ok(())
+}
+
+fn too_large(most: u64) -> io::Error {
+    io::Error::other(format!("it is larger than {}", words::bytes(most)))
+}

@@ -1,0 +1,249 @@
+//! Facts of RAS beside a report's findings.
+
+use super::{Fact, RasReport, What, Who};
+use crate::finding::{Code, Finding, Severity};
+use crate::report::{RankReport, Report, Verdict};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Adds what RAS reports say to a report: as more evidence for the ranks that findings name, and as a
+/// finding of its own for ranks that are dead or failed and that no finding names.
+pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
+    let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
+    for fact in ras.into_iter().flat_map(|one| &one.facts) {
+        if let Some(rank) = rank_of(&fact.who, report) {
+            of_rank.entry(rank).or_default().push(fact);
+        }
+    }
+    for (rank, mut facts) in of_rank {
+        // The gravest says it all: a dead process does not answer either.
+        facts.sort_by_key(|fact| gravity(&fact.what));
+        let named = report.findings.iter_mut().find(|finding| {
+            finding.severity == Severity::Error && finding.culprit_ranks.contains(&rank)
+        });
+        match named {
+            Some(finding) => support(finding, rank, facts[0]),
+            None if gravity(&facts[0].what) <= GRAVE => accuse(report, rank, facts[0]),
+            None => {}
+        }
+    }
+}
+
+/// Dead processes and errors speak for themselves; silence and counts do not.
+const GRAVE: u8 = 1;
+
+fn gravity(what: &What) -> u8 {
+    match what {
+        What::Dead => 0,
+        What::Error(_) => 1,
+        What::Unresponsive => 2,
+        What::Behind { .. } => 3,
+        // Whose program waits too long aborts: victims do.
+        What::Aborted => 4,
+    }
+}
+
+/// The one rank that this can be.
+fn rank_of(who: &Who, report: &Report) -> Option<Rank> {
+    let only = |fits: &dyn Fn(&RankReport) -> bool| {
+        let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
+        let first = fitting.next()?;
+        fitting.next().is_none().then_some(first.rank)
+    };
+    if who.pid != 0 {
+        let same_host = |host: &str| short(host) == short(&who.host);
+        let exact = only(&|rank| rank.pid == who.pid && same_host(&rank.host));
+        // An address cannot be compared with a name: then the process id has to be the only one.
+        let by_pid = || {
+            who.host.parse::<IpAddr>().ok()?;
+            only(&|rank| rank.pid == who.pid)
+        };
+        if let Some(rank) = exact.or_else(by_pid) {
+            return Some(rank);
+        }
+    }
+    // Where records tell hosts or processes, whoever is not among them is somebody else.
+    if report.ranks.iter().any(|rank| rank.pid != 0) {
+        let (rank, size) = who.rank?;
+        let absent = |one: &&RankReport| one.rank == rank && !one.read;
+        return (size as usize == report.ranks.len())
+            .then(|| report.ranks.iter().find(absent))
+            .flatten()
+            .map(|one| one.rank);
+    }
+    let (rank, size) = who.rank?;
+    (size as usize == report.ranks.len() && rank < size).then_some(rank)
+}
+
+/// A host's name without its domain; addresses as they are.
+fn short(host: &str) -> &str {
+    match host.parse::<IpAddr>() {
+        Ok(_) => host,
+        Err(_) => host.split('.').next().unwrap_or(host),
+    }
+}
+
+fn say(fact: &Fact) -> String {
+    let what = match &fact.what {
+        What::Dead => "is considered dead".to_owned(),
+        What::Unresponsive => "did not answer".to_owned(),
+        What::Error(error) => format!("reported {error}"),
+        What::Behind {
+            function,
+            launched,
+            others,
+        } => format!("launched {launched} {function} operations where most launched {others}"),
+        What::Aborted => "aborted its communicator".to_owned(),
+    };
+    let Who {
+        host, pid, device, ..
+    } = &fact.who;
+    let mut process = if *pid == 0 {
+        "its process".to_owned()
+    } else {
+        format!("its process {pid} on {host}")
+    };
+    if !device.is_empty() {
+        process.push_str(&format!(" (GPU {device})"));
+    }
+    format!("{process} {what}")
+}
+
+fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
+    let of = if finding.culprit_ranks.len() > 1 {
+        format!("rank {rank}: ")
+    } else {
+        String::new()
+    };
+    finding
+        .sentence
+        .push_str(&format!("; NCCL RAS: {of}{}", say(fact)));
+    // Absence alone proved little; that NCCL cannot reach the process either does.
+    if matches!(finding.code, Code::E102 | Code::E150) && fact.what == What::Dead {
+        finding.confidence = finding.confidence.max(0.97);
+    }
+}
+
+fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
+    let first = report
+        .findings
+        .iter()
+        .position(|finding| finding.severity != Severity::Error)
+        .unwrap_or(report.findings.len());
+    let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
+    let waiting = |one: &RankReport| one.pending > 0 && one.rank != rank;
+    report.findings.insert(
+        first,
+        Finding {
+            id,
+            code: Code::E150,
+            name: Code::E150.name().to_owned(),
+            severity: Code::E150.severity(),
+            // It is gone or failed; whether that is what the others wait for, their records do not say.
+            confidence: if first == 0 { 0.8 } else { 0.5 },
+            culprit_ranks: vec![rank],
+            alternatives: Vec::new(),
+            victim_ranks: Vec::new(),
+            victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
+            group: None,
+            seq: None,
+            seq_kind: None,
+            op: None,
+            caused_by: None,
+            cycle: Vec::new(),
+            sentence: format!("rank {rank} failed; NCCL RAS: {}", say(fact)),
+            age_ms: None,
+            evidence: Vec::new(),
+            ruled_out: Vec::new(),
+            frames: Vec::new(),
+            diff: Vec::new(),
+            next: format!(
+                "look at the log and the exit code of rank {rank}, and the kernel's log of its host"
+            ),
+        },
+    );
+    use Verdict::{Healthy, Inconclusive, Running, Slow};
+    if matches!(report.verdict, Healthy | Inconclusive | Running | Slow) {
+        report.verdict = Verdict::Stuck;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::simulate::{Simulation, Situation};
+    use crate::{Policy, analyze};
+
+    /// A job of 16 ranks on two hosts, as our own recorder names them; rank 5 stops.
+    fn stuck(situation: Situation) -> Report {
+        let simulation = Simulation::new(situation, 16, 0);
+        let mut dumps = simulation.dumps_at(simulation.fault_ns() + 60_000_000_000);
+        for (rank, dump) in (0..).zip(&mut dumps) {
+            dump.identity.host = format!("n{}.example.org", rank / 8);
+            dump.identity.pid = 100 + rank % 8;
+        }
+        analyze(&dumps, &Policy::default())
+    }
+
+    fn ras(host: &str, pid: u32, rank: Option<(u32, u32)>, what: What) -> RasReport {
+        let who = Who {
+            host: host.into(),
+            pid,
+            device: "1".into(),
+            rank,
+        };
+        RasReport {
+            facts: vec![Fact { who, what }],
+        }
+    }
+
+    #[test]
+    fn host_and_process_tell_the_rank_and_its_finding_says_more() {
+        let mut report = stuck(Situation::StuckRank);
+        let before = report.clone();
+        let rank = before.findings[0].culprit_ranks[0];
+        let (host, pid) = (format!("n{}", rank / 8), 100 + rank % 8);
+        // Its rank in some smaller communicator does not matter then.
+        join(
+            &mut report,
+            &[ras(&host, pid, Some((1, 2)), What::Unresponsive)],
+        );
+        let said = format!("NCCL RAS: its process {pid} on {host} (GPU 1) did not answer");
+        assert!(
+            report.findings[0].sentence.ends_with(&said),
+            "{}",
+            report.findings[0].sentence
+        );
+        assert_eq!(report.findings.len(), before.findings.len());
+    }
+
+    #[test]
+    fn a_process_that_is_none_of_the_job_changes_nothing() {
+        let before = stuck(Situation::StuckRank);
+        for who in [
+            ras("n7", 101, None, What::Dead),
+            ras("n0", 999, None, What::Dead),
+        ] {
+            let mut report = before.clone();
+            join(&mut report, &[who]);
+            assert_eq!(report, before);
+        }
+        // Two ranks have this process id, on two hosts: an address cannot tell them apart.
+        let mut report = before.clone();
+        join(&mut report, &[ras("10.0.0.7", 101, None, What::Dead)]);
+        assert_eq!(report, before);
+    }
+
+    #[test]
+    fn a_dead_process_that_no_finding_names_is_a_finding_and_a_silent_one_is_not() {
+        let mut report = stuck(Situation::Healthy);
+        let before = report.clone();
+        join(&mut report, &[ras("n1", 102, None, What::Unresponsive)]);
+        assert_eq!(report, before);
+        join(&mut report, &[ras("n1", 102, None, What::Dead)]);
+        assert_eq!(report.findings[0].code, Code::E150);
+        assert_eq!(report.findings[0].culprit_ranks, [10]);
+        assert_eq!(report.verdict, Verdict::Stuck);
+    }
+}

@@ -1,0 +1,99 @@
+//! Partial summaries: what the verdict needs of many records in one small file (`.rsum`).
+//!
+//! On a fleet the dumps lie on thousands of nodes. Each node packs its own, and whoever judges reads
+//! the packed files as it would read the dumps themselves: the report is the same. Nothing is
+//! decided when packing, since what a rank did means nothing without its peers.
+//!
+//! # Format, version 2
+//!
+//! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and
+//! so many bytes of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>).
+//! Integers outside of postcard are little-endian. What ranks share (shapes, stacks, members of
+//! groups) comes once, in a part before the first record that refers to it; operations are columns,
+//! mostly of differences. The last part says how many records there are: without it the file is cut.
+//!
+//! Version 2 has one more kind of part, for records with operations in CUDA graphs.
+//!
+//! Readers trust no length: parts, tables and what a record takes from the tables are bounded, and a
+//! record is checked before it is handed over.
+
+mod read;
+mod wire;
+mod write;
+
+pub use read::{Piece, RsumError, begins, read};
+pub use write::{SummarizeError, Writer};
+
+/// The first bytes of every summary.
+const MAGIC: &[u8; 8] = b"rcommsum";
+/// Raised when a field of [`wire`] changes; older files are read as long as anybody has some.
+const VERSION: u16 = 2;
+/// The oldest version that is read.
+const OLDEST: u16 = 1;
+/// The longest part, in bytes: a record of a million operations.
+const MAX_PART: usize = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::load::{Loaded, LoadedDump};
+    use rcomm_recorder::publish::Dump;
+
+    fn dump(more: &str) -> Dump {
+        let entry = |id: u32, more: &str| {
+            format!(
+                r#"{{"record_id":{id},"pg_id":0,"process_group":["0","x"],"collective_seq_id":{id},"op_id":{id},
+                "profiling_name":"nccl:all_reduce","time_created_ns":{id},"state":"completed"{more}}}"#
+            )
+        };
+        let entries = [entry(1, ""), entry(2, more), entry(3, "")].join(",");
+        let text = format!(r#"{{"version":"2.10","rank":0,"entries":[{entries}]}}"#);
+        let (dump, problems) = Dump::read(text.as_bytes()).expect("a dump");
+        assert!(problems.is_empty(), "{problems:?}");
+        dump
+    }
+
+    fn pack(dump: &Dump) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new()).expect("memory");
+        let loaded = LoadedDump {
+            dump: dump.clone(),
+            path: "rank_0.json".to_owned(),
+            cut: false,
+        };
+        writer.add(&loaded).expect("memory");
+        writer.finish(&Loaded::default()).expect("memory")
+    }
+
+    fn unpack(bytes: &[u8]) -> Vec<Dump> {
+        let mut dumps = Vec::new();
+        let take = |piece| {
+            if let Piece::Record { dump, .. } = piece {
+                dumps.push(*dump);
+            }
+        };
+        read(bytes, take).expect("a summary");
+        dumps
+    }
+
+    #[test]
+    fn operations_in_graphs_come_back_with_their_graph() {
+        let captured = dump(r#","graph_id":7"#);
+        let graphs: Vec<_> = captured
+            .entries
+            .iter()
+            .map(|entry| entry.graph_id)
+            .collect();
+        assert_eq!(graphs, [None, Some(7), None]);
+        assert_eq!(unpack(&pack(&captured)), [captured]);
+    }
+
+    #[test]
+    fn a_summary_of_version_one_is_read_as_before() {
+        let plain = dump("");
+        let mut bytes = pack(&plain);
+        let version = &mut bytes[MAGIC.len()..][..2];
+        assert_eq!(version, VERSION.to_le_bytes());
+        version.copy_from_slice(&1u16.to_le_bytes());
+        assert_eq!(unpack(&bytes), [plain]);
+    }
+}

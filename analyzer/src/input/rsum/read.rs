@@ -1,0 +1,220 @@
+//! A summary in, records out.
+
+use super::wire::{Part, Record, Tables};
+use super::{MAGIC, MAX_PART, OLDEST, VERSION};
+use crate::finding::Code;
+use crate::input::ras::RasReport;
+use crate::report::Problem;
+use flate2::read::GzDecoder;
+use rcomm_recorder::publish::Dump;
+use std::io::{self, Read};
+
+/// Why a summary could not be read, or not to its end. What came before is used.
+#[derive(Debug, thiserror::Error)]
+pub enum RsumError {
+    /// Of a newer version.
+    #[error(
+        "summary version {found} is newer than this build reads (up to {VERSION}); use a newer build"
+    )]
+    Version {
+        /// The version of the file.
+        found: u16,
+    },
+    /// The file ends too early.
+    #[error("the summary is cut short after {records} records")]
+    Cut {
+        /// Records that were read.
+        records: u64,
+    },
+    /// Something that cannot stand where it stands.
+    #[error("the summary is damaged ({what}) after {records} records")]
+    Damaged {
+        /// What is wrong.
+        what: String,
+        /// Records that were read.
+        records: u64,
+    },
+}
+
+/// What a summary holds, in order.
+#[derive(Debug)]
+pub enum Piece {
+    /// One rank's record.
+    Record {
+        /// The record.
+        dump: Box<Dump>,
+        /// Where it was when the summary was made.
+        path: String,
+        /// Its newest operations are missing.
+        cut: bool,
+    },
+    /// Something that was wrong with an input.
+    Problem(Problem),
+    /// What NCCL's RAS said, and in which file.
+    Ras(String, RasReport),
+    /// So many files were looked at when it was made.
+    Files(u64),
+}
+
+/// Whether a file with these first bytes is a summary.
+pub fn begins(head: &[u8]) -> bool {
+    head.starts_with(MAGIC)
+}
+
+/// Rows that all tables of one file may have together, and their bytes in the file.
+const MAX_ROWS: usize = 1 << 22;
+const MAX_TABLE_BYTES: usize = 256 << 20;
+
+/// Reads a summary and hands over what it holds, piece by piece. Blocks until it is read.
+///
+/// # Errors
+/// If it is cut, damaged or of a newer version; what came before has been handed over then.
+pub fn read(reader: impl Read, mut take: impl FnMut(Piece)) -> Result<(), RsumError> {
+    let mut records = 0;
+    let result = Reader::new(reader).and_then(|mut reader| {
+        while let Some(part) = reader.part()? {
+            if let Some(piece) = reader.piece(part, records)? {
+                records += u64::from(matches!(piece, Piece::Record { .. }));
+                let last = matches!(piece, Piece::Files(_));
+                take(piece);
+                if last {
+                    return reader.end();
+                }
+            }
+        }
+        Err(Stop::Cut)
+    });
+    result.map_err(|stop| match stop {
+        Stop::Version(found) => RsumError::Version { found },
+        Stop::Cut => RsumError::Cut { records },
+        Stop::Damaged(what) => RsumError::Damaged { what, records },
+    })
+}
+
+enum Stop {
+    Version(u16),
+    Cut,
+    Damaged(String),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Cut,
+            _ => Self::Damaged(error.to_string()),
+        }
+    }
+}
+
+fn damaged(what: impl ToString) -> Stop {
+    Stop::Damaged(what.to_string())
+}
+
+struct Reader<R> {
+    from: GzDecoder<R>,
+    tables: Tables,
+    table_bytes: usize,
+    buffer: Vec<u8>,
+}
+
+impl<R: Read> Reader<R> {
+    fn new(mut from: R) -> Result<Self, Stop> {
+        let mut head = [0; MAGIC.len() + 2];
+        from.read_exact(&mut head)?;
+        let version = u16::from_le_bytes([head[MAGIC.len()], head[MAGIC.len() + 1]]);
+        if version > VERSION {
+            return Err(Stop::Version(version));
+        }
+        if version < OLDEST || !begins(&head) {
+            return Err(damaged("no summary begins like this"));
+        }
+        Ok(Self {
+            from: GzDecoder::new(from),
+            tables: Tables::default(),
+            table_bytes: 0,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// The next part; `None` at the end of the stream.
+    fn part(&mut self) -> Result<Option<Part>, Stop> {
+        let mut len = [0; 4];
+        if self.from.read(&mut len[..1])? == 0 {
+            return Ok(None);
+        }
+        self.from.read_exact(&mut len[1..])?;
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_PART {
+            return Err(damaged(format!(
+                "a part of {len} bytes; at most {MAX_PART} are read"
+            )));
+        }
+        // Grows with what is there, not with what is promised.
+        self.buffer.clear();
+        let read = (&mut self.from)
+            .take(len as u64)
+            .read_to_end(&mut self.buffer)?;
+        if read < len {
+            return Err(Stop::Cut);
+        }
+        match postcard::take_from_bytes(&self.buffer) {
+            Ok((part, [])) => Ok(Some(part)),
+            Ok(_) => Err(damaged("a part that is longer than what it holds")),
+            Err(error) => Err(damaged(error)),
+        }
+    }
+
+    /// Nothing may follow the last part; the checksum behind it has to be right.
+    fn end(&mut self) -> Result<(), Stop> {
+        match self.from.read(&mut [0])? {
+            0 => Ok(()),
+            _ => Err(damaged("something follows its end")),
+        }
+    }
+
+    fn piece(&mut self, part: Part, records: u64) -> Result<Option<Piece>, Stop> {
+        Ok(Some(match part {
+            Part::Tables(tables) => {
+                self.extend(tables)?;
+                return Ok(None);
+            }
+            Part::Record(record) => self.record(*record, &[])?,
+            Part::Captured(record, captured) => self.record(*record, &captured)?,
+            Part::Problem(code, path, sentence) => {
+                let code = Code::parse(&code).ok_or_else(|| damaged("an unknown code"))?;
+                Piece::Problem(Problem {
+                    code,
+                    path,
+                    sentence,
+                })
+            }
+            Part::Ras(path, report) => Piece::Ras(path, report),
+            Part::End(end) if end.records == records => Piece::Files(end.files),
+            Part::End(end) => {
+                return Err(damaged(format!("it should hold {} records", end.records)));
+            }
+        }))
+    }
+
+    fn record(&self, record: Record, captured: &[(u32, u64)]) -> Result<Piece, Stop> {
+        let (path, cut) = (record.path.clone(), record.cut);
+        let dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
+        let dump = Box::new(dump);
+        Ok(Piece::Record { dump, path, cut })
+    }
+
+    fn extend(&mut self, new: Tables) -> Result<(), Stop> {
+        self.table_bytes += self.buffer.len();
+        let tables = &mut self.tables;
+        tables.signatures.extend(new.signatures);
+        tables.frames.extend(new.frames);
+        tables.stacks.extend(new.stacks);
+        tables.members.extend(new.members);
+        let rows = tables.signatures.len() + tables.frames.len();
+        let rows = rows + tables.stacks.len() + tables.members.len();
+        if rows > MAX_ROWS || self.table_bytes > MAX_TABLE_BYTES {
+            return Err(damaged("more rows than a job can have"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,422 @@
+//! What is in a summary. The order of the fields is the format: see [`VERSION`](super::VERSION).
+
+use crate::input::ras::RasReport;
+use rcomm_recorder::model::{
+    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
+    ReduceOp, Signature,
+};
+use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// One piece of a summary.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Part {
+    /// Comes before the first record that needs it.
+    Tables(Tables),
+    Record(Box<Record>),
+    /// What was wrong with an input: code, path, sentence.
+    Problem(String, String, String),
+    End(End),
+    /// What NCCL's RAS said, and in which file.
+    Ras(String, RasReport),
+    /// A record of which some operations were captured into CUDA graphs: which, and into which (since 2).
+    Captured(Box<Record>, Vec<(u32, u64)>),
+}
+
+/// Rows that follow those of all tables before.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Tables {
+    pub(super) signatures: Vec<Signature>,
+    pub(super) frames: Vec<Frame>,
+    /// Rows of `frames`, innermost first.
+    pub(super) stacks: Vec<Vec<u32>>,
+    /// Members of groups.
+    pub(super) members: Vec<Vec<Rank>>,
+}
+
+impl Tables {
+    pub(super) fn is_empty(&self) -> bool {
+        self.signatures.is_empty()
+            && self.frames.is_empty()
+            && self.stacks.is_empty()
+            && self.members.is_empty()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct End {
+    /// Records before this.
+    pub(super) records: u64,
+    /// Files that were looked at.
+    pub(super) files: u64,
+}
+
+/// One rank's record.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) path: String,
+    pub(super) cut: bool,
+    version: (u32, u32),
+    recorder: String,
+    identity: Identity,
+    status: Option<RankStatus>,
+    comm_lib_version: String,
+    groups: Vec<Group>,
+    /// Rows of the tables, in the record's own order.
+    signatures: Vec<u32>,
+    frames: Vec<u32>,
+    stacks: Vec<u32>,
+    threads: Vec<(String, String)>,
+    nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
+    columns: Columns,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Group {
+    id: u32,
+    name: String,
+    desc: String,
+    /// Row of the table of members.
+    members: u32,
+    status: Option<ProcessGroupStatus>,
+}
+
+/// The operations, a column for each field.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Columns {
+    /// More than the one before.
+    record_id: Vec<i64>,
+    group: Vec<u32>,
+    /// More than the one before in the same group; so the next two.
+    collective_seq_id: Vec<i64>,
+    p2p_seq_id: Vec<i64>,
+    op_id: Vec<i64>,
+    signature: Vec<u32>,
+    stack: Vec<Option<u32>>,
+    op: Vec<u8>,
+    state: Vec<u8>,
+    /// [`RETIRED`], [`IS_P2P`].
+    flags: Vec<u8>,
+    /// 0 = none, 1 = any, else the rank and 2.
+    peer: Vec<u64>,
+    root: Vec<Option<u32>>,
+    /// 0 = none, else the code and 1.
+    reduce_op: Vec<u16>,
+    /// ns more than the one before.
+    created: Vec<i64>,
+    /// ns after it was issued.
+    started: Vec<Option<i64>>,
+    completed: Vec<Option<i64>>,
+    duration_ms: Vec<Option<f32>>,
+    timeout_ms: Vec<u64>,
+    thread: Vec<Option<u32>>,
+}
+
+const RETIRED: u8 = 1;
+const IS_P2P: u8 = 2;
+
+/// Rows of the tables that a record refers to, in the record's own order.
+pub(super) struct Rows {
+    pub(super) signatures: Vec<u32>,
+    pub(super) frames: Vec<u32>,
+    pub(super) stacks: Vec<u32>,
+    /// Of each group.
+    pub(super) members: Vec<u32>,
+}
+
+const ROW: &str = "a record refers to a row that no table has";
+
+/// Items that a record may take from the tables: rows repeated without end must not fill the memory.
+const MAX_ITEMS: usize = 1 << 25;
+
+struct Budget(usize);
+
+impl Budget {
+    fn take<'a, T>(
+        &mut self,
+        table: &'a [T],
+        row: u32,
+        items: impl Fn(&T) -> usize,
+    ) -> Result<&'a T, &'static str> {
+        let row = table.get(row as usize).ok_or(ROW)?;
+        let left = self.0.checked_sub(1 + items(row));
+        self.0 = left.ok_or("a record that refers to more than a rank can have")?;
+        Ok(row)
+    }
+}
+
+fn signature_items(one: &Signature) -> usize {
+    let shapes = one.input_sizes.iter().chain(&one.output_sizes);
+    let types = one.input_dtypes.iter().chain(&one.output_dtypes);
+    let splits = one.input_splits.len() + one.output_splits.len();
+    splits
+        + shapes.map(|shape| shape.len() + 1).sum::<usize>()
+        + types.map(|name| name.len() + 1).sum::<usize>()
+}
+
+/// Which operations of a dump went into which graphs.
+pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
+    let entries = (0..).zip(&dump.entries);
+    let captured = entries.filter_map(|(at, entry)| Some((at, entry.graph_id?)));
+    captured.collect()
+}
+
+fn step(now: u64, last: &mut u64) -> i64 {
+    now.wrapping_sub(std::mem::replace(last, now)) as i64
+}
+
+fn walk(step: i64, last: &mut u64) -> u64 {
+    *last = last.wrapping_add(step as u64);
+    *last
+}
+
+/// Not seen = none.
+fn after(then: i64, created: i64) -> Option<i64> {
+    (then != 0).then(|| then.wrapping_sub(created))
+}
+
+impl Record {
+    pub(super) fn new(path: &str, cut: bool, dump: &Dump, rows: Rows) -> Self {
+        let groups = dump.groups.iter().zip(rows.members);
+        let threads = dump.threads.iter();
+        Self {
+            path: path.to_owned(),
+            cut,
+            version: (dump.version.major, dump.version.minor),
+            recorder: dump.recorder.name().to_owned(),
+            identity: dump.identity.clone(),
+            status: dump.status.clone(),
+            comm_lib_version: dump.comm_lib_version.clone(),
+            groups: groups
+                .map(|(group, members)| Group {
+                    id: group.info.id,
+                    name: group.info.name.clone(),
+                    desc: group.info.desc.clone(),
+                    members,
+                    status: group.status,
+                })
+                .collect(),
+            signatures: rows.signatures,
+            frames: rows.frames,
+            stacks: rows.stacks,
+            threads: threads
+                .map(|thread| (thread.id.clone(), thread.name.clone()))
+                .collect(),
+            nccl_comm_state: dump.nccl_comm_state.clone(),
+            columns: Columns::of(&dump.entries, dump.groups.len()),
+        }
+    }
+
+    /// The dump that this was made from, of which these operations went into these graphs; what is wrong
+    /// with it if there can be none.
+    pub(super) fn into_dump(
+        self,
+        captured: &[(u32, u64)],
+        tables: &Tables,
+    ) -> Result<Dump, &'static str> {
+        let mut budget = Budget(MAX_ITEMS);
+        let mut signatures = Vec::new();
+        for &row in &self.signatures {
+            signatures.push(
+                budget
+                    .take(&tables.signatures, row, signature_items)?
+                    .clone(),
+            );
+        }
+        let mut frames = Vec::new();
+        for &row in &self.frames {
+            let items = |frame: &Frame| frame.name.len() + frame.filename.len();
+            frames.push(budget.take(&tables.frames, row, items)?.clone());
+        }
+        let own: HashMap<u32, u32> = self.frames.iter().copied().zip(0..).collect();
+        let mut stacks = Vec::new();
+        for &row in &self.stacks {
+            let stack = budget.take(&tables.stacks, row, Vec::len)?;
+            let stack = stack.iter().map(|row| own.get(row).copied());
+            stacks.push(stack.collect::<Option<Vec<u32>>>().ok_or(ROW)?);
+        }
+        let mut groups = Vec::new();
+        for group in self.groups {
+            groups.push(DumpGroup {
+                info: ProcessGroupInfo {
+                    id: group.id,
+                    name: group.name,
+                    desc: group.desc,
+                    ranks: budget
+                        .take(&tables.members, group.members, Vec::len)?
+                        .as_slice()
+                        .into(),
+                },
+                place: None,
+                status: group.status,
+            });
+        }
+        let threads = self.threads.into_iter();
+        let threads: Vec<ThreadInfo> = threads.map(|(id, name)| ThreadInfo { id, name }).collect();
+        let mut entries = self.columns.into_entries(groups.len())?;
+        for &(at, graph) in captured {
+            let entry = entries.get_mut(at as usize);
+            entry
+                .ok_or("a graph of an operation that the record does not have")?
+                .graph_id = Some(graph);
+        }
+        let fits =
+            |index: Option<u32>, len: usize| index.is_none_or(|index| (index as usize) < len);
+        let sound = entries.iter().all(|entry| {
+            fits(Some(entry.signature), signatures.len())
+                && fits(entry.stack, stacks.len())
+                && fits(entry.thread, threads.len())
+        });
+        if !sound {
+            return Err(ROW);
+        }
+        Ok(Dump {
+            version: FormatVersion {
+                major: self.version.0,
+                minor: self.version.1,
+            },
+            recorder: Recorder::from_name(&self.recorder).ok_or("an unknown recorder")?,
+            identity: self.identity,
+            status: self.status,
+            comm_lib_version: self.comm_lib_version,
+            groups,
+            signatures,
+            frames,
+            stacks,
+            threads,
+            entries,
+            nccl_comm_state: self.nccl_comm_state,
+        })
+    }
+}
+
+impl Columns {
+    fn of(entries: &[Entry], groups: usize) -> Self {
+        let mut columns = Self::default();
+        let (mut record_id, mut created) = (0, 0);
+        let mut counts = vec![[0u64; 3]; groups];
+        for entry in entries {
+            let [collectives, messages, operations] = &mut counts[entry.group as usize];
+            columns
+                .record_id
+                .push(step(entry.record_id, &mut record_id));
+            columns.group.push(entry.group);
+            let seq = step(entry.collective_seq_id, collectives);
+            columns.collective_seq_id.push(seq);
+            columns.p2p_seq_id.push(step(entry.p2p_seq_id, messages));
+            columns.op_id.push(step(entry.op_id, operations));
+            columns.signature.push(entry.signature);
+            columns.stack.push(entry.stack);
+            columns.op.push(entry.op.code());
+            columns.state.push(entry.state as u8);
+            let retired = if entry.retired { RETIRED } else { 0 };
+            columns
+                .flags
+                .push(retired | if entry.is_p2p { IS_P2P } else { 0 });
+            columns.peer.push(match entry.peer {
+                Peer::None => 0,
+                Peer::Any => 1,
+                Peer::Rank(rank) => u64::from(rank) + 2,
+            });
+            columns.root.push(entry.root);
+            let reduce_op = entry.reduce_op.map_or(0, |op| u16::from(op.code()) + 1);
+            columns.reduce_op.push(reduce_op);
+            let at = entry.time_created_ns;
+            columns.created.push(step(at as u64, &mut created));
+            columns
+                .started
+                .push(after(entry.time_discovered_started_ns, at));
+            columns
+                .completed
+                .push(after(entry.time_discovered_completed_ns, at));
+            columns.duration_ms.push(entry.duration_ms);
+            columns.timeout_ms.push(entry.timeout_ms);
+            columns.thread.push(entry.thread);
+        }
+        columns
+    }
+
+    fn lengths(&self) -> [usize; 19] {
+        [
+            self.record_id.len(),
+            self.group.len(),
+            self.collective_seq_id.len(),
+            self.p2p_seq_id.len(),
+            self.op_id.len(),
+            self.signature.len(),
+            self.stack.len(),
+            self.op.len(),
+            self.state.len(),
+            self.flags.len(),
+            self.peer.len(),
+            self.root.len(),
+            self.reduce_op.len(),
+            self.created.len(),
+            self.started.len(),
+            self.completed.len(),
+            self.duration_ms.len(),
+            self.timeout_ms.len(),
+            self.thread.len(),
+        ]
+    }
+
+    fn into_entries(self, groups: usize) -> Result<Vec<Entry>, &'static str> {
+        let len = self.record_id.len();
+        if self.lengths().iter().any(|&other| other != len) {
+            return Err("columns of unequal length");
+        }
+        let (mut record_id, mut created) = (0, 0);
+        let mut counts = vec![[0u64; 3]; groups];
+        let mut entries = Vec::with_capacity(len);
+        for at in 0..len {
+            let group = self.group[at];
+            let [collectives, messages, operations] = counts
+                .get_mut(group as usize)
+                .ok_or("an operation of a group that the record does not have")?;
+            let time_created_ns = walk(self.created[at], &mut created) as i64;
+            let time = |after: Option<i64>| after.map_or(0, |ns| time_created_ns.wrapping_add(ns));
+            entries.push(Entry {
+                record_id: walk(self.record_id[at], &mut record_id),
+                collective_seq_id: walk(self.collective_seq_id[at], collectives),
+                p2p_seq_id: walk(self.p2p_seq_id[at], messages),
+                op_id: walk(self.op_id[at], operations),
+                group,
+                signature: self.signature[at],
+                stack: self.stack[at],
+                op: OpType::from_code(self.op[at]).ok_or("an unknown operation")?,
+                state: state(self.state[at]).ok_or("an unknown state")?,
+                retired: self.flags[at] & RETIRED != 0,
+                is_p2p: self.flags[at] & IS_P2P != 0,
+                peer: match self.peer[at] {
+                    0 => Peer::None,
+                    1 => Peer::Any,
+                    rank => Peer::Rank(u32::try_from(rank - 2).map_err(|_| "a peer beyond 2^32")?),
+                },
+                root: self.root[at],
+                reduce_op: match self.reduce_op[at].checked_sub(1) {
+                    None => None,
+                    Some(code) => Some(reduce_op(code).ok_or("an unknown reduction")?),
+                },
+                time_created_ns,
+                time_discovered_started_ns: time(self.started[at]),
+                time_discovered_completed_ns: time(self.completed[at]),
+                duration_ms: self.duration_ms[at],
+                graph_id: None,
+                timeout_ms: self.timeout_ms[at],
+                thread: self.thread[at],
+            });
+        }
+        Ok(entries)
+    }
+}
+
+fn state(code: u8) -> Option<EntryState> {
+    use EntryState::{Completed, Failed, Scheduled, Started};
+    let all = [Scheduled, Started, Completed, Failed];
+    all.into_iter().find(|state| *state as u8 == code)
+}
+
+fn reduce_op(code: u16) -> Option<ReduceOp> {
+    ReduceOp::from_code(u8::try_from(code).ok()?)
+}

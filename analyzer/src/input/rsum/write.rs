@@ -1,0 +1,163 @@
+//! Records in, a summary out.
+
+use super::wire::{End, Part, Record, Rows, Tables, captured};
+use super::{MAGIC, MAX_PART, VERSION};
+use crate::input::load::{Loaded, LoadedDump};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rcomm_recorder::model::{Frame, Rank, Signature};
+use rcomm_recorder::publish::Dump;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::io::{self, Write};
+
+/// Why a summary could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum SummarizeError {
+    /// The destination refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A record that is too large for the format.
+    #[error("the record {path} has too many operations for a summary")]
+    TooLarge {
+        /// Which.
+        path: String,
+    },
+}
+
+/// Writes a summary, record by record. Memory holds what the ranks share, and one record.
+pub struct Writer<W: Write> {
+    out: GzEncoder<W>,
+    known: Known,
+    records: u64,
+}
+
+#[derive(Default)]
+struct Known {
+    signatures: HashMap<Signature, u32>,
+    frames: HashMap<Frame, u32>,
+    stacks: HashMap<Vec<u32>, u32>,
+    members: HashMap<Vec<Rank>, u32>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a summary.
+    ///
+    /// # Errors
+    /// If `out` cannot be written to.
+    pub fn new(mut out: W) -> Result<Self, SummarizeError> {
+        out.write_all(MAGIC)?;
+        out.write_all(&VERSION.to_le_bytes())?;
+        Ok(Self {
+            out: GzEncoder::new(out, Compression::fast()),
+            known: Known::default(),
+            records: 0,
+        })
+    }
+
+    /// Takes a record in.
+    ///
+    /// # Errors
+    /// If `out` cannot be written to, or the record has millions of operations.
+    pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
+        let LoadedDump {
+            dump, path, cut, ..
+        } = loaded;
+        let (tables, rows) = self.known.rows(dump);
+        if !tables.is_empty() {
+            self.part(&Part::Tables(tables), path)?;
+        }
+        let record = Box::new(Record::new(path, *cut, dump, rows));
+        self.records += 1;
+        let captured = captured(dump);
+        let part = match captured.is_empty() {
+            true => Part::Record(record),
+            false => Part::Captured(record, captured),
+        };
+        self.part(&part, path)
+    }
+
+    /// Ends the summary with what was wrong with the input, and returns the destination.
+    ///
+    /// # Errors
+    /// If `out` cannot be written to.
+    pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
+        for problem in &loaded.problems {
+            let (code, path) = (problem.code.id().to_owned(), problem.path.clone());
+            let sentence = problem.sentence.clone();
+            self.part(&Part::Problem(code, path, sentence), &problem.path)?;
+        }
+        for (path, report) in &loaded.ras {
+            self.part(&Part::Ras(path.clone(), report.clone()), path)?;
+        }
+        let end = End {
+            records: self.records,
+            files: loaded.files as u64,
+        };
+        self.part(&Part::End(end), "")?;
+        let mut out = self.out.finish()?;
+        out.flush()?;
+        Ok(out)
+    }
+
+    fn part(&mut self, part: &Part, path: &str) -> Result<(), SummarizeError> {
+        let bytes = postcard::to_allocvec(part).map_err(io::Error::other)?;
+        let len = u32::try_from(bytes.len()).ok();
+        let Some(len) = len.filter(|&len| len as usize <= MAX_PART) else {
+            let path = path.to_owned();
+            return Err(SummarizeError::TooLarge { path });
+        };
+        self.out.write_all(&len.to_le_bytes())?;
+        self.out.write_all(&bytes)?;
+        Ok(())
+    }
+}
+
+impl Known {
+    /// Where a dump's tables stand in ours, and what is new in them.
+    fn rows(&mut self, dump: &Dump) -> (Tables, Rows) {
+        let mut new = Tables::default();
+        let signatures = dump.signatures.iter();
+        let signatures = signatures
+            .map(|one| row(&mut self.signatures, one.clone(), &mut new.signatures))
+            .collect();
+        let frames = dump.frames.iter();
+        let frames: Vec<u32> = frames
+            .map(|one| row(&mut self.frames, one.clone(), &mut new.frames))
+            .collect();
+        let stacks = dump.stacks.iter();
+        let stacks = stacks
+            .map(|stack| {
+                let stack = stack.iter().map(|&frame| frames[frame as usize]).collect();
+                row(&mut self.stacks, stack, &mut new.stacks)
+            })
+            .collect();
+        let groups = dump.groups.iter();
+        let members = groups
+            .map(|group| {
+                row(
+                    &mut self.members,
+                    group.info.ranks.to_vec(),
+                    &mut new.members,
+                )
+            })
+            .collect();
+        let rows = Rows {
+            signatures,
+            frames,
+            stacks,
+            members,
+        };
+        (new, rows)
+    }
+}
+
+fn row<T: Clone + Eq + Hash>(known: &mut HashMap<T, u32>, value: T, new: &mut Vec<T>) -> u32 {
+    if let Some(&row) = known.get(&value) {
+        return row;
+    }
+    let row = u32::try_from(known.len()).expect("fewer than 2^32 rows fit in memory");
+    new.push(value.clone());
+    known.insert(value, row);
+    row
+}

@@ -1,0 +1,367 @@
+//! What a live view saw, written down to be looked at again.
+//!
+//! A recording is a gzip stream. Its first line is a header; then each frame is one line of JSON that
+//! names the records that follow it and their lengths, and those records, as dumps in JSON. A frame
+//! holds what changed since the one before. A recording that was cut is read as far as it goes.
+
+use crate::live::source::{Liveness, Observation, Poll, Seen};
+use crate::live::{Moment, Snapshot};
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name and version of the form.
+const SCHEMA: &str = "rcomm.recording/1";
+/// Operations of one rank that a frame holds at most, unless older ones are pending.
+const WINDOW: usize = 512;
+/// The longest line, and the longest record, that is read.
+const MOST_BYTES: u64 = 256 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    schema: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FrameHead {
+    at_ns: i64,
+    elapsed_ns: u64,
+    world_size: usize,
+    records: Vec<RecordHead>,
+    silent: Vec<SilentRank>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RecordHead {
+    rank: Rank,
+    part: u8,
+    alive: Option<bool>,
+    bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SilentRank {
+    rank: Rank,
+    why: String,
+}
+
+/// Writes a recording, frame by frame.
+pub struct RecordingWriter {
+    out: GzEncoder<File>,
+    last: HashMap<(Rank, u8), Arc<Dump>>,
+}
+
+impl RecordingWriter {
+    /// Begins a recording in a new file, readable by its owner alone.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists or cannot be made.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut options = File::options();
+        let file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        let mut writer = Self {
+            out: GzEncoder::new(file, Compression::fast()),
+            last: HashMap::new(),
+        };
+        writer.line(&Header {
+            schema: SCHEMA.into(),
+        })?;
+        Ok(writer)
+    }
+
+    /// Adds what `snapshot` shows.
+    ///
+    /// # Blocking
+    ///
+    /// As long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// If the disk refuses.
+    pub fn write(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let mut records = Vec::new();
+        let mut blobs: Vec<Vec<u8>> = Vec::new();
+        let mut silent = Vec::new();
+        for view in snapshot.ranks.iter() {
+            if let Some(why) = &view.failure {
+                silent.push(SilentRank {
+                    rank: view.rank,
+                    why: why.to_string(),
+                });
+                continue;
+            }
+            for (part, dump) in (0u8..).zip(&view.dumps) {
+                let key = (view.rank, part);
+                if self
+                    .last
+                    .get(&key)
+                    .is_some_and(|last| Arc::ptr_eq(last, dump))
+                {
+                    continue;
+                }
+                let blob = dump.newest(WINDOW).to_json();
+                self.last.insert(key, dump.clone());
+                records.push(RecordHead {
+                    rank: view.rank,
+                    part,
+                    alive: match view.liveness {
+                        Liveness::Unknown => None,
+                        Liveness::Alive => Some(true),
+                        Liveness::Dead => Some(false),
+                    },
+                    bytes: blob.len() as u64,
+                });
+                blobs.push(blob);
+            }
+        }
+        let elapsed = snapshot.at.elapsed.as_nanos();
+        self.line(&FrameHead {
+            at_ns: snapshot.at.wall_ns,
+            elapsed_ns: u64::try_from(elapsed).unwrap_or(u64::MAX),
+            world_size: snapshot.ranks.len(),
+            records,
+            silent,
+        })?;
+        for blob in &blobs {
+            self.out.write_all(blob)?;
+        }
+        // Whoever is killed now leaves a recording up to here.
+        self.out.flush()
+    }
+
+    fn line(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.out, value)?;
+        self.out.write_all(b"\n")
+    }
+}
+
+/// Reads a recording, frame by frame.
+pub struct RecordingReader {
+    from: BufReader<MultiGzDecoder<File>>,
+    known: BTreeSet<(Rank, u8)>,
+}
+
+impl RecordingReader {
+    /// Opens a recording; `None` if the file is something else.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let mut reader = Self {
+            from: BufReader::new(MultiGzDecoder::new(File::open(path)?)),
+            known: BTreeSet::new(),
+        };
+        // What is no gzip stream, or begins otherwise, is no recording.
+        let header = match reader.line() {
+            Ok(Some(line)) => serde_json::from_slice::<Header>(&line).ok(),
+            Ok(None) | Err(_) => None,
+        };
+        Ok(header
+            .is_some_and(|header| header.schema == SCHEMA)
+            .then_some(reader))
+    }
+
+    /// The next frame: when it was seen, and what; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// If the rest is damaged. A recording that merely ends too early ends here.
+    pub fn next_frame(&mut self) -> io::Result<Option<(Moment, Poll)>> {
+        let Some(line) = self.line()? else {
+            return Ok(None);
+        };
+        let head: FrameHead = serde_json::from_slice(&line)?;
+        let mut changed = HashMap::new();
+        for record in &head.records {
+            let Some(bytes) = self.bytes(record.bytes)? else {
+                return Ok(None);
+            };
+            let (dump, _) = Dump::read(&bytes).map_err(io::Error::other)?;
+            self.known.insert((record.rank, record.part));
+            let liveness = match record.alive {
+                None => Liveness::Unknown,
+                Some(true) => Liveness::Alive,
+                Some(false) => Liveness::Dead,
+            };
+            changed.insert((record.rank, record.part), (liveness, dump));
+        }
+        let observations = self.known.iter().map(|&(rank, part)| {
+            let silent = head.silent.iter().find(|silent| silent.rank == rank);
+            let (liveness, seen) = match (changed.remove(&(rank, part)), silent) {
+                (_, Some(silent)) => (Liveness::Unknown, Seen::Failed(silent.why.clone())),
+                (Some((liveness, dump)), None) => (liveness, Seen::Changed(Box::new(dump))),
+                (None, None) => (
+                    Liveness::Unknown,
+                    Seen::Unchanged {
+                        heartbeat_ns: 0,
+                        as_of_ns: 0,
+                    },
+                ),
+            };
+            Observation {
+                rank,
+                part,
+                liveness,
+                seen,
+            }
+        });
+        let moment = Moment {
+            elapsed: Duration::from_nanos(head.elapsed_ns),
+            wall_ns: head.at_ns,
+        };
+        let poll = Poll {
+            observations: observations.collect(),
+            world_size: u32::try_from(head.world_size).ok(),
+            ..Poll::default()
+        };
+        Ok(Some((moment, poll)))
+    }
+
+    /// A line without its end; `None` where the stream ends.
+    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        let read = (&mut self.from)
+            .take(MOST_BYTES)
+            .read_until(b'\n', &mut line);
+        match read {
+            Ok(_) if line.pop() == Some(b'\n') => Ok(Some(line)),
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn bytes(&mut self, length: u64) -> io::Result<Option<Vec<u8>>> {
+        if length > MOST_BYTES {
+            let text = format!("a record of {length} bytes is too long");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let mut bytes = Vec::new();
+        match (&mut self.from).take(length).read_to_end(&mut bytes) {
+            Ok(read) if read as u64 == length => Ok(Some(bytes)),
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::simulate::{Simulation, Situation};
+    use crate::live::source::{SimulatedSource, Source};
+    use crate::live::{Live, LiveOptions};
+    use std::time::Instant;
+
+    fn moment(ns: i64) -> Moment {
+        Moment {
+            elapsed: Duration::from_nanos(ns as u64),
+            wall_ns: ns,
+        }
+    }
+
+    fn live() -> Live {
+        Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()])
+    }
+
+    /// Looks at a job before and after it gets stuck, and records both.
+    fn record(path: &Path) -> Vec<Snapshot> {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let fault = simulation.fault_ns();
+        let mut live = live();
+        let mut writer = RecordingWriter::create(path).expect("a fresh file");
+        let mut seen = Vec::new();
+        for ns in [
+            fault - 100_000_000,
+            fault + 2_000_000_000,
+            fault + 20_000_000_000,
+        ] {
+            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
+            live.observe(0, source.poll(Instant::now()), moment(ns));
+            let snapshot = live.refresh(moment(ns)).expect("changed");
+            writer.write(&snapshot).expect("a writable file");
+            seen.push(snapshot);
+        }
+        seen
+    }
+
+    #[test]
+    fn a_recording_read_back_is_judged_as_it_was() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("job.rec");
+        let seen = record(&path);
+        let mut reader = RecordingReader::open(&path)
+            .expect("readable")
+            .expect("a recording");
+        let mut live = live();
+        for before in seen {
+            let (at, poll) = reader.next_frame().expect("whole").expect("as many frames");
+            live.observe(0, Ok(poll), at);
+            let again = live.refresh(at).expect("changed");
+            assert_eq!(again.report.verdict, before.report.verdict);
+            let sentences = |s: &Snapshot| -> Vec<String> {
+                s.report
+                    .findings
+                    .iter()
+                    .map(|f| f.sentence.clone())
+                    .collect()
+            };
+            assert_eq!(sentences(&again), sentences(&before));
+            assert_eq!(again.ranks.len(), before.ranks.len());
+        }
+        assert!(reader.next_frame().expect("whole").is_none());
+    }
+
+    #[test]
+    fn a_recording_that_was_cut_is_read_as_far_as_it_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("job.rec");
+        record(&path);
+        let whole = std::fs::read(&path).expect("readable");
+        let cut = directory.path().join("cut.rec");
+        std::fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("writable");
+        let mut reader = RecordingReader::open(&cut)
+            .expect("readable")
+            .expect("a recording");
+        let mut frames = 0;
+        while reader.next_frame().expect("cut is not damaged").is_some() {
+            frames += 1;
+        }
+        assert!((1..3).contains(&frames), "{frames}");
+    }
+
+    #[test]
+    fn another_file_is_no_recording_and_an_existing_one_is_not_written_over() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("other");
+        std::fs::write(&path, b"{\"entries\": []}").expect("writable");
+        assert!(RecordingReader::open(&path).expect("readable").is_none());
+        assert!(
+            RecordingReader::open(directory.path())
+                .expect("a folder")
+                .is_none()
+        );
+        let error = RecordingWriter::create(&path).err().expect("it exists");
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    }
+}

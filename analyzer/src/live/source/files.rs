@@ -1,0 +1,72 @@
+//! Dumps on disk: folders, files, archives. They are read once.
+
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use crate::finding::Code;
+use crate::input::load::{LoadOptions, load_all};
+use crate::report::Problem;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// See the module.
+pub struct FileSource {
+    paths: Vec<PathBuf>,
+}
+
+impl FileSource {
+    /// The dumps below these paths, as [`load_all`] reads them.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths }
+    }
+}
+
+impl Source for FileSource {
+    fn name(&self) -> String {
+        let paths: Vec<String> = self.paths.iter().map(|p| p.display().to_string()).collect();
+        format!("dumps in {}", paths.join(", "))
+    }
+
+    /// # Blocking
+    ///
+    /// Until all files are read: there is only one look.
+    fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+        let read = load_all(&self.paths, &LoadOptions::default());
+        let (dumps, loaded) = read.map_err(|error| SourceError::Nothing {
+            what: error.to_string(),
+            hint: "name folders, files or archives of dumps, or a recording".into(),
+        })?;
+        let mut problems = loaded.problems;
+        let mut observations: Vec<Observation> = Vec::new();
+        for loaded in dumps {
+            let Some(rank) = loaded.dump.identity.rank else {
+                problems.push(Problem {
+                    code: Code::N301,
+                    path: loaded.path,
+                    sentence: "left aside: neither the record nor the file's name says which rank \
+                               it is of"
+                        .into(),
+                });
+                continue;
+            };
+            // Of several files of one rank the analysis says which stands.
+            let part = match observations.last() {
+                Some(last) if last.rank == rank => last.part.saturating_add(1),
+                _ => 0,
+            };
+            observations.push(Observation {
+                rank,
+                part,
+                liveness: Liveness::Unknown,
+                seen: Seen::Changed(Box::new(loaded.dump)),
+            });
+        }
+        Ok(Poll {
+            observations,
+            problems,
+            ..Poll::default()
+        })
+    }
+
+    fn is_still(&self) -> bool {
+        true
+    }
+}

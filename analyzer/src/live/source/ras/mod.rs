@@ -1,0 +1,141 @@
+//! NCCL's RAS service (2.24 and later): one process of a job answers for all of them.
+//!
+//! Lines of text over a TCP connection that the server closes after a report. Reports are asked for as
+//! JSON (2.28.7 and later), or else as text; [`ras`](crate::input::ras) reads both. A second connection listens to events (2.29
+//! and later), which tell of a process that died before the next report does. The service knows
+//! launches, not completions, and ranks of communicators, not of the job: [`Live`](crate::Live) joins
+//! them by host, process and device.
+
+mod monitor;
+
+use super::net::{HostPort, Timed};
+use super::{Poll, Source, SourceError};
+use crate::input::ras::{Communicator, communicators};
+use monitor::Monitor;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::time::{Duration, Instant};
+
+/// Between two reports: each makes every process of the job answer.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The longest report that is read, bytes.
+const MOST_REPORT: u64 = 256 << 20;
+/// The longest line of an answer that is no report, bytes.
+const MOST_LINE: u64 = 4096;
+/// Where the service listens unless the job says otherwise.
+pub const RAS_ADDRESS: &str = "localhost:28028";
+
+/// See the module.
+pub struct RasSource {
+    address: HostPort,
+    last: Option<(Instant, Vec<Communicator>)>,
+    monitor: Option<Monitor>,
+}
+
+impl RasSource {
+    /// The service at this address.
+    pub fn new(address: HostPort) -> Self {
+        Self {
+            address,
+            last: None,
+            monitor: None,
+        }
+    }
+
+    fn report(&self, deadline: Instant) -> Result<Vec<Communicator>, SourceError> {
+        let place = format!("NCCL RAS at {}", self.address);
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::ConnectionRefused => SourceError::Nothing {
+                what: format!("nobody listens at {}", self.address),
+                hint: "RAS is part of NCCL 2.24 and later; a job may have set NCCL_RAS_ADDR or \
+                       NCCL_RAS_ENABLE=0"
+                    .into(),
+            },
+            _ => SourceError::Io {
+                place: place.clone(),
+                source,
+            },
+        };
+        let unusable = |reason: String| SourceError::Unusable {
+            place: place.clone(),
+            reason,
+        };
+        let mut stream = open(&self.address, deadline).map_err(failed)?;
+        // A process that does not answer is told as missing within our time, not after the five
+        // seconds that are usual. A server that does not know the word waits for those.
+        ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
+        let said = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
+        // An error: older than 2.28.7, its report will be text.
+        if said != "OK" && !said.starts_with("ERROR") {
+            return Err(unusable(format!("it answered {said:?}: is it NCCL's RAS?")));
+        }
+        let command = b"VERBOSE STATUS\n";
+        stream.get_mut().write_all(command).map_err(failed)?;
+        let mut report = Vec::new();
+        let whole = stream.take(MOST_REPORT).read_to_end(&mut report);
+        whole.map_err(failed)?;
+        communicators(&report).map_err(|why| unusable(format!("its report makes no sense: {why}")))
+    }
+}
+
+/// Connects and greets.
+fn open(address: &HostPort, deadline: Instant) -> io::Result<BufReader<Timed>> {
+    let mut stream = BufReader::new(address.connect(deadline)?);
+    let said = ask(&mut stream, "CLIENT PROTOCOL 2")?;
+    if said.starts_with("SERVER PROTOCOL") {
+        return Ok(stream);
+    }
+    let text = format!("it greets with {said:?}: is it NCCL's RAS?");
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+/// Sends a line and reads the line that answers it.
+fn ask(stream: &mut BufReader<Timed>, line: &str) -> io::Result<String> {
+    stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
+    let mut said = Vec::new();
+    stream.take(MOST_LINE).read_until(b'\n', &mut said)?;
+    if said.last() != Some(&b'\n') {
+        let text = "it closed, or says a line without end: is it NCCL's RAS?";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+}
+
+impl Source for RasSource {
+    fn name(&self) -> String {
+        format!("NCCL RAS at {}", self.address)
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        let due = self
+            .last
+            .as_ref()
+            .is_none_or(|(at, _)| at.elapsed() >= PAUSE);
+        if due {
+            let communicators = self.report(deadline)?;
+            self.last = Some((Instant::now(), communicators));
+        }
+        if self.monitor.as_ref().is_none_or(Monitor::is_over) {
+            // A server without events is asked again no more often than for a report.
+            if due {
+                self.monitor = Monitor::start(&self.address, deadline);
+            }
+        }
+        let mut communicators = self
+            .last
+            .as_ref()
+            .map_or_else(Vec::new, |(_, communicators)| communicators.clone());
+        if let Some(monitor) = &self.monitor {
+            monitor.tell(&mut communicators);
+        }
+        let world_size = communicators.iter().map(|c| c.size).max();
+        Ok(Poll {
+            communicators,
+            // A job has at least the ranks of its largest communicator.
+            world_size: world_size.filter(|&size| size > 0),
+            ..Poll::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

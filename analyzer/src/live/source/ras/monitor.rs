@@ -1,0 +1,174 @@
+//! Events, as they happen: which processes died since the last report.
+//!
+//! An event is a JSON object over several lines: objects are told apart by their braces. Every server
+//! that has events can write them so.
+
+use super::super::net::HostPort;
+use super::{ask, open};
+use crate::input::ras::{Communicator, MemberState, Process};
+use serde::Deserialize;
+use std::io::{BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The longest event that is read, bytes.
+const MOST_EVENT: usize = 1 << 20;
+
+/// Listens on a thread of its own, `rcomm/ras-monitor`, until it is dropped or the server closes.
+pub(super) struct Monitor {
+    stream: TcpStream,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    over: AtomicBool,
+    /// Processes that the events say are in trouble.
+    troubled: Mutex<Vec<(Process, MemberState)>>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    event: String,
+    peer: Option<Peer>,
+}
+
+#[derive(Deserialize)]
+struct Peer {
+    #[serde(default)]
+    host: String,
+    #[serde(default)]
+    pid: u32,
+    #[serde(default)]
+    nvml_devs: Vec<u32>,
+}
+
+impl Monitor {
+    /// Begins to listen; `None` if the server has no events, or does not answer.
+    pub(super) fn start(address: &HostPort, deadline: Instant) -> Option<Self> {
+        let mut stream = open(address, deadline).ok()?;
+        // A server without JSON has no events either.
+        for line in ["SET FORMAT json", "MONITOR all"] {
+            if ask(&mut stream, line).ok()? != "OK" {
+                return None;
+            }
+        }
+        let begun = stream.buffer().to_vec();
+        let listened = stream.into_inner().into_stream();
+        listened.set_read_timeout(None).ok()?;
+        let stream = listened.try_clone().ok()?;
+        let shared = Arc::new(Shared::default());
+        let told = shared.clone();
+        let builder = std::thread::Builder::new().name("rcomm/ras-monitor".into());
+        let thread = builder.spawn(move || {
+            listen(begun, listened, &told);
+            told.over.store(true, Ordering::SeqCst);
+        });
+        Some(Self {
+            stream,
+            shared,
+            thread: Some(thread.ok()?),
+        })
+    }
+
+    /// Whether nothing will come any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.shared.over.load(Ordering::SeqCst)
+    }
+
+    /// Marks the members that events spoke of.
+    pub(super) fn tell(&self, communicators: &mut [Communicator]) {
+        let troubled = self.shared.troubled.lock();
+        for (process, state) in troubled.unwrap_or_else(PoisonError::into_inner).iter() {
+            let members = communicators.iter_mut().flat_map(|c| &mut c.members);
+            for member in members {
+                let same = member.process.pid == process.pid && member.process.host == process.host;
+                if same && member.state != MemberState::Dead {
+                    member.state = state.clone();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // Ends the read that the thread is in; one that ended on its own needs no more.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn listen(begun: Vec<u8>, stream: TcpStream, shared: &Shared) {
+    let mut objects = Objects::default();
+    for &byte in &begun {
+        objects.take(byte, shared);
+    }
+    for byte in BufReader::new(stream).bytes() {
+        // What is no event is not listened to for ever.
+        match byte {
+            Ok(byte) if objects.text.len() < MOST_EVENT => objects.take(byte, shared),
+            _ => return,
+        }
+    }
+}
+
+/// One object after the other.
+#[derive(Default)]
+struct Objects {
+    text: Vec<u8>,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl Objects {
+    fn take(&mut self, byte: u8, shared: &Shared) {
+        if self.depth == 0 && byte != b'{' {
+            return;
+        }
+        self.text.push(byte);
+        match byte {
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.in_string => self.escaped = true,
+            b'"' => self.in_string = !self.in_string,
+            b'{' if !self.in_string => self.depth += 1,
+            b'}' if !self.in_string => self.depth -= 1,
+            _ => {}
+        }
+        if self.depth == 0 {
+            // An event that is none of ours is passed over.
+            if let Ok(event) = serde_json::from_slice::<Event>(&self.text) {
+                shared.happened(event);
+            }
+            self.text.clear();
+        }
+    }
+}
+
+impl Shared {
+    fn happened(&self, event: Event) {
+        let Some(peer) = event.peer else { return };
+        let process = Process {
+            host: peer.host,
+            pid: peer.pid,
+            device: peer.nvml_devs.first().copied(),
+        };
+        let state = match event.event.as_str() {
+            "PEER_DEAD" | "PEER_TIMEOUT_DEAD" => Some(MemberState::Dead),
+            "PEER_UNRESPONSIVE" | "PEER_SEND_STUCK" | "PEER_KEEPALIVE_TIMEOUT" => {
+                Some(MemberState::Unresponsive)
+            }
+            "PEER_RECOVERED" | "PEER_CONNECTED" | "PEER_NEW" => None,
+            _ => return,
+        };
+        let troubled = self.troubled.lock();
+        let mut troubled = troubled.unwrap_or_else(PoisonError::into_inner);
+        troubled.retain(|(known, _)| (&known.host, known.pid) != (&process.host, process.pid));
+        troubled.extend(state.map(|state| (process, state)));
+    }
+}

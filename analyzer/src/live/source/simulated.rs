@@ -1,0 +1,72 @@
+//! A job that does not exist, as a source.
+
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use crate::live::simulate::Simulation;
+use rcomm_recorder::model::Rank;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// A [`Simulation`] that runs on a clock.
+pub struct SimulatedSource {
+    simulation: Simulation,
+    now_ns: Box<dyn FnMut() -> i64 + Send>,
+    /// Newest record and number of unfinished operations at the last look: what a change would move.
+    stamps: HashMap<Rank, (u64, usize)>,
+}
+
+impl SimulatedSource {
+    /// The simulation as seen at the times that `now_ns` tells (wall clock, ns since the epoch).
+    pub fn new(simulation: Simulation, now_ns: impl FnMut() -> i64 + Send + 'static) -> Self {
+        Self {
+            simulation,
+            now_ns: Box::new(now_ns),
+            stamps: HashMap::new(),
+        }
+    }
+}
+
+impl Source for SimulatedSource {
+    fn name(&self) -> String {
+        format!("simulated job {}", self.simulation.job())
+    }
+
+    fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+        let now = (self.now_ns)();
+        let observations = self
+            .simulation
+            .each_at(now)
+            .zip(0..)
+            .map(|(dump, rank)| {
+                if !self.simulation.answers(rank, now) {
+                    return Observation {
+                        rank,
+                        part: 0,
+                        liveness: Liveness::Unknown,
+                        seen: Seen::Failed("connection refused".into()),
+                    };
+                }
+                let open = dump.entries.iter().filter(|e| !e.retired).count();
+                let stamp = (dump.entries.last().map_or(0, |e| e.record_id), open);
+                let same = self.stamps.insert(rank, stamp) == Some(stamp);
+                Observation {
+                    rank,
+                    part: 0,
+                    liveness: Liveness::Alive,
+                    seen: if same {
+                        Seen::Unchanged {
+                            heartbeat_ns: now,
+                            as_of_ns: now,
+                        }
+                    } else {
+                        Seen::Changed(Box::new(dump))
+                    },
+                }
+            })
+            .collect();
+        Ok(Poll {
+            observations,
+            world_size: Some(self.simulation.ranks()),
+            ..Poll::default()
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! Reads keys of a job's store: what PyTorch's TCPStore (as of 2.15) and ours say on the wire.
+//!
+//! A request is one opcode byte and its fields, integers are little-endian, a string is its `u64`
+//! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
+//! would wait, or close the connection. Nothing is written, unless ranks are asked for their dumps.
+
+use super::SourceError;
+use super::net::{HostPort, Timed};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::EndpointNotice;
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+const VALIDATE: u8 = 0x00;
+const SET: u8 = 0x01;
+const ADD: u8 = 0x04;
+const CHECK: u8 = 0x05;
+const MULTI_GET: u8 = 0x0A;
+const MAGIC: u32 = 0x3C85_F7CE;
+/// The longest value that is read, bytes: they are addresses.
+const MOST_VALUE: u64 = 4096;
+/// Keys asked for at a time.
+const BATCH: u32 = 256;
+/// Attempts of a job without an endpoint in the store, after which no later one is looked for.
+const GAP: u32 = 4;
+
+/// What a store tells of the endpoints of a job's newest attempt.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Which attempt that is.
+    pub(super) attempt: u32,
+    /// By rank, ascending.
+    pub(super) notices: Vec<(Rank, EndpointNotice)>,
+}
+
+/// The endpoints of the newest attempt from this one on that has any; none is no error.
+pub(super) fn endpoints(store: &HostPort, from: u32, deadline: Instant) -> io::Result<Told> {
+    let mut told = Told {
+        attempt: from,
+        ..Told::default()
+    };
+    let mut attempt = from;
+    while attempt - told.attempt <= GAP {
+        let prefix = EndpointNotice::store_prefix(attempt);
+        let found = read_by_rank(store, &prefix, None, deadline)?;
+        if !found.is_empty() {
+            let notice = |(rank, text): (Rank, String)| match serde_json::from_str(&text) {
+                Ok(notice) => Ok((rank, notice)),
+                Err(error) => {
+                    let text = format!("it holds no endpoint under {prefix}{rank}: {error}");
+                    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+                }
+            };
+            told = Told {
+                attempt,
+                notices: found.into_iter().map(notice).collect::<io::Result<_>>()?,
+            };
+        }
+        attempt += 1;
+    }
+    Ok(told)
+}
+
+/// Names of the hosts that a job's ranks are on, as its store tells them: sorted, each once.
+///
+/// # Blocking
+///
+/// Until `deadline` at most.
+///
+/// # Errors
+///
+/// [`SourceError`] if the store cannot be read, or no rank of its job has an endpoint.
+pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>, SourceError> {
+    let told = endpoints(store, 0, deadline).map_err(|source| SourceError::Io {
+        place: format!("store {store}"),
+        source,
+    })?;
+    let mut hosts: Vec<String> = told.notices.into_iter().map(|(_, it)| it.host).collect();
+    hosts.sort();
+    hosts.dedup();
+    if hosts.is_empty() {
+        return Err(nothing(store));
+    }
+    Ok(hosts)
+}
+
+/// Raises the alarm that ranks of rcomm watch in their store: all of the job write their dumps, whether
+/// their endpoints answer or not. Blocks until the deadline at most.
+pub(super) fn ask_for_dumps(
+    store: &HostPort,
+    attempt: u32,
+    cause: &str,
+    deadline: Instant,
+) -> io::Result<()> {
+    let key = format!("rcomm/alarm/{attempt}");
+    let mut stream = connect(store, deadline)?;
+    let raised = add(&mut stream, &key, 0)?;
+    // Whoever hears the alarm reads its cause.
+    let mut request = vec![SET];
+    put(
+        &mut request,
+        &format!("rcomm/cause/{attempt}/{}", raised + 1),
+    );
+    request.extend((cause.len() as u64).to_le_bytes());
+    request.extend(cause.as_bytes());
+    stream.write_all(&request)?;
+    add(&mut stream, &key, 1).map(drop)
+}
+
+/// A connection on which the server knows that it is spoken to.
+fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
+    let mut stream = store.connect(deadline)?;
+    // PyTorch's server wants these five bytes in one piece.
+    let mut hello = vec![VALIDATE];
+    hello.extend(MAGIC.to_le_bytes());
+    stream.write_all(&hello)?;
+    Ok(stream)
+}
+
+fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
+    let mut request = vec![ADD];
+    put(&mut request, key);
+    request.extend(amount.to_le_bytes());
+    stream.write_all(&request)?;
+    let mut sum = [0; 8];
+    stream.read_exact(&mut sum).map_err(closed)?;
+    Ok(i64::from_le_bytes(sum))
+}
+
+/// A store that tells of no rank.
+pub(super) fn nothing(store: &HostPort) -> SourceError {
+    SourceError::Nothing {
+        what: format!(
+            "store {store} holds no endpoint ({})",
+            EndpointNotice::store_key(0, 0)
+        ),
+        hint: "name the store of a running job whose ranks have endpoints".into(),
+    }
+}
+
+/// The values of these keys, `None` for those that are not there. Blocks until the deadline at most.
+pub(super) fn read(
+    store: &HostPort,
+    keys: &[String],
+    deadline: Instant,
+) -> io::Result<Vec<Option<String>>> {
+    let mut stream = connect(store, deadline)?;
+    let mut request = Vec::new();
+    for key in keys {
+        request.push(CHECK);
+        request.extend(1u64.to_le_bytes());
+        put(&mut request, key);
+    }
+    stream.write_all(&request)?;
+    let mut there = vec![0; keys.len()];
+    stream.read_exact(&mut there).map_err(closed)?;
+    let present: Vec<&String> = keys
+        .iter()
+        .zip(&there)
+        .filter(|(_, there)| **there == 0)
+        .map(|(key, _)| key)
+        .collect();
+    if present.is_empty() {
+        return Ok(vec![None; keys.len()]);
+    }
+    let mut request = vec![MULTI_GET];
+    request.extend((present.len() as u64).to_le_bytes());
+    for key in &present {
+        put(&mut request, key);
+    }
+    stream.write_all(&request)?;
+    let values = there.iter().map(|there| match there {
+        0 => value(&mut stream).map(Some),
+        _ => Ok(None),
+    });
+    values.collect()
+}
+
+/// The values under `<prefix>0`, `<prefix>1`, ...: of all ranks of a world of this size, or, where it
+/// is not known, up to where a stretch of keys is missing.
+pub(super) fn read_by_rank(
+    store: &HostPort,
+    prefix: &str,
+    world_size: Option<u32>,
+    deadline: Instant,
+) -> io::Result<Vec<(u32, String)>> {
+    let mut found = Vec::new();
+    let mut first = 0u32;
+    loop {
+        let end = first
+            .saturating_add(BATCH)
+            .min(world_size.unwrap_or(u32::MAX));
+        let keys: Vec<String> = (first..end).map(|rank| format!("{prefix}{rank}")).collect();
+        let values = read(store, &keys, deadline)?;
+        let before = found.len();
+        let values = (first..end).zip(values);
+        found.extend(values.filter_map(|(rank, value)| Some((rank, value?))));
+        first = end;
+        let none = found.len() == before && world_size.is_none();
+        if none || world_size.is_some_and(|size| first >= size) {
+            return Ok(found);
+        }
+    }
+}
+
+/// Clients put a `/` before every key.
+fn put(request: &mut Vec<u8>, key: &str) {
+    request.extend((key.len() as u64 + 1).to_le_bytes());
+    request.push(b'/');
+    request.extend(key.as_bytes());
+}
+
+fn value(stream: &mut impl Read) -> io::Result<String> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length).map_err(closed)?;
+    let length = u64::from_le_bytes(length);
+    if length > MOST_VALUE {
+        let text = format!("it answered with a value of {length} bytes, which is no address");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let mut bytes = vec![0; length as usize];
+    stream.read_exact(&mut bytes).map_err(closed)?;
+    String::from_utf8(bytes).map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it answered with a value that is no text",
+        )
+    })
+}
+
+fn closed(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::new(
+            error.kind(),
+            "it closed the connection: is it a job's TCPStore?",
+        ),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    /// Serves these keys to one connection after the other, until the process ends.
+    pub(in crate::live::source) fn serve(keys: BTreeMap<String, Vec<u8>>) -> HostPort {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that breaks off ends its own connection.
+                let _ = answer(stream, &keys);
+            }
+        });
+        HostPort {
+            host: "127.0.0.1".into(),
+            port,
+        }
+    }
+
+    fn answer(mut stream: std::net::TcpStream, keys: &BTreeMap<String, Vec<u8>>) -> io::Result<()> {
+        fn number(stream: &mut std::net::TcpStream) -> io::Result<u64> {
+            let mut bytes = [0; 8];
+            stream.read_exact(&mut bytes)?;
+            Ok(u64::from_le_bytes(bytes))
+        }
+        fn key(stream: &mut std::net::TcpStream) -> io::Result<String> {
+            let length = number(stream)?;
+            let mut bytes = vec![0; length as usize];
+            stream.read_exact(&mut bytes)?;
+            Ok(String::from_utf8(bytes).expect("keys are text"))
+        }
+        let mut hello = [0; 5];
+        stream.read_exact(&mut hello)?;
+        // Ports are used again: a stranger may knock that looks for somebody else.
+        if hello != [0x00, 0xCE, 0xF7, 0x85, 0x3C] {
+            return Ok(());
+        }
+        loop {
+            let mut op = [0];
+            stream.read_exact(&mut op)?;
+            let count = number(&mut stream)?;
+            let asked: Vec<String> = (0..count)
+                .map(|_| key(&mut stream))
+                .collect::<io::Result<_>>()?;
+            match op[0] {
+                CHECK => {
+                    let there = asked.iter().all(|key| keys.contains_key(key));
+                    stream.write_all(&[u8::from(!there)])?;
+                }
+                MULTI_GET => {
+                    for key in asked {
+                        let value = &keys[&key];
+                        stream.write_all(&(value.len() as u64).to_le_bytes())?;
+                        stream.write_all(value)?;
+                    }
+                }
+                other => panic!("nobody asks for {other}"),
+            }
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn keys_that_are_missing_hold_up_nobody() {
+        let keys =
+            [0, 1, 3, 300].map(|rank| (format!("/p/rank{rank}"), format!("at {rank}").into()));
+        let store = serve(keys.into());
+        let found = read_by_rank(&store, "p/rank", None, soon()).expect("it answers");
+        let ranks: Vec<u32> = found.iter().map(|(rank, _)| *rank).collect();
+        assert_eq!((ranks, found[2].1.as_str()), (vec![0, 1, 3, 300], "at 3"));
+        let found = read_by_rank(&store, "p/rank", Some(2), soon()).expect("it answers");
+        assert_eq!(found.len(), 2);
+        assert!(
+            read_by_rank(&store, "q/rank", None, soon())
+                .expect("it answers")
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_value_that_is_no_address_and_a_server_that_is_no_store_are_errors() {
+        let store = serve([("/k0".to_owned(), vec![b'x'; 5000])].into());
+        let error = read(&store, &["k0".into()], soon()).expect_err("too long");
+        assert!(error.to_string().contains("5000 bytes"), "{error}");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let close = std::thread::spawn(move || drop(listener.accept()));
+        let store = HostPort {
+            host: "127.0.0.1".into(),
+            port,
+        };
+        assert!(read(&store, &["k0".into()], soon()).is_err());
+        close.join().expect("it closes");
+    }
+}

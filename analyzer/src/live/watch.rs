@@ -1,0 +1,360 @@
+//! Sources asked on threads of their own, judged on one more: whoever draws waits for neither.
+//!
+//! `rcomm/source/<n>` asks one source at every interval; `rcomm/judge` owns the [`Live`] and hands
+//! each new [`Snapshot`] to a function. All of them stop and are joined when the [`Watch`] is dropped.
+
+use crate::live::source::{Poll, Source, SourceError};
+use crate::live::{Live, Moment, Snapshot, Urgency};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Wall time pinned once to the monotonic clock: a wall clock that jumps moves no age.
+#[derive(Clone, Copy, Debug)]
+pub struct Anchor {
+    start: Instant,
+    wall_ns: i64,
+}
+
+impl Anchor {
+    /// Pins now.
+    pub fn now() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            start: Instant::now(),
+            wall_ns: wall.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)),
+        }
+    }
+
+    /// The present moment.
+    pub fn moment(&self) -> Moment {
+        let elapsed = self.start.elapsed();
+        let ns = i64::try_from(elapsed.as_nanos()).unwrap_or(i64::MAX);
+        Moment {
+            elapsed,
+            wall_ns: self.wall_ns.saturating_add(ns),
+        }
+    }
+}
+
+/// How a [`Watch`] paces itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Between two looks at a source, unless looking keeps a core busy for more than a fiftieth of that;
+    /// then longer, until something that was pending may have become overdue.
+    pub refresh: Duration,
+    /// How long one look may take.
+    pub timeout: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            refresh: Duration::from_secs(1),
+            timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What the threads are told between two looks.
+#[derive(Default)]
+struct Orders {
+    told: Mutex<Told>,
+    bell: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Told {
+    stopped: bool,
+    /// When sources are to be looked at again although they could rest.
+    look: Option<Duration>,
+}
+
+impl Orders {
+    fn tell(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner));
+        self.bell.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.stopped
+    }
+
+    /// Rests until `rested`, or from `soonest` on until a look is wanted; true = stop.
+    fn rest(&self, anchor: Anchor, soonest: Duration, rested: Duration) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let wanted = told.look.map_or(rested, |look| look.max(soonest));
+            let left = wanted.min(rested).saturating_sub(anchor.moment().elapsed);
+            if told.stopped || left.is_zero() {
+                return told.stopped;
+            }
+            let woken = self.bell.wait_timeout(told, left);
+            told = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+type Seen = (usize, Result<Poll, SourceError>, Moment);
+
+/// See the module.
+pub struct Watch {
+    orders: Arc<Orders>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Starts the threads. `sink` is called on `rcomm/judge` with every new snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If a thread cannot be started.
+    pub fn start(
+        sources: Vec<Box<dyn Source>>,
+        mut live: Live,
+        pace: Pace,
+        anchor: Anchor,
+        mut sink: impl FnMut(Snapshot) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let mut watch = Self {
+            orders: Arc::default(),
+            threads: Vec::new(),
+        };
+        // Bounded: a judge that lags behind slows the looking, and no record waits in a queue.
+        let (sender, receiver) = sync_channel::<Seen>(sources.len().max(1));
+        for (number, source) in sources.into_iter().enumerate() {
+            let (orders, sender) = (watch.orders.clone(), sender.clone());
+            let look = move || look_on(source, number, pace, anchor, &orders, &sender);
+            watch.spawn(format!("rcomm/source/{number}"), look)?;
+        }
+        drop(sender);
+        let orders = watch.orders.clone();
+        watch.spawn("rcomm/judge".into(), move || {
+            judge_on(&mut live, &receiver, anchor, &orders, &mut sink);
+        })?;
+        Ok(watch)
+    }
+
+    fn spawn(&mut self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name(name).spawn(body)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Stops and joins all threads.
+    ///
+    /// # Blocking
+    ///
+    /// Until a look at a source that is under way is over: at most the pace's timeout.
+    pub fn stop(self) {}
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.orders.tell(|told| told.stopped = true);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn look_on(
+    mut source: Box<dyn Source>,
+    number: usize,
+    pace: Pace,
+    anchor: Anchor,
+    orders: &Orders,
+    sender: &SyncSender<Seen>,
+) {
+    loop {
+        let (began, spent) = (anchor.moment().elapsed, time_spent());
+        let poll = source.poll(Instant::now() + pace.timeout);
+        let cost = time_spent().saturating_sub(spent);
+        let read = poll.is_ok();
+        let ended = anchor.moment();
+        if sender.send((number, poll, ended)).is_err() {
+            return;
+        }
+        // A still source has said all it has to say.
+        if read && source.is_still() {
+            return;
+        }
+        // Looking may cost at most its share of a core, however many ranks there are. Waiting for an
+        // answer costs nothing: ranks that answer late are not to be asked more rarely.
+        let rested = began + pace.refresh.max(cost * SHARE);
+        if orders.rest(anchor, began + pace.refresh, rested) {
+            return;
+        }
+    }
+}
+
+/// The processor's time that this thread has had.
+fn time_spent() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+fn judge_on(
+    live: &mut Live,
+    receiver: &Receiver<Seen>,
+    anchor: Anchor,
+    orders: &Orders,
+    sink: &mut impl FnMut(Snapshot),
+) {
+    /// How often is asked whether to stop.
+    const ROUND: Duration = Duration::from_millis(500);
+    let mut open = true;
+    // When judging began last, and what it cost.
+    let mut last: Option<(Duration, Duration)> = None;
+    let mut wake = Duration::ZERO;
+    loop {
+        let wait = wake.saturating_sub(anchor.moment().elapsed).min(ROUND);
+        if open {
+            match receiver.recv_timeout(wait) {
+                Ok((number, poll, at)) => {
+                    live.observe(number, poll, at);
+                    // What arrived meanwhile is judged together.
+                    while let Ok((number, poll, at)) = receiver.try_recv() {
+                        live.observe(number, poll, at);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => open = false,
+            }
+        } else {
+            let until = anchor.moment().elapsed + wait;
+            orders.rest(anchor, until, until);
+        }
+        if orders.is_stopped() {
+            return;
+        }
+        let at = anchor.moment();
+        let rest = match live.urgency(at) {
+            Urgency::No => None,
+            // Judging, too, takes at most its share of a core, unless it matters.
+            Urgency::Usual => Some(SHARE),
+            Urgency::More => Some(8),
+            Urgency::First => Some(1),
+        };
+        let begin = rest.map(|rest| last.map_or(at.elapsed, |(began, cost)| began + cost * rest));
+        if begin.is_some_and(|begin| begin <= at.elapsed)
+            && let Some(snapshot) = live.refresh(at)
+        {
+            last = Some((at.elapsed, anchor.moment().elapsed - at.elapsed));
+            sink(snapshot);
+        }
+        let next = begin.filter(|&begin| begin > at.elapsed);
+        wake = next
+            .into_iter()
+            .chain(live.due())
+            .min()
+            .map_or(at.elapsed + ROUND, |wake| wake.max(at.elapsed + MOMENT));
+        let look = live.look_again(at);
+        orders.tell(|told| told.look = look);
+    }
+}
+
+/// Looking at a source takes one part of a core in so many, and so does judging.
+const SHARE: u32 = 50;
+
+/// The shortest pause between two rounds of the judge.
+const MOMENT: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::LiveOptions;
+    use crate::live::simulate::{Simulation, Situation};
+    use crate::live::source::SimulatedSource;
+    use crate::report::{Input, Report, Verdict};
+    use std::sync::mpsc::channel;
+
+    fn empty(_: &[Arc<rcomm_recorder::publish::Dump>], _: &crate::Policy) -> Report {
+        Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Running,
+            findings: vec![],
+            problems: vec![],
+            input: Input::default(),
+            groups: vec![],
+            ranks: vec![],
+            in_flight: vec![],
+            waits: vec![],
+            stacks: vec![],
+        }
+    }
+
+    #[test]
+    fn a_running_job_gives_snapshot_after_snapshot_and_stopping_ends_all_threads() {
+        let anchor = Anchor::now();
+        let start = anchor.moment().wall_ns;
+        let simulation = Simulation::new(Situation::Healthy, 8, start - 60_000_000_000);
+        let source = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
+        let live = Live::new(LiveOptions::default(), empty, vec![source.name()]);
+        let pace = Pace {
+            refresh: Duration::from_millis(20),
+            ..Pace::default()
+        };
+        let (sender, receiver) = channel();
+        let watch = Watch::start(
+            vec![Box::new(source)],
+            live,
+            pace,
+            anchor,
+            move |snapshot| {
+                // The receiver is gone once the test is over.
+                let _ = sender.send(snapshot);
+            },
+        )
+        .expect("threads start");
+        let wait = Duration::from_secs(20);
+        let first = receiver.recv_timeout(wait).expect("a first snapshot");
+        let second = receiver.recv_timeout(wait).expect("a second snapshot");
+        assert_eq!(first.ranks.len(), 8);
+        assert!(second.number > first.number && second.at > first.at);
+        watch.stop();
+        // All senders are dropped with the threads.
+        while receiver.recv_timeout(wait).is_ok() {}
+        assert_eq!(
+            receiver.try_recv().err(),
+            Some(std::sync::mpsc::TryRecvError::Disconnected)
+        );
+    }
+
+    /// A source that waits for somebody, and then tells when it was asked.
+    struct Waiting(std::sync::mpsc::Sender<Instant>);
+
+    impl Source for Waiting {
+        fn name(&self) -> String {
+            "somebody far away".into()
+        }
+
+        fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+            std::thread::sleep(Duration::from_secs(1));
+            // The receiver is gone once the test is over.
+            let _ = self.0.send(Instant::now());
+            Ok(Poll::default())
+        }
+    }
+
+    #[test]
+    fn a_source_that_waits_for_its_answers_is_asked_as_often_as_others() {
+        let (sender, receiver) = channel();
+        let live = Live::new(LiveOptions::default(), empty, vec!["far".into()]);
+        let pace = Pace {
+            refresh: Duration::from_millis(20),
+            ..Pace::default()
+        };
+        let source = Box::new(Waiting(sender));
+        let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {}).expect("threads");
+        // Fifty times what it waits would be longer than this.
+        let deadline = Duration::from_secs(20);
+        for _ in 0..3 {
+            receiver.recv_timeout(deadline).expect("it is asked again");
+        }
+        watch.stop();
+    }
+}

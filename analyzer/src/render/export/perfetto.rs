@@ -1,0 +1,462 @@
+//! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
+//!
+//! A process is a rank, a thread is a group, a slice is an operation from its issue to its
+//! completion: what a slice shows is therefore mostly waiting. Arrows lead from the member that came
+//! last to those that had waited for it, and from a send to its receive. An operation that is still
+//! pending reaches to the end of the trace and says so.
+//!
+//! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
+//! seem to lead backwards.
+
+use crate::finding::Severity;
+use crate::report::Report;
+use crate::words::group_label;
+use crate::{GroupRef, words};
+use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
+use rcomm_recorder::publish::{Dump, Recorder};
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Writes the timeline of `dumps`, with the root findings of `report` marked on the ranks at fault.
+///
+/// A dump that names no rank gets a process number above all ranks.
+///
+/// # Errors
+/// Whatever `out` says.
+pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let timeline = Timeline::of(dumps);
+    let mut events = Events { out, first: true };
+    write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
+    let about = json!({
+        "title": words::printable(&crate::render::print::human::one_line(report)),
+        "clock": "wall clocks of the hosts, not aligned",
+        "origin_ns": timeline.origin.to_string(),
+    });
+    serde_json::to_writer(&mut *events.out, &about)?;
+    write!(events.out, ",\"traceEvents\":[")?;
+
+    let mut joins = Joins::default();
+    for (dump, pid) in dumps.iter().zip(&timeline.pids) {
+        timeline.write_rank(dump, *pid, &mut joins, &mut events)?;
+    }
+    joins.write_arrows(&mut events)?;
+    timeline.write_findings(report, &mut events)?;
+    writeln!(events.out, "\n]}}")
+}
+
+/// One collective over its members: group, `collective_seq_id`, place in a coalesced block.
+type Instance = (u32, u64, u32);
+
+/// Messages of one direction between two members: group, source, destination (ranks of the group).
+type Channel = (u32, u32, u32);
+
+/// What belongs together over the ranks.
+#[derive(Default)]
+struct Joins {
+    collectives: BTreeMap<Instance, Vec<Slice>>,
+    /// Receives and sends, each in order of issue: the n-th of one belongs to the n-th of the other.
+    messages: BTreeMap<Channel, [Vec<Slice>; 2]>,
+    /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from anybody.
+    uncounted: BTreeSet<(u32, u32)>,
+}
+
+/// One operation on one rank, placed on the page. Times in ns from the origin.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    pid: u32,
+    tid: u32,
+    start: i64,
+    end: i64,
+}
+
+struct Timeline {
+    origin: i64,
+    /// End of the trace, ns from the origin: what is pending reaches up to here.
+    end: i64,
+    /// Process number of each dump.
+    pids: Vec<u32>,
+    /// Groups over all ranks: by name and members.
+    groups: BTreeMap<(String, Arc<[Rank]>), u32>,
+}
+
+impl Timeline {
+    fn of(dumps: &[Dump]) -> Self {
+        let times = || dumps.iter().flat_map(|dump| dump.entries.iter());
+        let origin = times()
+            .map(|entry| entry.time_created_ns)
+            .filter(|&ns| ns > 0)
+            .min()
+            .unwrap_or(0);
+        let newest = times()
+            .map(|entry| {
+                entry
+                    .time_created_ns
+                    .max(entry.time_discovered_completed_ns)
+            })
+            .chain(dumps.iter().map(|dump| dump.identity.dump_time_ns))
+            .max()
+            .unwrap_or(origin);
+        let keys: std::collections::BTreeSet<_> = dumps
+            .iter()
+            .flat_map(|dump| &dump.groups)
+            .map(|group| (group.info.name.clone(), group.info.ranks.clone()))
+            .collect();
+        let named = dumps.iter().filter_map(|dump| dump.identity.rank);
+        let mut next = named.max().map_or(0, |rank| rank.saturating_add(1));
+        let pids = dumps
+            .iter()
+            .map(|dump| {
+                dump.identity.rank.unwrap_or_else(|| {
+                    next = next.saturating_add(1);
+                    next - 1
+                })
+            })
+            .collect();
+        Self {
+            origin,
+            end: newest.saturating_sub(origin),
+            pids,
+            groups: keys.into_iter().zip(0..).collect(),
+        }
+    }
+
+    /// From issue to completion. A completion before the issue (clocks set back) has no length.
+    fn span(&self, entry: &Entry) -> (i64, i64) {
+        let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
+        let end = match entry.time_discovered_completed_ns {
+            0 if entry.state == EntryState::Completed => {
+                // Completed, but nobody noted when: the duration, if the backend measured one.
+                let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
+                start.saturating_add(ns as i64)
+            }
+            0 => self.end,
+            ns => ns.saturating_sub(self.origin),
+        };
+        (start, end.max(start))
+    }
+
+    fn write_rank(
+        &self,
+        dump: &Dump,
+        pid: u32,
+        joins: &mut Joins,
+        events: &mut Events<'_>,
+    ) -> io::Result<()> {
+        let name = match (dump.identity.rank, dump.identity.host.as_str()) {
+            (Some(rank), "") => format!("rank {rank}"),
+            (Some(rank), host) => format!("rank {rank} ({host})"),
+            (None, _) => "unknown rank".to_owned(),
+        };
+        events.name("process_name", pid, None, &json!({ "name": name }))?;
+        events.name(
+            "process_sort_index",
+            pid,
+            None,
+            &json!({ "sort_index": pid }),
+        )?;
+
+        let mut tid = 0;
+        for (index, group) in (0u32..).zip(&dump.groups) {
+            let key = (group.info.name.clone(), group.info.ranks.clone());
+            let Some(&shared) = self.groups.get(&key) else {
+                continue;
+            };
+            let mut entries: Vec<&Entry> = dump
+                .entries
+                .iter()
+                .filter(|entry| entry.group == index && entry.time_created_ns > 0)
+                .collect();
+            entries.sort_by_key(|entry| (entry.time_created_ns, entry.record_id));
+            let label = group_label(&GroupRef {
+                name: group.info.name.clone(),
+                desc: group.info.desc.clone(),
+                ranks: group.info.ranks.clone(),
+            });
+            let rank = dump.identity.rank;
+            let member = rank.and_then(|rank| group.info.group_rank_of(rank));
+            if let Some(member) = member.filter(|_| has_wrapped(dump)) {
+                joins.uncounted.insert((shared, member));
+            }
+            let mut lanes = Lanes::from(tid + 1);
+            let mut block: BTreeMap<u64, u32> = BTreeMap::new();
+            for entry in entries {
+                let (start, end) = self.span(entry);
+                let tid = lanes.place(start, end);
+                let slice = Slice {
+                    pid,
+                    tid,
+                    start,
+                    end,
+                };
+                events.slice(&slice, entry, dump.signatures.get(entry.signature as usize))?;
+                if !entry.is_p2p && !entry.op.is_p2p() {
+                    let place = block.entry(entry.collective_seq_id).or_default();
+                    let instance = (shared, entry.collective_seq_id, *place);
+                    *place += 1;
+                    joins.collectives.entry(instance).or_default().push(slice);
+                } else if let Some(member) = member {
+                    joins.add_message(shared, member, entry, slice);
+                }
+            }
+            for (lane, number) in (1..).zip(lanes.numbers()) {
+                let name = match lane {
+                    1 => label.clone(),
+                    lane => format!("{label} ({lane})"),
+                };
+                events.name("thread_name", pid, Some(number), &json!({ "name": name }))?;
+                let sort = json!({ "sort_index": number });
+                events.name("thread_sort_index", pid, Some(number), &sort)?;
+            }
+            tid += lanes.ends.len() as u32;
+        }
+        Ok(())
+    }
+
+    fn write_findings(&self, report: &Report, events: &mut Events<'_>) -> io::Result<()> {
+        let roots = report
+            .findings
+            .iter()
+            .filter(|finding| finding.caused_by.is_none() && finding.severity != Severity::Note);
+        for finding in roots {
+            for &rank in &finding.culprit_ranks {
+                events.emit(&Event {
+                    name: &format!("{} {}", finding.code, finding.sentence),
+                    ph: "i",
+                    s: Some("p"),
+                    cat: Some("finding"),
+                    pid: rank,
+                    tid: Some(1),
+                    ts: Some(Micros(self.end)),
+                    ..Event::default()
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Slices of one thread must not overlap: those that do go to a further lane of the group.
+struct Lanes {
+    first: u32,
+    ends: Vec<i64>,
+}
+
+impl Lanes {
+    fn from(first: u32) -> Self {
+        Self {
+            first,
+            ends: Vec::new(),
+        }
+    }
+
+    /// The thread number of the first lane that is free at `start`.
+    fn place(&mut self, start: i64, end: i64) -> u32 {
+        let lane = self.ends.iter().position(|&free| free <= start);
+        let lane = lane.unwrap_or_else(|| {
+            self.ends.push(0);
+            self.ends.len() - 1
+        });
+        self.ends[lane] = end;
+        self.first + lane as u32
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.first..self.first + self.ends.len() as u32
+    }
+}
+
+/// Whether the record's ring had dropped operations before the first that is here.
+fn has_wrapped(dump: &Dump) -> bool {
+    // Ours number from 1, PyTorch's recorders from 0.
+    let first = u64::from(dump.recorder == Recorder::Rcomm);
+    dump.entries
+        .first()
+        .is_some_and(|entry| entry.record_id > first)
+}
+
+impl Joins {
+    fn add_message(&mut self, group: u32, member: u32, entry: &Entry, slice: Slice) {
+        if entry.peer == Peer::Any {
+            self.uncounted.insert((group, member));
+        }
+        if let Some((source, destination)) = entry.p2p_ends(member) {
+            let ends = self.messages.entry((group, source, destination));
+            ends.or_default()[usize::from(entry.op == OpType::Send)].push(slice);
+        }
+    }
+
+    /// Arrows from the last to arrive to everybody who was there before it, and from sends to receives.
+    fn write_arrows(&self, events: &mut Events<'_>) -> io::Result<()> {
+        let mut arrows = Arrows { events, id: 0 };
+        for members in self.collectives.values() {
+            let Some(last) = members
+                .iter()
+                .max_by_key(|slice| (slice.start, std::cmp::Reverse(slice.pid)))
+            else {
+                continue;
+            };
+            for waiter in members.iter().filter(|slice| slice.start < last.start) {
+                arrows.write(("last to arrive", "arrival"), last, waiter)?;
+            }
+        }
+        for (&(group, source, destination), [receives, sends]) in &self.messages {
+            let counted = |member| !self.uncounted.contains(&(group, member));
+            if !counted(source) || !counted(destination) {
+                continue;
+            }
+            for (send, receive) in sends.iter().zip(receives) {
+                arrows.write(("message", "message"), send, receive)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Each arrow has an id of its own: viewers close an id at its first end.
+struct Arrows<'a, 'b> {
+    events: &'a mut Events<'b>,
+    id: u64,
+}
+
+impl Arrows<'_, '_> {
+    /// From the beginning of one slice into another.
+    fn write(&mut self, (name, cat): (&str, &str), from: &Slice, to: &Slice) -> io::Result<()> {
+        self.id += 1;
+        let id = self.id;
+        let end = |slice: &Slice, ts: i64, ph, bp| Event {
+            name,
+            ph,
+            bp,
+            cat: Some(cat),
+            id: Some(id),
+            pid: slice.pid,
+            tid: Some(slice.tid),
+            ts: Some(Micros(ts)),
+            ..Event::default()
+        };
+        self.events.emit(&end(from, from.start, "s", None))?;
+        // Inside the slice, or the arrow binds to nothing.
+        let lands = from.start.clamp(to.start, to.end);
+        self.events.emit(&end(to, lands, "f", Some("e")))
+    }
+}
+
+/// ns, written as µs: the format's unit.
+#[derive(Clone, Copy, Debug)]
+struct Micros(i64);
+
+impl Serialize for Micros {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.0 as f64 / 1e3)
+    }
+}
+
+#[derive(Default, Serialize)]
+struct Event<'a> {
+    name: &'a str,
+    ph: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'a str>,
+    pid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ts: Option<Micros>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<Micros>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<&'a serde_json::Value>,
+}
+
+/// The array of events under the pen.
+struct Events<'a> {
+    out: &'a mut dyn Write,
+    first: bool,
+}
+
+impl Events<'_> {
+    fn emit(&mut self, event: &Event<'_>) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.first) {
+            "\n"
+        } else {
+            ",\n"
+        };
+        self.out.write_all(comma.as_bytes())?;
+        Ok(serde_json::to_writer(&mut *self.out, event)?)
+    }
+
+    fn name(
+        &mut self,
+        what: &str,
+        pid: u32,
+        tid: Option<u32>,
+        args: &serde_json::Value,
+    ) -> io::Result<()> {
+        self.emit(&Event {
+            name: what,
+            ph: "M",
+            pid,
+            tid,
+            args: Some(args),
+            ..Event::default()
+        })
+    }
+
+    fn slice(
+        &mut self,
+        slice: &Slice,
+        entry: &Entry,
+        signature: Option<&Signature>,
+    ) -> io::Result<()> {
+        let op = signature.map_or(entry.op.name(), |signature| signature.op_name.as_str());
+        let (seq, kind) = if entry.is_p2p {
+            (entry.p2p_seq_id, "p2p_seq_id")
+        } else {
+            (entry.collective_seq_id, "collective_seq_id")
+        };
+        let pending = entry.state < EntryState::Completed;
+        let name = match (pending, entry.retired || entry.state == EntryState::Failed) {
+            (false, false) => format!("{op} #{seq}"),
+            (true, false) => format!("{op} #{seq} (pending)"),
+            (_, true) if entry.state == EntryState::Completed => format!("{op} #{seq}"),
+            (_, true) => format!("{op} #{seq} (failed)"),
+        };
+        let mut args = json!({
+            "record_id": entry.record_id,
+            kind: seq,
+            "state": entry.state,
+            "bytes_in": signature.map_or(0, Signature::input_bytes),
+            "bytes_out": signature.map_or(0, Signature::output_bytes),
+        });
+        if let Some(ms) = entry.duration_ms {
+            args["duration_ms"] = ms.into();
+        }
+        if let Some(graph) = entry.graph_id {
+            args["graph_id"] = graph.into();
+        }
+        if entry.time_discovered_started_ns > entry.time_created_ns {
+            let wait = entry.time_discovered_started_ns - entry.time_created_ns;
+            args["started_after_us"] = (wait / 1000).into();
+        }
+        self.emit(&Event {
+            name: &name,
+            ph: "X",
+            cat: Some("operation"),
+            pid: slice.pid,
+            tid: Some(slice.tid),
+            ts: Some(Micros(slice.start)),
+            dur: Some(Micros(slice.end - slice.start)),
+            args: Some(&args),
+            ..Event::default()
+        })
+    }
+}

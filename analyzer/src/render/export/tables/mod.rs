@@ -1,0 +1,257 @@
+//! The records as tables: Parquet, CSV and SQL, by polars. Behind the feature `tables`.
+//!
+//! Four tables: `entries` (one row per recorded operation), `collectives` (one per group and sequence
+//! number, joined over the ranks), `groups` and `findings`. The verdict itself never passes through
+//! here: matching is dense arrays, a data frame would be about ten times slower.
+
+mod columns;
+mod text;
+
+use crate::Report;
+use polars::prelude::*;
+use polars::sql::SQLContext;
+use rcomm_recorder::publish::Dump;
+use std::io::{Seek, Write};
+
+/// Why a table could not be made, asked or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// polars refused; the text names column or query.
+    #[error("{0}")]
+    Polars(#[from] PolarsError),
+    /// There is no table of this name.
+    #[error("no table {0:?}; the tables are entries, collectives, groups and findings")]
+    NoTable(String),
+    /// A statement that does not ask.
+    #[error("{0:?} asks for nothing; a query begins with `select`, `with` or `show tables`")]
+    NotAQuery(String),
+}
+
+/// What one analysis was made of and what it says, as data frames.
+pub struct Tables {
+    /// One row per recorded operation.
+    pub entries: DataFrame,
+    /// One row per collective, joined over the ranks that recorded it.
+    pub collectives: DataFrame,
+    /// One row per group.
+    pub groups: DataFrame,
+    /// One row per finding.
+    pub findings: DataFrame,
+}
+
+/// How a table is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableFormat {
+    /// Apache Parquet, compressed.
+    Parquet,
+    /// Comma-separated values with a header line.
+    Csv,
+    /// Columns for people: every row, null as `-`.
+    Text,
+}
+
+impl Tables {
+    /// Builds all four tables.
+    ///
+    /// Dumps whose rank is unknown have a null in the column `rank`.
+    ///
+    /// # Errors
+    /// [`TableError::Polars`] if the columns do not fit together (a bug).
+    pub fn new(dumps: &[Dump], report: &Report) -> Result<Self, TableError> {
+        Ok(Self {
+            entries: columns::entries(dumps)?,
+            collectives: columns::collectives(dumps)?,
+            groups: columns::groups(report)?,
+            findings: columns::findings(report)?,
+        })
+    }
+
+    /// The names that [`Tables::get`] and queries know.
+    pub const NAMES: [&'static str; 4] = ["entries", "collectives", "groups", "findings"];
+
+    /// One table by name.
+    ///
+    /// # Errors
+    /// [`TableError::NoTable`].
+    pub fn get(&self, name: &str) -> Result<&DataFrame, TableError> {
+        match name {
+            "entries" => Ok(&self.entries),
+            "collectives" => Ok(&self.collectives),
+            "groups" => Ok(&self.groups),
+            "findings" => Ok(&self.findings),
+            other => Err(TableError::NoTable(other.to_owned())),
+        }
+    }
+
+    /// Answers a `select` over the four tables, in polars' SQL.
+    ///
+    /// # Errors
+    /// [`TableError::NotAQuery`] if `sql` would change something; [`TableError::Polars`] says what is
+    /// wrong with it otherwise.
+    pub fn query(&self, sql: &str) -> Result<DataFrame, TableError> {
+        let begin = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
+        let verb: String = begin
+            .chars()
+            .take_while(char::is_ascii_alphabetic)
+            .collect();
+        let asks = ["select", "with", "show", "explain", "from"];
+        if !asks.iter().any(|word| verb.eq_ignore_ascii_case(word)) {
+            return Err(TableError::NotAQuery(verb));
+        }
+        let mut context = SQLContext::new();
+        for name in Self::NAMES {
+            context.register(name, self.get(name)?.clone().lazy());
+        }
+        Ok(context.execute(sql)?.collect()?)
+    }
+}
+
+/// Writes one table.
+///
+/// # Errors
+/// [`TableError::Polars`], with the cause where writing failed.
+pub fn write(
+    table: &DataFrame,
+    format: TableFormat,
+    mut to: impl Write + Seek,
+) -> Result<(), TableError> {
+    let mut table = table.clone();
+    match format {
+        TableFormat::Parquet => {
+            ParquetWriter::new(to).finish(&mut table)?;
+        }
+        TableFormat::Csv => CsvWriter::new(to).finish(&mut table)?,
+        TableFormat::Text => text::write(&table, &mut to)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::simulate::{Simulation, Situation};
+    use crate::{Input, Verdict};
+
+    fn empty_report() -> Report {
+        Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Inconclusive,
+            findings: vec![],
+            problems: vec![],
+            input: Input::default(),
+            groups: vec![],
+            ranks: vec![],
+            in_flight: vec![],
+            waits: vec![],
+            stacks: vec![],
+        }
+    }
+
+    fn stuck() -> (Vec<Dump>, Tables) {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + 1_000_000_000);
+        let tables = Tables::new(&dumps, &empty_report()).expect("columns fit");
+        (dumps, tables)
+    }
+
+    #[test]
+    fn every_entry_is_a_row_and_sql_counts_them() {
+        let (dumps, tables) = stuck();
+        let all: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
+        assert_eq!(tables.entries.height(), all);
+        let answer = tables
+            .query("select rank, count(*) as n from entries group by rank order by rank")
+            .expect("valid query");
+        assert_eq!(answer.height(), dumps.len());
+        let counted = answer
+            .column("n")
+            .expect("named")
+            .as_materialized_series()
+            .sum::<i64>();
+        assert_eq!(counted.expect("numbers"), all as i64);
+    }
+
+    #[test]
+    fn a_collective_that_a_rank_missed_has_fewer_ranks_than_its_group() {
+        let (_, tables) = stuck();
+        let missed = tables
+            .query("select * from collectives where ranks_recorded < group_size")
+            .expect("valid query");
+        assert!(missed.height() > 0);
+    }
+
+    #[test]
+    fn tables_without_rows_have_their_columns() {
+        let (_, tables) = stuck();
+        assert_eq!(tables.findings.height(), 0);
+        assert!(tables.query("select code, sentence from findings").is_ok());
+    }
+
+    #[test]
+    fn a_wrong_query_is_an_error_that_names_the_column() {
+        let (_, tables) = stuck();
+        let error = tables
+            .query("select nonsense from entries")
+            .expect_err("no such column");
+        assert!(error.to_string().contains("nonsense"), "{error}");
+        assert!(matches!(tables.get("rows"), Err(TableError::NoTable(_))));
+    }
+
+    #[test]
+    fn what_does_not_ask_is_refused() {
+        let (_, tables) = stuck();
+        for sql in ["drop table entries", "delete from entries", "", "selec 1"] {
+            let error = tables.query(sql).expect_err("not a query");
+            assert!(matches!(error, TableError::NotAQuery(_)), "{sql}: {error}");
+        }
+        assert!(tables.query("(SELECT rank FROM entries)").is_ok());
+    }
+
+    #[test]
+    fn numbers_can_be_subtracted_below_zero() {
+        let (_, tables) = stuck();
+        let answer = tables
+            .query("select min(rank - 3) as below from entries")
+            .expect("valid query");
+        let below = answer.column("below").expect("named").get(0);
+        assert_eq!(below.expect("one row"), AnyValue::Int64(-3));
+    }
+
+    #[test]
+    fn text_has_every_row_and_numbers_to_the_right() {
+        let mut file = std::io::Cursor::new(Vec::new());
+        let table = df!(
+            "rank" => [Some(3_i64), Some(12), None],
+            "op" => ["send", "all_reduce", "tab\there"],
+            "late" => [true, false, false],
+        );
+        write(&table.expect("columns fit"), TableFormat::Text, &mut file).expect("memory");
+        let text = String::from_utf8(file.into_inner()).expect("text");
+        let expected = "\
+rank  op            late
+   3  send          yes
+  12  all_reduce    no
+   -  tab\\u{9}here  no
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn parquet_and_csv_hold_every_row() {
+        let (dumps, tables) = stuck();
+        let all: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
+        let mut file = std::io::Cursor::new(Vec::new());
+        write(&tables.entries, TableFormat::Parquet, &mut file).expect("writes to memory");
+        file.set_position(0);
+        let back = ParquetReader::new(file).finish().expect("our own file");
+        assert_eq!(back.height(), all);
+        let mut text = std::io::Cursor::new(Vec::new());
+        write(&tables.entries, TableFormat::Csv, &mut text).expect("writes to memory");
+        let lines = text
+            .into_inner()
+            .iter()
+            .filter(|&&byte| byte == b'\n')
+            .count();
+        assert_eq!(lines, all + 1);
+    }
+}

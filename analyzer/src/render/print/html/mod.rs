@@ -1,0 +1,125 @@
+//! The report as one HTML file: findings first, then the pictures that support them.
+//!
+//! The file stands alone: no script, no network, no font, and a policy in its head that forbids all
+//! of them. Everything from a dump is escaped (`Text`). What a job of thousands of ranks cannot show
+//! on a page is folded (equal rows, waiting ranks of one operation) or cut with a count, never
+//! silently.
+
+mod findings;
+mod graph;
+mod history;
+mod matrices;
+mod stacks;
+mod tables;
+mod timeline;
+
+use crate::finding::Severity;
+use crate::report::{Report, Verdict};
+use crate::words::{count, printable};
+use rcomm_recorder::publish::Dump;
+use std::fmt;
+use std::io::{self, Write};
+
+const STYLE: &str = include_str!("style.css");
+
+/// Writes the page. `dumps` are what the report was made from; without them the matrix and the
+/// timeline are left out.
+///
+/// # Errors
+/// Whatever `out` says.
+pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result<()> {
+    let headline = crate::render::print::human::one_line(report);
+    write!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n",
+        Text(&headline)
+    )?;
+    write_header(report, out)?;
+    writeln!(out, "<main>")?;
+    findings::write(report, out)?;
+    graph::write(report, out)?;
+    let history = history::History::of(report, dumps);
+    matrices::write(&history, out)?;
+    timeline::write(&history, out)?;
+    stacks::write(report, out)?;
+    tables::write(report, out)?;
+    writeln!(out, "</main>\n</body>\n</html>")
+}
+
+fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let (class, word) = match report.verdict {
+        Verdict::Healthy => ("fine", "Healthy"),
+        Verdict::Running => ("fine", "Running"),
+        Verdict::Stuck => ("alarm", "Stuck"),
+        Verdict::Mismatch => ("alarm", "Mismatch"),
+        Verdict::Slow => ("caution", "Slow"),
+        Verdict::Inconclusive => ("caution", "Inconclusive"),
+    };
+    let input = &report.input;
+    let first = report
+        .findings
+        .iter()
+        .find(|finding| finding.severity != Severity::Note);
+    writeln!(
+        out,
+        "<header class=\"{class}\">\n<p class=\"verdict\">{word}</p>"
+    )?;
+    if let Some(finding) = first {
+        writeln!(out, "<h1>{}</h1>", Text(&finding.sentence))?;
+        if !finding.next.is_empty() {
+            writeln!(
+                out,
+                "<p class=\"next\"><b>Next:</b> {}</p>",
+                Text(&finding.next)
+            )?;
+        }
+    } else {
+        let text = match report.verdict {
+            Verdict::Healthy => "Nothing is wrong and nothing is pending",
+            Verdict::Running => "Work is pending, none of it is overdue",
+            _ => "The records do not tell",
+        };
+        writeln!(out, "<h1>{text}</h1>")?;
+    }
+    writeln!(
+        out,
+        "<p class=\"input\">Read {} of {}, {} from {}.</p>\n</header>",
+        input.ranks_read,
+        count(input.ranks_expected.max(input.ranks_read) as u64, "rank"),
+        count(input.entries, "operation"),
+        count(input.files as u64, "file"),
+    )
+}
+
+/// Text from outside, safe in an element and in a quoted attribute.
+struct Text<'a>(&'a str);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in printable(self.0).chars() {
+            match c {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                c => fmt::Write::write_char(f, c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `text` cut to `width` characters, with a sign where it was cut.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    kept.push('…');
+    kept
+}

@@ -3,10 +3,9 @@
 use super::seen::Watched;
 use super::{LiveOptions, Moment, SourceStatus};
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
-use crate::policy::Policy;
-use crate::report::Problem;
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Policy, Problem};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;

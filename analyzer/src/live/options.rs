@@ -1,9 +1,8 @@
 //! What a [`Live`](super::Live) is told to take for granted.
 
 use crate::live::source::NEWEST;
-use crate::policy::Policy;
-use crate::report::Report;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Policy, Report};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,5 +59,5 @@ impl LiveOptions {
     }
 }
 
-/// How dumps are judged: [`analyze`](crate::analyze), unless a test says otherwise.
+/// How dumps are judged: [`analyze`](rcomm_verdict::analyze), unless a test says otherwise.
 pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;

@@ -281,7 +281,11 @@ mod tests {
     }
 
     fn live() -> Live {
-        Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()])
+        Live::new(
+            LiveOptions::default(),
+            rcomm_verdict::analyze,
+            vec!["test".into()],
+        )
     }
 
     /// Looks at a job before and after it gets stuck, and records both.

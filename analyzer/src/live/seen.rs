@@ -2,12 +2,12 @@
 
 use super::RankView;
 use super::kept::is_open;
-use crate::finding::{Code, Finding};
 use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use crate::live::source::Liveness;
-use crate::words::{name_ranks, name_time, rank_set};
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
+use rcomm_verdict::words::{name_ranks, name_time, rank_set};
+use rcomm_verdict::{Code, Finding};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

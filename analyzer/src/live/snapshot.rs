@@ -2,9 +2,9 @@
 
 use super::Moment;
 use crate::live::source::Liveness;
-use crate::report::{Report, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Report, Verdict};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ impl Snapshot {
             verdict: Verdict::Inconclusive,
             findings: vec![],
             problems: vec![],
-            input: crate::report::Input::default(),
+            input: rcomm_verdict::Input::default(),
             groups: vec![],
             ranks: vec![],
             in_flight: vec![],

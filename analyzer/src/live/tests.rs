@@ -1,12 +1,11 @@
 use super::*;
-use crate::finding::Code;
 use crate::live::simulate::{Simulation, Situation};
 use crate::live::source::{Liveness, Observation, Poll, Seen, SourceError};
-use crate::policy::Policy;
-use crate::report::{Input, InstanceReport, InstanceState, Report, Verdict};
-use crate::{GroupRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
+use rcomm_verdict::{
+    Code, GroupRef, Input, InstanceReport, InstanceState, Policy, Report, SeqKind, Verdict,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,7 +151,11 @@ fn what_is_pending_is_shown_at_once_and_accuses_nobody_before_it_is_overdue() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let (fault, culprit) = (simulation.fault_ns() as f64 / 1e9, simulation.culprit());
     for (timeout_ms, overdue_after) in [(600_000, 5.0), (0, 5.0), (3000, 1.5)] {
-        let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+        let mut live = Live::new(
+            LiveOptions::default(),
+            rcomm_verdict::analyze,
+            vec!["test".into()],
+        );
         let mut dumps = simulation.dumps_at(((fault + 1.0) * 1e9) as i64);
         for entry in dumps.iter_mut().flat_map(|dump| &mut dump.entries) {
             entry.timeout_ms = timeout_ms;
@@ -196,7 +199,11 @@ fn what_is_pending_is_shown_at_once_and_accuses_nobody_before_it_is_overdue() {
 #[test]
 fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
     let simulation = Simulation::new(Situation::Healthy, 16, 0);
-    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
     // Everybody is inside the first operation of a step, at every look.
     for now in [4.602, 9.802, 60.002] {
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
@@ -362,7 +369,11 @@ fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_
     let fault = simulation.fault_ns() as f64 / 1e9;
     let dumps = |now: f64| simulation.dumps_at((now * 1e9) as i64);
     for killed in [culprit, (culprit + 1) % 16] {
-        let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+        let mut live = Live::new(
+            LiveOptions::default(),
+            rcomm_verdict::analyze,
+            vec!["test".into()],
+        );
         let hung = fault + 20.0;
         live.observe(0, poll(dumps(hung)), at(hung));
         let report = live.refresh(at(hung)).expect("the first look").report;
@@ -394,7 +405,11 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     // Between two operations.
     let dumps = || simulation.dumps_at(45_000_000);
-    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
     live.observe(0, poll_with_dead(dumps(), &[2]), at(0.1));
     let report = live.refresh(at(0.1)).expect("the first look").report;
     assert!(
@@ -418,7 +433,11 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
         finding.sentence
     );
     // Where all have ended, nobody is missed.
-    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
     live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), at(60.0));
     let report = live.refresh(at(60.0)).expect("the first look").report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);
@@ -428,7 +447,11 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
 fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let now = simulation.fault_ns() as f64 / 1e9 + 20.0;
-    let mut live = Live::new(LiveOptions::default(), crate::analyze, vec!["test".into()]);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
     live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
     let report = live.refresh(at(now)).expect("the first look").report;
     let finding = &report.findings[0];

@@ -269,10 +269,10 @@ mod tests {
     use crate::live::LiveOptions;
     use crate::live::simulate::{Simulation, Situation};
     use crate::live::source::SimulatedSource;
-    use crate::report::{Input, Report, Verdict};
+    use rcomm_verdict::{Input, Report, Verdict};
     use std::sync::mpsc::channel;
 
-    fn empty(_: &[Arc<rcomm_recorder::publish::Dump>], _: &crate::Policy) -> Report {
+    fn empty(_: &[Arc<rcomm_recorder::publish::Dump>], _: &rcomm_verdict::Policy) -> Report {
         Report {
             schema: Report::SCHEMA.into(),
             verdict: Verdict::Running,

@@ -5,5 +5,6 @@ mod difference;
 mod html;
 mod human;
 mod json;
+mod matrix;
 mod perfetto;
 mod sample;

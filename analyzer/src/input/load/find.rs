@@ -1,8 +1,7 @@
 //! From what the user names to a list of files.
 
 use super::walk::walk;
-use crate::finding::Code;
-use crate::report::Problem;
+use rcomm_verdict::{Code, Problem};
 use std::fs;
 use std::path::{Path, PathBuf};
 

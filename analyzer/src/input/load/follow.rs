@@ -3,8 +3,8 @@
 use super::find::{self, FindError, Input};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};
 use crate::input::ras::RasReport;
-use crate::report::Problem;
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::Problem;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;

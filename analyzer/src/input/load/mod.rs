@@ -20,12 +20,11 @@ pub use find::FindError;
 pub use follow::{Change, Follower, Look};
 pub use walk::walk;
 
-use crate::finding::Code;
 use crate::input::ras::RasReport;
-use crate::report::Problem;
 use find::Input;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
+use rcomm_verdict::{Code, Problem};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,12 +3,11 @@
 use super::find::Input;
 use super::zstd::Frames;
 use super::{Output, Worker, rank_name};
-use crate::finding::Code;
 use crate::input::rsum::{self, Piece};
-use crate::words;
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
+use rcomm_verdict::{Code, words};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,9 +1,8 @@
 //! Facts of RAS beside a report's findings.
 
 use super::{Fact, RasReport, What, Who};
-use crate::finding::{Code, Finding, Severity};
-use crate::report::{RankReport, Report, Verdict};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -173,7 +172,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
 mod tests {
     use super::*;
     use crate::live::simulate::{Simulation, Situation};
-    use crate::{Policy, analyze};
+    use rcomm_verdict::{Policy, analyze};
 
     /// A job of 16 ranks on two hosts, as our own recorder names them; rank 5 stops.
     fn stuck(situation: Situation) -> Report {

@@ -2,11 +2,10 @@
 
 use super::wire::{Part, Record, Tables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
-use crate::finding::Code;
 use crate::input::ras::RasReport;
-use crate::report::Problem;
 use flate2::read::GzDecoder;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
 
 /// Why a summary could not be read, or not to its end. What came before is used.

@@ -6,9 +6,9 @@
 
 use super::net::HttpAddress;
 use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
-use crate::report::Report;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{EndpointAddress, EndpointToken, HttpRequest};
+use rcomm_verdict::Report;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;

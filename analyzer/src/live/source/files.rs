@@ -1,9 +1,8 @@
 //! Dumps on disk: folders, files, archives. They are read once.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
-use crate::finding::Code;
 use crate::input::load::{LoadOptions, load_all};
-use crate::report::Problem;
+use rcomm_verdict::{Code, Problem};
 use std::path::PathBuf;
 use std::time::Instant;
 

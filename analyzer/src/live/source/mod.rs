@@ -32,9 +32,9 @@ pub use threads::RingThreads;
 pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::input::ras::Communicator;
-use crate::report::{Problem, Report};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Problem, Report};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -5,12 +5,11 @@ use super::net::ask_all;
 use super::{
     DumpAnswers, DumpRequests, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError,
 };
-use crate::finding::Code;
-use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
     EndpointAddress, EndpointClient, RingFollower, RingListing, RingReader, list_rings,
 };
+use rcomm_verdict::{Code, Problem};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -252,11 +251,12 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::live::Urgency;
-    use crate::{Anchor, Live, LiveOptions, Report, Verdict, analyze};
+    use crate::{Anchor, Live, LiveOptions};
     use rcomm_recorder::model::{OpType, ProcessGroupInfo};
     use rcomm_recorder::record::{
         FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
     };
+    use rcomm_verdict::{Report, Verdict, analyze};
     use std::sync::Arc;
 
     fn recorder(directory: &std::path::Path, job: &str, rank: Rank) -> FlightRecorder {

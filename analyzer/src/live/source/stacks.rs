@@ -2,8 +2,8 @@
 
 use super::SourceError;
 use super::worker_servers::WorkerServerSource;
-use crate::report::StackNode;
 use rcomm_recorder::model::{Frame, Rank};
+use rcomm_verdict::StackNode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 

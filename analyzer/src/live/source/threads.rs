@@ -2,8 +2,8 @@
 //! Nobody is asked, stopped or traced.
 
 use super::{RingSource, SourceError, StackRequests, TakenStacks};
-use crate::report::StackNode;
 use rcomm_recorder::model::{Frame, Rank};
+use rcomm_verdict::StackNode;
 use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -11,10 +11,9 @@ use super::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
     store,
 };
-use crate::finding::Code;
-use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
+use rcomm_verdict::{Code, Problem};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};

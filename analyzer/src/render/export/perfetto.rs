@@ -8,12 +8,10 @@
 //! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
 //! seem to lead backwards.
 
-use crate::finding::Severity;
-use crate::report::Report;
-use crate::words::group_label;
-use crate::{GroupRef, words};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_verdict::words::group_label;
+use rcomm_verdict::{GroupRef, Report, Severity, words};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};

@@ -3,7 +3,7 @@
 //! Keys come in the order in which the types declare them, and everything in the report has a stable
 //! order, so two reports of one input are the same bytes.
 
-use crate::report::Report;
+use rcomm_verdict::Report;
 use std::io::{self, Write};
 
 /// The JSON Schema of what [`write()`] prints.

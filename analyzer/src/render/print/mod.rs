@@ -1,4 +1,4 @@
-//! Printers over one [`Report`](crate::Report): text for a terminal, JSON for programs, HTML for a
+//! Printers over one [`Report`](rcomm_verdict::Report): text for a terminal, JSON for programs, HTML for a
 //! browser.
 //!
 //! Printers judge nothing and read nothing but what they are given. They write to any

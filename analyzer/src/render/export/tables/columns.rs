@@ -4,10 +4,10 @@
 //! is shown as the largest.
 
 use super::TableError;
-use crate::Report;
 use polars::prelude::*;
 use rcomm_recorder::model::{Entry, EntryState, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::Report;
 use std::collections::BTreeMap;
 
 /// One column: what `pick` takes from each row.

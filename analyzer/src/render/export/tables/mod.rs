@@ -7,10 +7,10 @@
 mod columns;
 mod text;
 
-use crate::Report;
 use polars::prelude::*;
 use polars::sql::SQLContext;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::Report;
 use std::io::{Seek, Write};
 
 /// Why a table could not be made, asked or written.
@@ -130,7 +130,7 @@ pub fn write(
 mod tests {
     use super::*;
     use crate::live::simulate::{Simulation, Situation};
-    use crate::{Input, Verdict};
+    use rcomm_verdict::{Input, Verdict};
 
     fn empty_report() -> Report {
         Report {

@@ -1,8 +1,8 @@
 //! A table for people: columns as wide as their widest cell, every row.
 
 use super::TableError;
-use crate::words::printable;
 use polars::prelude::{AnyValue, Column, DataFrame};
+use rcomm_verdict::words::printable;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use textwrap::core::display_width;

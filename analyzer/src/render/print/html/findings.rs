@@ -1,9 +1,8 @@
 //! Findings as cards: roots first, consequences under their causes.
 
 use super::Text;
-use crate::finding::{Finding, Severity};
-use crate::report::Report;
-use crate::words::{Ranks, counter, group_label, say_frame, say_place};
+use rcomm_verdict::words::{Ranks, counter, group_label, say_frame, say_place};
+use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
 /// Deeper consequences are listed flat: nobody reads a twelfth level of indentation.

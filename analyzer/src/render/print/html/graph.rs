@@ -4,11 +4,10 @@
 //! Ranks that wait in the same operation share a box, so a job of thousands has a handful of boxes.
 
 use super::{Text, cut};
-use crate::causes::{Link, chain};
-use crate::finding::{Finding, Severity};
-use crate::report::{Report, Wait};
-use crate::words::{Ranks, group_label, group_labels, operation};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::causes::{Link, chain};
+use rcomm_verdict::words::{Ranks, group_label, group_labels, operation};
+use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};
 

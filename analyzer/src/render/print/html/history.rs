@@ -1,9 +1,8 @@
 //! What the pictures of the records share: which groups and which ranks are worth the room.
 
-use crate::finding::{GroupRef, Severity};
-use crate::report::Report;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{GroupRef, Report, Severity};
 use std::collections::BTreeSet;
 
 /// Groups that get a matrix.

@@ -2,9 +2,9 @@
 
 use super::Text;
 use super::history::History;
-use crate::matrix::{Cell, Matrix, Row, Rows, matrix};
-use crate::words::{Ranks, Spans, count, group_label};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
+use rcomm_verdict::words::{Ranks, Spans, count, group_label};
 use std::io::{self, Write};
 
 /// Newest sequence numbers shown.

@@ -13,10 +13,9 @@ mod stacks;
 mod tables;
 mod timeline;
 
-use crate::finding::Severity;
-use crate::report::{Report, Verdict};
-use crate::words::{count, printable};
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::words::{count, printable};
+use rcomm_verdict::{Report, Severity, Verdict};
 use std::fmt;
 use std::io::{self, Write};
 

@@ -1,9 +1,9 @@
 //! The merged stacks as a tree: where do the programs part, who is in a frame and who is not.
 
 use super::Text;
-use crate::report::{Report, StackNode};
-use crate::words::{Ranks, Spans};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::words::{Ranks, Spans};
+use rcomm_verdict::{Report, StackNode};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 

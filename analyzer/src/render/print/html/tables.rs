@@ -1,8 +1,8 @@
 //! What is in flight, the groups and the ranks, as tables that fold away.
 
 use super::Text;
-use crate::report::{InstanceState, Report};
-use crate::words::{Spans, bytes, count, duration_ms, group_label, grouped};
+use rcomm_verdict::words::{Spans, bytes, count, duration_ms, group_label, grouped};
+use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 
 /// Rows of a table; the rest is counted.

@@ -5,10 +5,10 @@
 
 use super::Text;
 use super::history::History;
-use crate::finding::GroupRef;
-use crate::words::{count, duration_ms, group_label};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::GroupRef;
+use rcomm_verdict::words::{count, duration_ms, group_label};
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;

@@ -2,8 +2,8 @@
 
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
 use super::verdict_word;
-use crate::difference::{Difference, GroupChange};
-use crate::words::{Ranks, count, duration_ms, group_label};
+use rcomm_verdict::words::{Ranks, count, duration_ms, group_label};
+use rcomm_verdict::{Difference, GroupChange};
 use std::io::{self, Write};
 
 /// Groups that a brief page names one by one.

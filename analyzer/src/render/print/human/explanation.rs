@@ -1,8 +1,7 @@
 //! Codes and their prose as text.
 
 use super::page::{ACT, ALARM, CAUTION, DIM, Layout, PLAIN, Page};
-use crate::explain::Explanation;
-use crate::finding::{Code, Severity};
+use rcomm_verdict::{Code, Explanation, Severity};
 use std::io::{self, Write};
 
 /// Writes the prose of one code.

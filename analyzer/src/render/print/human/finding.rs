@@ -2,10 +2,9 @@
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
-use crate::finding::{Evidence, Finding, FrameRef};
-use crate::report::Report;
-use crate::words::{Ranks, counter, group_label, operation, say_frame, say_place};
 use rcomm_recorder::model::EntryState;
+use rcomm_verdict::words::{Ranks, counter, group_label, operation, say_frame, say_place};
+use rcomm_verdict::{Evidence, Finding, FrameRef, Report};
 use std::io;
 
 /// Lines of one kind that a brief page shows.
@@ -160,7 +159,7 @@ fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
         lines.truncate(BRIEF_LINES);
         lines.push(format!(
             "and {}; --verbose shows all",
-            crate::words::count(rest as u64, &format!("more {noun}"))
+            rcomm_verdict::words::count(rest as u64, &format!("more {noun}"))
         ));
     }
     lines

@@ -21,10 +21,9 @@ pub use page::{Detail, Layout};
 pub use record::write_record;
 pub use tables::write_table;
 
-use crate::finding::{Code, Finding, Severity};
-use crate::report::{Report, Verdict};
-use crate::words::{count, printable};
 use page::{ALARM, CAUTION, DIM, FINE, Page};
+use rcomm_verdict::words::{count, printable};
+use rcomm_verdict::{Code, Finding, Report, Severity, Verdict};
 use std::io::{self, Write};
 
 /// Writes the report.
@@ -140,7 +139,7 @@ fn oldest_pending(report: &Report) -> Option<String> {
         .iter()
         .filter_map(|instance| instance.age_ms)
         .max_by(f64::total_cmp)
-        .map(crate::words::duration_ms)
+        .map(rcomm_verdict::words::duration_ms)
 }
 
 /// Notes among the findings, then what was wrong with the input.
@@ -199,7 +198,7 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
         .map(|rank| rank.rank)
         .collect();
     if !unread.is_empty() {
-        text += &format!("; no record of {}", crate::words::Ranks(&unread));
+        text += &format!("; no record of {}", rcomm_verdict::words::Ranks(&unread));
     }
     let style = if input.ranks_read < expected {
         CAUTION

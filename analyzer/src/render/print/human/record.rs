@@ -2,10 +2,10 @@
 
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
 use super::tables::table;
-use crate::finding::GroupRef;
-use crate::words::{Ranks, bytes, count, duration_ms, group_label};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
+use rcomm_verdict::GroupRef;
+use rcomm_verdict::words::{Ranks, bytes, count, duration_ms, group_label};
 use std::io::{self, Write};
 
 /// Newest operations that a brief page shows.

@@ -1,9 +1,9 @@
 //! What `--verbose` adds: groups, ranks, what is in flight, and the merged stacks.
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
-use crate::report::{InstanceState, Report, StackNode};
-use crate::words::{Spans, bytes, duration_ms, group_label, operation};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::words::{Spans, bytes, duration_ms, group_label, operation};
+use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
 

@@ -1,10 +1,9 @@
 //! Who waits because of a finding, in words.
 
-use crate::causes::{Link, chain};
-use crate::finding::Finding;
-use crate::report::{Report, Wait};
-use crate::words::{Ranks, group_label, group_labels, operation};
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::causes::{Link, chain};
+use rcomm_verdict::words::{Ranks, group_label, group_labels, operation};
+use rcomm_verdict::{Finding, Report, Wait};
 
 /// The lines of one finding. Without a wait-for graph the list of victims stands in.
 pub(super) fn say(finding: &Finding, report: &Report) -> Vec<String> {

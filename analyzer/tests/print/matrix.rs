@@ -1,0 +1,81 @@
+//! The rank × sequence matrix of a group, over simulated jobs.
+
+use rcomm_analyzer::GroupRef;
+use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+
+fn seen(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
+    let simulation = Simulation::new(situation, 16, 0);
+    let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    let group = dumps
+        .iter()
+        .flat_map(|dump| &dump.groups)
+        .find(|group| group.info.name == name)
+        .expect("the simulation has it");
+    let group = GroupRef {
+        name: name.into(),
+        desc: desc.into(),
+        ranks: group.info.ranks.clone(),
+    };
+    matrix((0..).zip(&dumps), &group, 5, rows)
+}
+
+fn letters(row: &Row) -> String {
+    row.cells.iter().map(|cell| cell.letter()).collect()
+}
+
+#[test]
+fn the_missing_rank_stands_out_in_its_group() {
+    let matrix = seen(Situation::StuckRank, "dp", "dp_5", Rows::Each);
+    let rows: Vec<_> = matrix
+        .rows
+        .iter()
+        .map(|r| (r.ranks[0], letters(r)))
+        .collect();
+    assert_eq!(rows, [(5, "CCCCS".into()), (13, "CCCC-".into())]);
+    assert_eq!(matrix.seqs.last(), Some(&(Simulation::FAULT_STEP + 1)));
+}
+
+#[test]
+fn equal_rows_fold_into_one_and_another_operation_is_a_mismatch() {
+    let matrix = seen(Situation::Mismatch, "tp", "tp_1", Rows::Folded);
+    let rows: Vec<_> = matrix
+        .rows
+        .iter()
+        .map(|r| (r.ranks.len(), letters(r)))
+        .collect();
+    assert_eq!(rows, [(7, "CCCCS".into()), (1, "CCCCX".into())]);
+    assert_eq!(
+        matrix.ops.last().map(String::as_str),
+        Some("reduce_scatter_single")
+    );
+}
+
+#[test]
+fn what_fell_off_the_ring_is_lost_and_not_missing() {
+    let simulation = Simulation::new(Situation::Healthy, 4, 0);
+    let mut dumps = simulation.dumps_at(20_000_000_000);
+    let group = GroupRef {
+        name: "tp_0".into(),
+        desc: "tp".into(),
+        ranks: [0, 1].into(),
+    };
+    let keep = dumps[0].entries.len() - 3;
+    dumps[0].entries.drain(..keep);
+    let matrix = matrix((0..).zip(&dumps), &group, 6, Rows::Each);
+    assert!(letters(&matrix.rows[0]).starts_with('*'));
+    assert!(letters(&matrix.rows[1]).starts_with('C'));
+}
+
+#[test]
+fn a_member_without_a_record_is_shown_as_such() {
+    let simulation = Simulation::new(Situation::Healthy, 4, 0);
+    let dumps = simulation.dumps_at(20_000_000_000);
+    let group = GroupRef {
+        name: "tp_0".into(),
+        desc: "tp".into(),
+        ranks: [0, 1].into(),
+    };
+    let matrix = matrix([(0, &dumps[0])], &group, 3, Rows::Each);
+    assert_eq!(letters(&matrix.rows[1]), "???");
+}

@@ -1,0 +1,522 @@
+//! What each rank recorded for one (group, `collective_seq_id`), and what its record cannot tell.
+//!
+//! Collectives are matched across ranks by group (name and members) and sequence number, never by
+//! record id or local group number. A *lane* is one rank's part in one group: its collectives in order
+//! of sequence, its sends and receives in order of issue. A lane is a window: the ring may have dropped
+//! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that says
+//! "never issued", "issued" or "cannot be told".
+
+use crate::align::membership::{Group, GroupIx, RecordIx, name_families, position, resolve_groups};
+use crate::align::record::{NONE, Op, Record, Shared};
+use rcomm_recorder::model::{EntryState, OpType, Rank};
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+/// One rank's part in one group.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lane {
+    pub(crate) group: GroupIx,
+    /// Group rank; [`NONE`] if the rank is no member, as the record has it, or has its part in the
+    /// group told by another recorder.
+    pub(crate) member: u32,
+    /// Collectives by sequence, as positions in the record's operations.
+    pub(crate) collectives: Vec<u32>,
+    /// Sends and receives, as positions in the record's operations.
+    pub(crate) messages: Vec<u32>,
+    /// Every collective has a sequence number of its own and none is left out.
+    pub(crate) dense: bool,
+    /// Position in `collectives` of the first that has not completed.
+    pub(crate) pending_from: usize,
+}
+
+/// What a rank's record says of one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Recorded: position in the lane's collectives of the first entry with this number.
+    Issued(usize),
+    /// Issued, and no longer in the ring.
+    Lost,
+    /// The rank has not issued it.
+    Absent,
+    /// Its record does not tell.
+    Unknown(Why),
+}
+
+/// Why a record does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Why {
+    /// No readable record.
+    NoRecord,
+    /// The file was cut before that.
+    Cut,
+    /// The ring dropped what would tell.
+    HistoryLost,
+    /// The record was taken before that moment: a peer has completed it since.
+    Outdated,
+}
+
+/// All records, aligned.
+#[derive(Debug)]
+pub(crate) struct Aligned<'a> {
+    pub(crate) shared: &'a Shared,
+    /// By rank, ascending; several recorders of one rank's process, the newest first.
+    pub(crate) records: &'a [Record],
+    by_rank: HashMap<Rank, Range<RecordIx>>,
+    pub(crate) groups: Vec<Group>,
+    /// Of each record: its lanes, as its groups stand.
+    pub(crate) lanes: Vec<Vec<Lane>>,
+    /// Ranks that should have left a record, ascending.
+    pub(crate) expected: Vec<Rank>,
+    /// Of each record: what to take from its clock to get common time, ns.
+    pub(crate) offsets_ns: Vec<i64>,
+    /// Of each record: whether common collectives connect its clock to the others'.
+    pub(crate) clock_known: Vec<bool>,
+    pub(crate) families: usize,
+    /// Collectives that some member saw complete although they need everybody: by group, the newest.
+    completed_to: Vec<Option<u32>>,
+}
+
+impl<'a> Aligned<'a> {
+    /// Aligns `records`, which are sorted by rank.
+    pub(crate) fn new(shared: &'a Shared, records: &'a [Record], world_size: Option<u32>) -> Self {
+        let mut aligned = Self::as_told(shared, records, world_size);
+        aligned.reopen();
+        aligned
+    }
+
+    /// As [`Aligned::new`], but calls that do not fit prove nothing yet: for the question which records
+    /// belong together at all.
+    pub(crate) fn as_told(
+        shared: &'a Shared,
+        records: &'a [Record],
+        world_size: Option<u32>,
+    ) -> Self {
+        let mut by_rank: HashMap<Rank, Range<RecordIx>> = HashMap::with_capacity(records.len());
+        for (at, record) in records.iter().enumerate() {
+            by_rank.entry(record.rank).or_insert(at..at).end = at + 1;
+        }
+        let (groups, group_of) = resolve_groups(shared, records);
+        let mut aligned = Self {
+            shared,
+            records,
+            by_rank,
+            groups,
+            lanes: Vec::with_capacity(records.len()),
+            expected: Vec::new(),
+            offsets_ns: vec![0; records.len()],
+            clock_known: vec![false; records.len()],
+            families: 0,
+            completed_to: Vec::new(),
+        };
+        for (at, record) in records.iter().enumerate() {
+            let lanes = aligned.lanes_of(at, record, &group_of);
+            aligned.lanes.push(lanes);
+        }
+        aligned.families = name_families(&mut aligned.groups, records);
+        for at in 0..aligned.groups.len() {
+            aligned.groups[at].shows_starts = aligned.starts_are_shown(at);
+        }
+        aligned.find_pending();
+        aligned.expected = aligned.expected_ranks(world_size);
+        aligned
+    }
+
+    /// The record of a rank; the newest, where several recorders of its process left one.
+    pub(crate) fn record_of(&self, rank: Rank) -> Option<RecordIx> {
+        self.records_of(rank).next()
+    }
+
+    /// All records of a rank, the newest first.
+    pub(crate) fn records_of(&self, rank: Rank) -> Range<RecordIx> {
+        self.by_rank.get(&rank).cloned().unwrap_or_default()
+    }
+
+    /// Ranks of which a record was read.
+    pub(crate) fn ranks_read(&self) -> usize {
+        self.by_rank.len()
+    }
+
+    /// The record of a rank that tells of a group: `None` if it left none, or only those of recorders
+    /// that do not record this group.
+    pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
+        let mut own = self.records_of(rank);
+        if self.by_rank.len() == self.records.len() {
+            return own.next();
+        }
+        let group = &self.groups[group];
+        let member = position(&group.ranks, rank);
+        if let Some((record, _)) = member.and_then(|member| group.lanes[member]) {
+            return Some(record);
+        }
+        match group.lanes.iter().flatten().next() {
+            Some(&(peer, _)) => {
+                own.find(|&at| self.records[at].recorder == self.records[peer].recorder)
+            }
+            None => own.next(),
+        }
+    }
+
+    pub(crate) fn op(&self, record: RecordIx, position: u32) -> &Op {
+        &self.records[record].ops[position as usize]
+    }
+
+    /// Sequence number of a collective.
+    pub(crate) fn seq(&self, record: RecordIx, position: u32) -> u32 {
+        self.op(record, position).seq
+    }
+
+    /// The lane of a group's member.
+    pub(crate) fn lane(&self, group: GroupIx, member: usize) -> Option<(RecordIx, &Lane)> {
+        let (record, lane) = self.groups[group].lanes[member]?;
+        Some((record, &self.lanes[record][lane]))
+    }
+
+    /// The entries of a lane that share the sequence number at `first`: one, or a coalesced block.
+    pub(crate) fn block(
+        &self,
+        record: RecordIx,
+        lane: &Lane,
+        first: usize,
+    ) -> std::ops::Range<usize> {
+        if lane.dense {
+            return first..first + 1;
+        }
+        let seq = self.seq(record, lane.collectives[first]);
+        let rest = &lane.collectives[first..];
+        let len = rest
+            .iter()
+            .take_while(|&&at| self.seq(record, at) == seq)
+            .count();
+        first..first + len
+    }
+
+    /// The entry of a block that tells the state of all: its closing marker if it has one.
+    pub(crate) fn teller(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
+        let block = self.block(record, lane, first);
+        self.op(record, lane.collectives[block.end - 1])
+    }
+
+    /// Where a sequence number stands in a lane.
+    pub(crate) fn find(&self, record: RecordIx, lane: &Lane, seq: u32) -> Result<usize, usize> {
+        let list = &lane.collectives;
+        if lane.dense {
+            let Some(&first) = list.first() else {
+                return Err(0);
+            };
+            let first = self.seq(record, first);
+            return match seq.checked_sub(first) {
+                None => Err(0),
+                Some(at) if (at as usize) < list.len() => Ok(at as usize),
+                Some(_) => Err(list.len()),
+            };
+        }
+        let at = list.partition_point(|&at| self.seq(record, at) < seq);
+        match list.get(at) {
+            Some(&found) if self.seq(record, found) == seq => Ok(at),
+            _ => Err(at),
+        }
+    }
+
+    /// What a member's record says of one collective of the group.
+    pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
+        let rank = self.groups[group].ranks[member];
+        let Some(record) = self.record_in(group, rank) else {
+            return Presence::Unknown(Why::NoRecord);
+        };
+        let presence = match self.groups[group].lanes[member] {
+            Some((record, lane)) => self.presence_in(record, lane, seq),
+            None if self.records[record].cut => Presence::Unknown(Why::Cut),
+            None if self.records[record].only_active && self.completes_together(group, seq) => {
+                Presence::Absent
+            }
+            None if self.records[record].only_active => Presence::Unknown(Why::HistoryLost),
+            None if self.records[record].wrapped() => self.by_peers(group, record, seq),
+            None => Presence::Absent,
+        };
+        if presence == Presence::Absent && self.completed_to[group].is_some_and(|to| seq <= to) {
+            return Presence::Unknown(Why::Outdated);
+        }
+        presence
+    }
+
+    fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
+        let lane = &self.lanes[record][lane_at];
+        let whole = &self.records[record];
+        match self.find(record, lane, seq) {
+            Ok(at) => return Presence::Issued(at),
+            Err(at) if at < lane.collectives.len() => return Presence::Lost,
+            Err(_) => {}
+        }
+        // Newer than everything in the window.
+        if whole.cut {
+            return Presence::Unknown(Why::Cut);
+        }
+        let status = whole.groups[lane_at].status;
+        if let Some(status) = status {
+            let counts_collectives = matches!(whole.recorder, Recorder::Nccl | Recorder::Rcomm);
+            if status.last_enqueued < 0 && lane.collectives.is_empty() {
+                return Presence::Absent;
+            }
+            if counts_collectives && status.last_enqueued >= 0 {
+                return if status.last_enqueued < i64::from(seq) {
+                    Presence::Absent
+                } else {
+                    Presence::Lost
+                };
+            }
+        }
+        if whole.only_active {
+            // What nobody can complete alone would still be active: it was never issued.
+            return if self.completes_together(lane.group, seq) {
+                Presence::Absent
+            } else {
+                Presence::Unknown(Why::HistoryLost)
+            };
+        }
+        if lane.collectives.is_empty() && whole.wrapped() {
+            return self.by_peers(lane.group, record, seq);
+        }
+        Presence::Absent
+    }
+
+    /// A collective of a group of which the ring shows nothing: not issued, if a peer issued it after
+    /// something that both did and that the ring still shows.
+    fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
+        const ASKED: usize = 16;
+        let later = self.lanes[record].iter().any(|lane| {
+            let Some(&oldest) = lane.collectives.first() else {
+                return false;
+            };
+            let oldest = self.seq(record, oldest);
+            let peers = self.groups[lane.group].lanes.iter().flatten();
+            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(ASKED);
+            peers.any(|&(peer, there)| {
+                let there = &self.lanes[peer][there];
+                let issued = self.lanes[peer].iter().find(|one| one.group == group);
+                let position = |lane: &Lane, seq| {
+                    let at = self.find(peer, lane, seq).ok()?;
+                    Some(lane.collectives[at])
+                };
+                let issued = issued.and_then(|lane| position(lane, seq));
+                position(there, oldest).is_some_and(|both| issued.is_some_and(|at| both < at))
+            })
+        });
+        if later {
+            Presence::Absent
+        } else {
+            Presence::Unknown(Why::HistoryLost)
+        }
+    }
+
+    /// Whether the members that recorded this collective issued what needs everybody, and none of them
+    /// saw it complete.
+    fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
+        let lanes = self.groups[group].lanes.iter().flatten();
+        let mut entries = lanes.filter_map(|&(record, lane)| {
+            let lane = &self.lanes[record][lane];
+            let at = self.find(record, lane, seq).ok()?;
+            Some(self.op(record, lane.collectives[at]))
+        });
+        let waits = |op: &Op| needs_everybody(op.kind) && !op.completed();
+        entries.next().is_some_and(waits) && entries.all(waits)
+    }
+
+    /// Newest and oldest sequence number that any member recorded.
+    pub(crate) fn window(&self, group: GroupIx) -> Option<(u32, u32)> {
+        let mut window: Option<(u32, u32)> = None;
+        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
+            let list = &self.lanes[record][lane].collectives;
+            if let (Some(&first), Some(&last)) = (list.first(), list.last()) {
+                let (first, last) = (self.seq(record, first), self.seq(record, last));
+                window = Some(window.map_or((first, last), |(low, high)| {
+                    (low.min(first), high.max(last))
+                }));
+            }
+        }
+        window
+    }
+
+    /// Issue time of an operation in common time, ns.
+    pub(crate) fn created_ns(&self, record: RecordIx, op: &Op) -> i64 {
+        op.created_ns.saturating_sub(self.offsets_ns[record])
+    }
+
+    fn lanes_of(&self, at: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
+        let mut lanes: Vec<Lane> = group_of[at]
+            .iter()
+            .enumerate()
+            .map(|(lane, &group)| {
+                let member = position(&self.groups[group].ranks, record.rank);
+                let member =
+                    member.filter(|&member| self.groups[group].lanes[member] == Some((at, lane)));
+                Lane {
+                    group,
+                    member: member.map_or(NONE, |member| member as u32),
+                    ..Lane::default()
+                }
+            })
+            .collect();
+        for (position, op) in record.ops.iter().enumerate() {
+            let lane = &mut lanes[usize::from(op.group)];
+            if is_message(op) {
+                lane.messages.push(position as u32);
+            } else if is_collective(op.kind) {
+                lane.collectives.push(position as u32);
+            }
+        }
+        for lane in &mut lanes {
+            sort_lane(lane, &record.ops);
+        }
+        lanes
+    }
+
+    /// Whether the records of a group show when an operation starts on the device.
+    ///
+    /// PyTorch's hook sets start and completion to one moment and gloo none: there, "not started" says
+    /// nothing.
+    fn starts_are_shown(&self, group: GroupIx) -> bool {
+        self.groups[group]
+            .lanes
+            .iter()
+            .flatten()
+            .any(|&(record, lane)| {
+                let whole = &self.records[record];
+                let lane = &self.lanes[record][lane];
+                let newest = lane.collectives.iter().rev().take(64);
+                whole.recorder == Recorder::Nccl
+                    && newest
+                        .chain(lane.messages.iter().rev().take(64))
+                        .any(|&at| {
+                            let op = self.op(record, at);
+                            op.state == EntryState::Started || op.started_us != NONE
+                        })
+            })
+    }
+
+    /// Marks in each lane where the pending part begins, and per group how far it provably completed.
+    fn find_pending(&mut self) {
+        let mut pending = Vec::with_capacity(self.lanes.len());
+        for (record, lanes) in self.lanes.iter().enumerate() {
+            let of_record: Vec<usize> = lanes
+                .iter()
+                .map(|lane| {
+                    let done = |at: u32| {
+                        let op = self.op(record, at);
+                        op.completed()
+                            || (op.retired && retiring_is_all(self.records[record].recorder))
+                    };
+                    let last = lane.collectives.iter().rposition(|&at| done(at));
+                    last.map_or(0, |last| last + 1)
+                })
+                .collect();
+            pending.push(of_record);
+        }
+        for (lanes, of_record) in self.lanes.iter_mut().zip(pending) {
+            for (lane, from) in lanes.iter_mut().zip(of_record) {
+                lane.pending_from = from;
+            }
+        }
+        self.completed_to = (0..self.groups.len())
+            .map(|group| self.proven_completion(group))
+            .collect();
+        for group in 0..self.groups.len() {
+            self.reopen_retired(group, None);
+        }
+    }
+
+    /// The newest collective that needs everybody and that a truthful record shows completed.
+    fn proven_completion(&self, group: GroupIx) -> Option<u32> {
+        let mut newest = None;
+        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
+            if retiring_is_all(self.records[record].recorder) {
+                continue;
+            }
+            let lane = &self.lanes[record][lane];
+            let done = lane.collectives[..lane.pending_from].iter().rev();
+            let found = done.copied().find(|&at| {
+                let op = self.op(record, at);
+                op.completed() && needs_everybody(op.kind)
+            });
+            newest = newest.max(found.map(|at| self.seq(record, at)));
+        }
+        newest
+    }
+
+    fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
+        let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
+        for group in &self.groups {
+            if group.lanes.iter().any(Option::is_some) {
+                expected.extend(group.ranks.iter());
+            }
+        }
+        let told = self
+            .records
+            .iter()
+            .filter_map(|record| record.identity.world_size);
+        if let Some(size) = world_size.or(told.max()).filter(|&size| size <= MAX_WORLD) {
+            expected.extend(0..size);
+        }
+        expected.into_iter().collect()
+    }
+}
+
+/// No job has more ranks; a larger number in a file is a damaged one.
+const MAX_WORLD: u32 = 1 << 22;
+
+/// Whether a recorder's only sign of the end of an operation is `retired`.
+pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
+    recorder == Recorder::NativeGloo
+}
+
+/// Sends, receives, and the marker that closes a batch of them.
+pub(crate) fn is_message(op: &Op) -> bool {
+    op.kind.is_p2p() || (op.kind == OpType::Coalesced && op.is_p2p)
+}
+
+/// Operations that the members of a group number together.
+pub(crate) fn is_collective(op: OpType) -> bool {
+    !matches!(
+        op,
+        OpType::Send
+            | OpType::Recv
+            | OpType::Put
+            | OpType::Get
+            | OpType::Signal
+            | OpType::WaitSignal
+    )
+}
+
+/// Operations that nobody can complete before everybody has issued them. A root that only sends, and a
+/// member that only sends to the root, may leave earlier.
+pub fn needs_everybody(op: OpType) -> bool {
+    matches!(
+        op,
+        OpType::AllReduce
+            | OpType::AllReduceCoalesced
+            | OpType::AllReduceSparse
+            | OpType::Barrier
+            | OpType::MonitoredBarrier
+            | OpType::AllGather
+            | OpType::AllGatherSingle
+            | OpType::AllGatherV
+            | OpType::AllGatherCoalesced
+            | OpType::ReduceScatter
+            | OpType::ReduceScatterSingle
+            | OpType::ReduceScatterV
+            | OpType::ReduceScatterCoalesced
+            | OpType::AllToAll
+            | OpType::AllToAllSingle
+    )
+}
+
+fn sort_lane(lane: &mut Lane, ops: &[Op]) {
+    let seq = |at: &u32| ops[*at as usize].seq;
+    if !lane.collectives.is_sorted_by_key(seq) {
+        lane.collectives.sort_by_key(seq);
+    }
+    lane.dense = lane
+        .collectives
+        .windows(2)
+        .all(|pair| seq(&pair[0]).checked_add(1) == Some(seq(&pair[1])));
+}

@@ -1,0 +1,118 @@
+//! Sequence numbers for a recorder that has one counter for everything.
+//!
+//! torchcomms numbers all operations of a process together, sends and receives of all communicators
+//! included, so its `collective_seq_id` does not identify a collective across ranks. Here each
+//! communicator's collectives are counted on their own. Where the ring has wrapped the count starts
+//! at an unknown number: such a lane is laid against a peer's so that calls agree, newest completed
+//! against newest completed first.
+
+use crate::align::record::{Record, Shared};
+use rcomm_recorder::model::OpType;
+use rcomm_recorder::publish::Recorder;
+use std::collections::BTreeMap;
+
+/// How far around the newest completed operation a better fit is looked for.
+const REACH: i64 = 4;
+/// How many operations a fit is judged by.
+const DEPTH: usize = 256;
+
+/// Rewrites the sequence numbers of torchcomms' records; the recorded number goes to `p2p_seq`, which
+/// that recorder leaves at 0.
+pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
+    let mut lanes: BTreeMap<u32, Vec<Counted>> = BTreeMap::new();
+    for (at, record) in records.iter_mut().enumerate() {
+        if record.recorder != Recorder::Torchcomms {
+            continue;
+        }
+        let mut counted: Vec<Counted> = record
+            .groups
+            .iter()
+            .map(|_| Counted {
+                record: at,
+                whole: !record.wrapped(),
+                ..Counted::default()
+            })
+            .collect();
+        for (position, op) in record.ops.iter_mut().enumerate() {
+            op.p2p_seq = op.seq;
+            if matches!(op.kind, OpType::Send | OpType::Recv) {
+                continue;
+            }
+            let lane = &mut counted[usize::from(op.group)];
+            lane.positions.push(position);
+            if op.completed() {
+                lane.completed = lane.positions.len();
+            }
+        }
+        for (lane, local) in counted.into_iter().zip(&record.groups) {
+            lanes.entry(local.group).or_default().push(lane);
+        }
+    }
+    for lanes in lanes.values_mut() {
+        number(shared, records, lanes);
+    }
+}
+
+#[derive(Default)]
+struct Counted {
+    record: usize,
+    positions: Vec<usize>,
+    /// Up to the newest completed, inclusive.
+    completed: usize,
+    /// Nothing fell off: the count starts at 1.
+    whole: bool,
+}
+
+fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
+    // The longest whole lane is the reference, else the longest.
+    let best = lanes
+        .iter()
+        .enumerate()
+        .max_by_key(|(at, lane)| (lane.whole, lane.positions.len(), std::cmp::Reverse(*at)));
+    let Some((reference, _)) = best else { return };
+    let bases: Vec<i64> = lanes
+        .iter()
+        .map(|lane| {
+            if lane.whole || std::ptr::eq(lane, &lanes[reference]) {
+                1
+            } else {
+                1 + fit(shared, records, lane, &lanes[reference])
+            }
+        })
+        .collect();
+    // A lane may reach further back than the reference: keep all numbers positive.
+    let lift = 1 - bases.iter().copied().min().unwrap_or(1).min(1);
+    for (lane, base) in lanes.iter().zip(bases) {
+        for (n, &position) in lane.positions.iter().enumerate() {
+            let seq = base + lift + n as i64;
+            records[lane.record].ops[position].seq = u32::try_from(seq).unwrap_or(u32::MAX);
+        }
+    }
+}
+
+/// By how much the lane's first operation stands after the reference's first.
+fn fit(shared: &Shared, records: &[Record], lane: &Counted, reference: &Counted) -> i64 {
+    let newest = reference.completed as i64 - lane.completed as i64;
+    let call = |lane: &Counted, at: usize| records[lane.record].ops[lane.positions[at]].call;
+    let misfits = |shift: i64| {
+        let overlap = lane.positions.len().min(DEPTH);
+        let from = lane.positions.len() - overlap;
+        (from..lane.positions.len())
+            .filter(|&at| {
+                let there = usize::try_from(at as i64 + shift).ok();
+                there
+                    .filter(|&there| there < reference.positions.len())
+                    .is_some_and(|there| {
+                        shared
+                            .calls
+                            .difference(call(lane, at), call(reference, there))
+                            .is_some()
+                    })
+            })
+            .count()
+    };
+    (-REACH..=REACH)
+        .map(|step| (misfits(newest + step), step.abs(), step))
+        .min()
+        .map_or(newest, |(_, _, step)| newest + step)
+}

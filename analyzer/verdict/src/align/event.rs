@@ -1,0 +1,362 @@
+//! What ranks of one program do at the same point of it, and when a rank did it.
+//!
+//! An operation is compared between ranks by the part that its group plays (its family) and its
+//! sequence number; a message by its place among those of the two ranks.
+
+use crate::align::p2p::{Messages, Other, peer_of};
+use crate::align::record::{ANY, NONE, Op};
+use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
+use rcomm_recorder::model::OpType;
+
+/// Something that ranks of one program do at the same point of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// The collective `seq` on the n-th group of a family.
+    Collective {
+        family: u32,
+        nth: u32,
+        seq: u32,
+        call: u32,
+    },
+    /// The send or receive of a member.
+    Message(Posted),
+    /// What the peer posts so that this message of a member can complete.
+    OtherHalf(Posted),
+}
+
+/// One half of a message, by the part that its group plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Posted {
+    pub(crate) family: u32,
+    pub(crate) nth: u32,
+    pub(crate) member: u32,
+    pub(crate) sends: bool,
+    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] where the record names none.
+    pub(crate) peer: u32,
+    /// Its place among the rank's messages to or from that peer, or [`NONE`] where the ring has
+    /// wrapped: then what it follows tells.
+    pub(crate) at: u32,
+    /// The rank's newest collective before it.
+    pub(crate) after: Option<After>,
+    pub(crate) p2p_seq: u32,
+}
+
+/// A collective, and how many messages the rank had posted in the group since, to or from that peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct After {
+    family: u32,
+    nth: u32,
+    seq: u32,
+    since: u32,
+}
+
+impl Posted {
+    /// The collective that it follows, as an event.
+    pub(crate) fn follows(self) -> Option<Event> {
+        let After {
+            family, nth, seq, ..
+        } = self.after?;
+        Some(Event::Collective {
+            family,
+            nth,
+            seq,
+            call: u32::MAX,
+        })
+    }
+}
+
+/// When a rank did it, as its record tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Before its window.
+    Lost,
+    /// Position in its operations.
+    At(u32),
+    /// Not yet.
+    Never,
+}
+
+/// The event of a collective, from the point of view of a member.
+pub(crate) fn collective(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    seq: u32,
+) -> Event {
+    Event::Collective {
+        family: aligned.groups[group].family,
+        nth: nth_of_family(aligned, record, group),
+        seq,
+        call: usual_call(aligned, group, seq).unwrap_or(u32::MAX),
+    }
+}
+
+/// The other half of a message that a member has recorded, as an event of the peer.
+pub(crate) fn other_half(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    position: u32,
+) -> Option<Event> {
+    let posted = posted(aligned, record, group, position)?;
+    (posted.peer < ANY).then_some(Event::OtherHalf(posted))
+}
+
+/// The event of a message that a member has recorded.
+pub(crate) fn message(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    position: u32,
+) -> Option<Event> {
+    posted(aligned, record, group, position).map(Event::Message)
+}
+
+fn posted(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    position: u32,
+) -> Option<Posted> {
+    let op = aligned.op(record, position);
+    let lane = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group)?;
+    let peer = other_end(aligned, lane, op);
+    Some(Posted {
+        family: aligned.groups[group].family,
+        nth: nth_of_family(aligned, record, group),
+        member: lane.member,
+        sends: op.kind == OpType::Send,
+        peer,
+        at: place_in_pair(aligned, record, lane, position),
+        after: after(aligned, record, lane, position),
+        p2p_seq: op.p2p_seq,
+    })
+}
+
+/// The member at the other end of a message, or what the record has instead.
+fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
+    let members = aligned.groups[lane.group].ranks.len() as u32;
+    peer_of(op, lane.member, members).unwrap_or(op.peer)
+}
+
+/// The newest collective before a message, in whatever group, and the like messages since.
+fn after(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> Option<After> {
+    let mut newest: Option<(u32, &Lane)> = None;
+    for other in &aligned.lanes[record] {
+        let before = other.collectives.partition_point(|&at| at < position);
+        if let Some(&at) = before
+            .checked_sub(1)
+            .and_then(|at| other.collectives.get(at))
+            && newest.is_none_or(|(known, _)| known < at)
+        {
+            newest = Some((at, other));
+        }
+    }
+    let (at, other) = newest?;
+    let wanted = aligned.op(record, position);
+    let since = lane.messages.iter().filter(|&&message| {
+        let op = aligned.op(record, message);
+        at < message && message < position && op.kind == wanted.kind && op.peer == wanted.peer
+    });
+    Some(After {
+        family: aligned.groups[other.group].family,
+        nth: nth_of_family(aligned, record, other.group),
+        seq: aligned.seq(record, at),
+        since: since.count() as u32,
+    })
+}
+
+/// What most members of a group issued under a number.
+pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<u32> {
+    let mut counts: Vec<(u32, usize)> = Vec::new();
+    for member in 0..aligned.groups[group].ranks.len() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let Ok(at) = aligned.find(record, lane, seq) else {
+            continue;
+        };
+        let call = aligned.op(record, lane.collectives[at]).call;
+        match counts.iter_mut().find(|(known, _)| *known == call) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((call, 1)),
+        }
+    }
+    // Among equals the lesser number would depend on the order of files: the text decides.
+    let text = |call: u32| aligned.shared.calls.get(call).describe();
+    counts
+        .into_iter()
+        .max_by(|a, b| (a.1, text(b.0)).cmp(&(b.1, text(a.0))))
+        .map(|(call, _)| call)
+}
+
+/// When a rank did it; `None` if its record does not tell, or it is at another point of the program.
+pub(crate) fn when(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    record: RecordIx,
+    event: Event,
+) -> Option<When> {
+    match event {
+        Event::Collective {
+            family,
+            nth,
+            seq,
+            call,
+        } => {
+            let lane_at = lane_of_family(aligned, record, family, nth)?;
+            let lane = &aligned.lanes[record][lane_at];
+            match aligned.presence(lane.group, lane.member as usize, seq) {
+                Presence::Issued(at) => {
+                    let position = lane.collectives[at];
+                    // Another operation under that number: this rank is at another point.
+                    let same = call == u32::MAX
+                        || aligned
+                            .shared
+                            .calls
+                            .key(aligned.op(record, position).call)
+                            .class
+                            == aligned.shared.calls.key(call).class;
+                    same.then_some(When::At(position))
+                }
+                Presence::Lost => Some(When::Lost),
+                Presence::Absent => Some(When::Never),
+                Presence::Unknown(_) => None,
+            }
+        }
+        Event::Message(posted) => {
+            let lane_at = lane_of_family(aligned, record, posted.family, posted.nth)?;
+            let lane = &aligned.lanes[record][lane_at];
+            if lane.member != posted.member {
+                return None;
+            }
+            when_posted(aligned, record, lane, posted)
+        }
+        Event::OtherHalf(posted) => when_answered(aligned, messages, record, posted),
+    }
+}
+
+/// When the peer of a message posted the other half.
+fn when_answered(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    record: RecordIx,
+    posted: Posted,
+) -> Option<When> {
+    let Posted {
+        member,
+        peer,
+        sends,
+        ..
+    } = posted;
+    let lane_at = lane_of_family(aligned, record, posted.family, posted.nth)?;
+    let lane = &aligned.lanes[record][lane_at];
+    if lane.member != peer {
+        return None;
+    }
+    let (there, other) = aligned.lane(lane.group, member as usize)?;
+    let When::At(position) = when_posted(aligned, there, other, posted)? else {
+        return None;
+    };
+    let ends = if sends {
+        (member, peer)
+    } else {
+        (peer, member)
+    };
+    let pair = messages.pairs.get(&(lane.group, ends))?;
+    let list = if sends { &pair.sends } else { &pair.receives };
+    let at = list
+        .binary_search_by_key(&position, |half| half.position)
+        .ok()?;
+    let half = if sends {
+        messages.receive_of(pair, at)
+    } else {
+        messages.send_of(pair, at)
+    };
+    match half {
+        Other::Posted(half) => Some(When::At(half.position)),
+        Other::Lost => Some(When::Lost),
+        Other::Missing if aligned.records[record].cut => None,
+        Other::Missing => Some(When::Never),
+    }
+}
+
+/// The place of a message among those of its rank, peer and direction.
+fn place_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
+    let whole = &aligned.records[record];
+    if whole.wrapped() || whole.only_active {
+        return NONE;
+    }
+    let wanted = aligned.op(record, position);
+    let earlier = lane
+        .messages
+        .iter()
+        .take_while(|&&at| at < position)
+        .filter(|&&at| {
+            let op = aligned.op(record, at);
+            op.kind == wanted.kind && op.peer == wanted.peer
+        });
+    earlier.count() as u32
+}
+
+fn when_posted(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    lane: &Lane,
+    posted: Posted,
+) -> Option<When> {
+    let whole = &aligned.records[record];
+    let like = |at: &u32| {
+        let op = aligned.op(record, *at);
+        op.kind.is_p2p()
+            && (op.kind == OpType::Send) == posted.sends
+            && other_end(aligned, lane, op) == posted.peer
+    };
+    let mut of_pair = lane.messages.iter().copied().filter(like);
+    let found = if posted.at != NONE && !whole.wrapped() && !whole.only_active {
+        of_pair.nth(posted.at as usize)
+    } else {
+        let after = posted.after?;
+        let there = lane_of_family(aligned, record, after.family, after.nth)?;
+        let there = &aligned.lanes[record][there];
+        match aligned.presence(there.group, there.member as usize, after.seq) {
+            Presence::Issued(at) => {
+                let from = there.collectives[at];
+                of_pair
+                    .filter(|&message| message > from)
+                    .nth(after.since as usize)
+            }
+            // What follows it may be there or not.
+            Presence::Lost | Presence::Unknown(_) => return None,
+            Presence::Absent => None,
+        }
+    };
+    match found {
+        Some(at) => Some(When::At(at)),
+        None => (!whole.cut).then_some(When::Never),
+    }
+}
+
+fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32 {
+    let family = aligned.groups[group].family;
+    let lanes = aligned.lanes[record].iter();
+    lanes
+        .take_while(|lane| lane.group != group)
+        .filter(|lane| aligned.groups[lane.group].family == family && lane.member != NONE)
+        .count() as u32
+}
+
+pub(crate) fn lane_of_family(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    family: u32,
+    nth: u32,
+) -> Option<usize> {
+    let lanes = aligned.lanes[record].iter().enumerate();
+    lanes
+        .filter(|(_, lane)| aligned.groups[lane.group].family == family && lane.member != NONE)
+        .nth(nth as usize)
+        .map(|(at, _)| at)
+}

@@ -1,0 +1,258 @@
+//! The groups of a job, with their members and the part that each plays.
+
+use crate::align::record::{Record, Shared};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Position of a record in [`Aligned::records`](crate::align::Aligned::records).
+pub(crate) type RecordIx = usize;
+/// Position of a group in [`Aligned::groups`](crate::align::Aligned::groups).
+pub(crate) type GroupIx = usize;
+
+/// One group over all its members.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) desc: String,
+    /// Global ranks in order of group rank.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// Of each member: its record and the lane in it.
+    pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
+    /// Groups that play the same part for other ranks share a family.
+    pub(crate) family: u32,
+    /// Some record names the members; else they are those that name the group.
+    pub(crate) told: bool,
+    /// The backend, where two of one process each number operations of the group by themselves; then
+    /// each has a group of its own.
+    pub(crate) backend: Option<String>,
+    /// Starts of operations are recorded, so that "not started" means "not arrived".
+    pub(crate) shows_starts: bool,
+}
+
+/// The groups that somebody used, with their members, and for each record the group of each lane.
+pub(crate) fn resolve_groups(
+    shared: &Shared,
+    records: &[Record],
+) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
+    // Groups that entries name and no record describes: their members are the ranks that name them.
+    let mut nameless_world: Option<&Arc<[Rank]>> = None;
+    let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
+    let used: Vec<Vec<Option<&str>>> = records
+        .iter()
+        .map(|record| backends_of(shared, record))
+        .collect();
+    for (record, used) in records.iter().zip(&used) {
+        for (local, used) in record.groups.iter().zip(used) {
+            let group = &shared.groups[local.group as usize];
+            if group.name.is_empty() && !group.ranks.is_empty() {
+                nameless_world = Some(&group.ranks);
+            } else if group.ranks.is_empty() && used.is_some() {
+                named_by.entry(local.group).or_default().insert(record.rank);
+            }
+        }
+    }
+    let mut worlds = records
+        .iter()
+        .flat_map(|record| &record.groups)
+        .map(|local| {
+            let group = &shared.groups[local.group as usize];
+            (group.desc == "default_pg" && !group.ranks.is_empty()).then_some(&group.ranks)
+        });
+    if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
+        add_unread_members(shared, records, world, &mut named_by);
+    }
+    let parts = parts_of_groups(records, &used);
+    let mut groups: Vec<Group> = Vec::new();
+    let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
+    let mut group_of = Vec::with_capacity(records.len());
+    for (at, record) in records.iter().enumerate() {
+        let mut of_record = Vec::with_capacity(record.groups.len());
+        for (lane, local) in record.groups.iter().enumerate() {
+            let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
+            let part = part_of(parts, record, used[at][lane]);
+            let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
+                let group = &shared.groups[local.group as usize];
+                let backend = parts.get(part).map(|part| part.backend.to_owned());
+                let told = !group.ranks.is_empty()
+                    || (nameless_world.is_some() && group.desc == "default_pg");
+                let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
+                    group.ranks.clone()
+                } else {
+                    let world = nameless_world.filter(|_| group.desc == "default_pg");
+                    let named = named_by.get(&local.group);
+                    world.map_or_else(
+                        || named.into_iter().flatten().copied().collect(),
+                        Arc::clone,
+                    )
+                };
+                groups.push(Group {
+                    name: group.name.clone(),
+                    desc: match &backend {
+                        Some(backend) => format!("{} ({backend})", group.desc),
+                        None => group.desc.clone(),
+                    },
+                    lanes: vec![None; ranks.len()],
+                    ranks,
+                    told,
+                    backend,
+                    family: 0,
+                    shows_starts: false,
+                });
+                groups.len() - 1
+            });
+            let group = &mut groups[ix];
+            // Another recorder of the rank may list the group and have nothing to do with it.
+            if let Some(member) = position(&group.ranks, record.rank)
+                && (group.lanes[member].is_none() || used[at][lane].is_some())
+            {
+                group.lanes[member] = Some((at, lane));
+            }
+            of_record.push(ix);
+        }
+        group_of.push(of_record);
+    }
+    (groups, group_of)
+}
+
+/// One of several recorders' share in a group that each of them numbers by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Part<'a> {
+    recorder: &'a str,
+    backend: &'a str,
+}
+
+/// Of each of a record's groups: the backend that carried its operations; `None` if it has none.
+fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> {
+    let mut backends = vec![None; record.groups.len()];
+    for op in &record.ops {
+        backends[usize::from(op.group)]
+            .get_or_insert_with(|| shared.calls.get(op.call).signature.backend.as_str());
+    }
+    backends
+}
+
+/// Groups that two recorders of one process both have operations of: `cpu:gloo,cuda:nccl` is one group of
+/// two backends, and each counts its collectives for itself.
+fn parts_of_groups<'a>(
+    records: &[Record],
+    used: &[Vec<Option<&'a str>>],
+) -> HashMap<u32, Vec<Part<'a>>> {
+    let parts = |at: usize| {
+        let groups = records[at].groups.iter().zip(&used[at]);
+        groups.filter_map(move |(local, &backend)| {
+            let recorder = records[at].recorder.name();
+            Some((
+                local.group,
+                Part {
+                    recorder,
+                    backend: backend?,
+                },
+            ))
+        })
+    };
+    let mut apart: HashMap<u32, Vec<Part<'a>>> = HashMap::new();
+    for (at, pair) in records.windows(2).enumerate() {
+        if pair[0].rank != pair[1].rank {
+            continue;
+        }
+        // All records of the rank, of which these are two.
+        let first = records[..at]
+            .iter()
+            .rposition(|one| one.rank != pair[0].rank);
+        for one in first.map_or(0, |before| before + 1)..=at {
+            for (group, mine) in parts(one) {
+                for (_, other) in parts(at + 1).filter(|&(other, _)| other == group) {
+                    apart.entry(group).or_default().extend([mine, other]);
+                }
+            }
+        }
+    }
+    for parts in apart.values_mut() {
+        parts.sort_unstable();
+        parts.dedup();
+    }
+    apart
+}
+
+/// Which part of a group a record tells of.
+fn part_of(parts: &[Part<'_>], record: &Record, backend: Option<&str>) -> usize {
+    let same = |part: &Part<'_>| part.recorder == record.recorder.name();
+    let exact = |part: &Part<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
+    let found = parts.iter().position(exact);
+    found.or_else(|| parts.iter().position(same)).unwrap_or(0)
+}
+
+/// Gives ranks without a record to the groups that only their members' records tell of: where one group
+/// of a description is smaller than the others by as many as are unread, they are its members.
+fn add_unread_members(
+    shared: &Shared,
+    records: &[Record],
+    world: &[Rank],
+    named_by: &mut HashMap<u32, BTreeSet<Rank>>,
+) {
+    let read: BTreeSet<Rank> = records.iter().map(|record| record.rank).collect();
+    let unread: Vec<Rank> = world
+        .iter()
+        .copied()
+        .filter(|rank| !read.contains(rank))
+        .collect();
+    if unread.is_empty() {
+        return;
+    }
+    let mut by_desc: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for &group in named_by.keys() {
+        let desc = shared.groups[group as usize].desc.as_str();
+        if desc != "default_pg" {
+            by_desc.entry(desc).or_default().push(group);
+        }
+    }
+    for groups in by_desc.into_values() {
+        let size = |group: &u32| named_by[group].len();
+        let full = groups.iter().map(size).max().unwrap_or(0);
+        let short: Vec<u32> = groups
+            .into_iter()
+            .filter(|group| size(group) < full)
+            .collect();
+        if let [group] = short[..]
+            && size(&group) + unread.len() == full
+            && let Some(members) = named_by.get_mut(&group)
+        {
+            members.extend(&unread);
+        }
+    }
+}
+
+/// Where a rank stands among the members.
+pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
+    // Members are nearly always ascending.
+    if let Ok(at) = ranks.binary_search(&rank) {
+        return Some(at);
+    }
+    ranks.iter().position(|&r| r == rank)
+}
+
+/// Numbers the families: same description and size, and, where descriptions say nothing, same stem of
+/// the name and same pattern of ranks.
+pub(crate) fn name_families(groups: &mut [Group], records: &[Record]) -> usize {
+    let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();
+    for group in groups {
+        // torchcomms describes a communicator by its backend.
+        let mut lanes = group.lanes.iter().flatten();
+        let by_backend = lanes.any(|&(at, _)| records[at].recorder == Recorder::Torchcomms);
+        let says_nothing = group.desc.is_empty() || group.desc == "undefined" || by_backend;
+        let (stem, pattern) = if says_nothing {
+            let first = group.ranks.first().copied().unwrap_or(0);
+            let stem = group.name.trim_end_matches(|c: char| c.is_ascii_digit());
+            let ranks = group.ranks.iter();
+            (stem, ranks.map(|&rank| rank.wrapping_sub(first)).collect())
+        } else {
+            (group.desc.as_str(), Vec::new())
+        };
+        let next = families.len() as u32;
+        let key = (stem.to_owned(), group.ranks.len(), pattern);
+        group.family = *families.entry(key).or_insert(next);
+    }
+    families.len()
+}

@@ -1,0 +1,22 @@
+//! The records of all ranks side by side, matched by group and sequence number.
+//!
+//! [`record`] holds one rank's record in compact columns, [`membership`] resolves the groups of a job,
+//! and [`aligned`] joins both into [`Aligned`], which everything else here reads: sends and their
+//! receives ([`p2p`]), clock offsets ([`clocks`]), and what each rank has pending ([`pending`]).
+
+mod aligned;
+pub(crate) mod clocks;
+pub(crate) mod comm_counter;
+pub(crate) mod event;
+mod membership;
+pub(crate) mod p2p;
+pub(crate) mod pending;
+pub(crate) mod record;
+mod retired;
+pub(crate) mod signature;
+
+pub use aligned::needs_everybody;
+pub use record::Extent;
+
+pub(crate) use aligned::{Aligned, Lane, Presence, Why, is_collective, retiring_is_all};
+pub(crate) use membership::{GroupIx, RecordIx};

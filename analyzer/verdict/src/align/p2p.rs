@@ -1,0 +1,326 @@
+//! Pairing sends with receives.
+//!
+//! A message is identified by (group, source, destination, n-th message): the two ends count their
+//! point-to-point operations each for themselves, so sequence fields do not match across ranks. Where
+//! both rings hold everything, n is counted from the start. Where one has wrapped, the two lists are
+//! laid side by side from what both ends share: the newest collective that both completed, the newest
+//! completed message, and the sizes.
+//!
+//! Members of a batch take their state from the batch's closing marker where NCCL's recorder wrote
+//! one, since their own state stays `scheduled` for ever.
+
+use crate::align::record::{ANY, NONE, Op};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody};
+use rcomm_recorder::model::{EntryState, OpType};
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeMap, HashMap};
+
+/// One half of a message, as one rank recorded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Half {
+    /// Position in the record's operations.
+    pub(crate) position: u32,
+    /// Position of the entry that tells its state: itself, or the marker that closes its batch.
+    pub(crate) teller: u32,
+}
+
+/// All messages of a group from one member to another, as each side recorded them, oldest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pair {
+    pub(crate) sends: Vec<Half>,
+    pub(crate) receives: Vec<Half>,
+    /// Receive `i` belongs to send `i + shift`.
+    pub(crate) shift: i64,
+    /// The numbering is exact: nothing fell off on either side.
+    pub(crate) exact: bool,
+}
+
+/// What is known of the other half of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Other {
+    /// Posted: its half.
+    Posted(Half),
+    /// Fell off the ring.
+    Lost,
+    /// Not posted.
+    Missing,
+}
+
+/// Source, destination: members of the group.
+pub(crate) type Ends = (u32, u32);
+
+/// All messages of all groups.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    pub(crate) pairs: HashMap<(GroupIx, Ends), Pair>,
+    /// By group and receiver: receives from whoever sends first, oldest first.
+    pub(crate) any: BTreeMap<(GroupIx, u32), Vec<Half>>,
+    /// By record, then lane: for each message of the lane the position of its teller.
+    tellers: Vec<Vec<Vec<u32>>>,
+}
+
+impl Messages {
+    /// Pairs everything.
+    pub(crate) fn new(aligned: &Aligned<'_>) -> Self {
+        let mut messages = Self::default();
+        for (record, lanes) in aligned.lanes.iter().enumerate() {
+            let mut tellers = Vec::with_capacity(lanes.len());
+            for lane in lanes {
+                let of_lane = tellers_of(aligned, record, lane);
+                messages.collect(aligned, record, lane, &of_lane);
+                tellers.push(of_lane);
+            }
+            messages.tellers.push(tellers);
+        }
+        let keys: Vec<(GroupIx, Ends)> = messages.pairs.keys().copied().collect();
+        for key in keys {
+            if let Some(pair) = messages.pairs.get_mut(&key) {
+                align_pair(aligned, key, pair);
+            }
+        }
+        messages
+    }
+
+    /// The tellers of a lane's messages, in the lane's order.
+    pub(crate) fn tellers(&self, record: RecordIx, lane: usize) -> &[u32] {
+        &self.tellers[record][lane]
+    }
+
+    /// The other half of the `at`-th send of a pair.
+    pub(crate) fn receive_of(&self, pair: &Pair, at: usize) -> Other {
+        other(&pair.receives, at as i64 - pair.shift)
+    }
+
+    /// The other half of the `at`-th receive of a pair.
+    pub(crate) fn send_of(&self, pair: &Pair, at: usize) -> Other {
+        other(&pair.sends, at as i64 + pair.shift)
+    }
+
+    fn collect(&mut self, aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, tellers: &[u32]) {
+        if lane.member == NONE {
+            return;
+        }
+        let members = aligned.groups[lane.group].ranks.len() as u32;
+        for (&position, &teller) in lane.messages.iter().zip(tellers) {
+            let op = aligned.op(record, position);
+            let half = Half { position, teller };
+            match (op.kind, peer_of(op, lane.member, members)) {
+                (OpType::Send, Some(peer)) => {
+                    self.pairs
+                        .entry((lane.group, (lane.member, peer)))
+                        .or_default()
+                        .sends
+                        .push(half);
+                }
+                (OpType::Recv, Some(peer)) => {
+                    self.pairs
+                        .entry((lane.group, (peer, lane.member)))
+                        .or_default()
+                        .receives
+                        .push(half);
+                }
+                (OpType::Recv, None) => {
+                    self.any
+                        .entry((lane.group, lane.member))
+                        .or_default()
+                        .push(half);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The member at the other end; `None` where any may be, or the record does not say.
+pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
+    match op.peer {
+        ANY => None,
+        // A recorder that names no peer: in a group of two there is only one.
+        NONE if members == 2 => Some(1 - member.min(1)),
+        NONE => None,
+        peer if peer < members => Some(peer),
+        _ => None,
+    }
+}
+
+/// Whether a half is done, as its teller has it.
+pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
+    aligned.op(record, half.teller).completed()
+}
+
+fn other(list: &[Half], at: i64) -> Other {
+    match usize::try_from(at) {
+        Err(_) => Other::Lost,
+        Ok(at) => list
+            .get(at)
+            .map_or(Other::Missing, |&half| Other::Posted(half)),
+    }
+}
+
+fn tellers_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
+    let mut tellers = lane.messages.clone();
+    // Our recorder and PyTorch's hook give each member of a batch its true state.
+    if aligned.records[record].recorder != Recorder::Nccl {
+        return tellers;
+    }
+    let mut open = 0;
+    for at in 0..lane.messages.len() {
+        let op = aligned.op(record, lane.messages[at]);
+        let starts_anew = at > 0 && aligned.op(record, lane.messages[at - 1]).p2p_seq != op.p2p_seq;
+        if starts_anew {
+            open = at;
+        }
+        if op.kind == OpType::Coalesced {
+            for teller in &mut tellers[open..at] {
+                *teller = lane.messages[at];
+            }
+            open = at + 1;
+        }
+    }
+    tellers
+}
+
+fn align_pair(
+    aligned: &Aligned<'_>,
+    (group, (source, destination)): (GroupIx, Ends),
+    pair: &mut Pair,
+) {
+    let (Some((sender, _)), Some((receiver, _))) = (
+        aligned.lane(group, source as usize),
+        aligned.lane(group, destination as usize),
+    ) else {
+        return;
+    };
+    let whole = |record: RecordIx| {
+        let record = &aligned.records[record];
+        !record.wrapped() && !record.only_active
+    };
+    if whole(sender) && whole(receiver) {
+        pair.exact = true;
+        return;
+    }
+    let completed = |record: RecordIx, list: &[Half]| {
+        list.iter()
+            .rposition(|&half| done(aligned, record, half))
+            .map_or(0, |last| last as i64 + 1)
+    };
+    let by_completion = completed(sender, &pair.sends) - completed(receiver, &pair.receives);
+    let by_anchor = anchor(aligned, sender, receiver).map(|(sent, received)| {
+        let before = |list: &[Half], position: u32| {
+            list.partition_point(|half| half.position < position) as i64
+        };
+        before(&pair.sends, sent) - before(&pair.receives, received)
+    });
+    let preferred = by_anchor.unwrap_or(by_completion);
+    let mut candidates: Vec<i64> = (-2..=2).map(|step| preferred + step).collect();
+    candidates.extend((-2..=2).map(|step| by_completion + step));
+    // Only a message that one end posted before the anchor and the other after it is counted off by it.
+    let off_anchor = |shift: i64| by_anchor.map_or(0, |anchor| 2 * shift.abs_diff(anchor));
+    pair.shift = candidates
+        .into_iter()
+        .min_by_key(|&shift| {
+            let cost = misfit(aligned, sender, receiver, pair, shift) + off_anchor(shift);
+            (
+                cost,
+                (shift - preferred).abs(),
+                (shift - by_completion).abs(),
+                shift,
+            )
+        })
+        .unwrap_or(preferred);
+}
+
+/// The newest collective that both completed, in any group: its position on either side.
+fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
+    let mut newest: Option<(u32, u32)> = None;
+    for lane in &aligned.lanes[one] {
+        let Some(peer) = aligned.lanes[other]
+            .iter()
+            .find(|peer| peer.group == lane.group)
+        else {
+            continue;
+        };
+        let done = lane.collectives[..lane.pending_from]
+            .iter()
+            .rev()
+            .take(4096);
+        let common = done.copied().find_map(|at| {
+            let op = aligned.op(one, at);
+            if !needs_everybody(op.kind) {
+                return None;
+            }
+            let there = aligned.find(other, peer, op.seq).ok()?;
+            Some((at, peer.collectives[there]))
+        });
+        newest = newest.max(common);
+    }
+    newest
+}
+
+/// How badly the two lists fit under this shift.
+fn misfit(
+    aligned: &Aligned<'_>,
+    sender: RecordIx,
+    receiver: RecordIx,
+    pair: &Pair,
+    shift: i64,
+) -> u64 {
+    const DEPTH: usize = 64;
+    let mut cost = 0;
+    let from = pair.receives.len().saturating_sub(DEPTH);
+    for (at, &receive) in pair.receives.iter().enumerate().skip(from) {
+        let index = at as i64 + shift;
+        let received = done(aligned, receiver, receive);
+        match usize::try_from(index)
+            .ok()
+            .map(|index| pair.sends.get(index))
+        {
+            // Before the window: over, so a receive that waits for it is not likely.
+            None => cost += u64::from(!received) * 2,
+            // Received what nobody sent.
+            Some(None) => cost += u64::from(received) * 100,
+            Some(Some(&send)) => {
+                let sent = done(aligned, sender, send);
+                // One end done and the other not is rare, unless one of them was posted with others in a
+                // batch that ends as a whole; other sizes are a fault that shows as both pending.
+                let alone =
+                    !in_company(aligned, sender, send) && !in_company(aligned, receiver, receive);
+                cost += u64::from(received != sent && alone) * 3;
+                let differ = aligned
+                    .shared
+                    .calls
+                    .key(aligned.op(sender, send.position).call)
+                    .size
+                    != aligned
+                        .shared
+                        .calls
+                        .key(aligned.op(receiver, receive.position).call)
+                        .size;
+                // Completed with other sizes: not the same message.
+                cost += u64::from(differ) * if received { 50 } else { 1 };
+            }
+        }
+    }
+    let from = pair.sends.len().saturating_sub(DEPTH);
+    for (at, &send) in pair.sends.iter().enumerate().skip(from) {
+        let over = (at as i64) < shift;
+        cost += u64::from(over && !done(aligned, sender, send)) * 2;
+    }
+    cost
+}
+
+/// Whether a half was posted in one batch with others.
+fn in_company(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
+    let seq = aligned.op(record, half.position).p2p_seq;
+    let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
+    half.teller != half.position
+        && beside.into_iter().flatten().any(|at| {
+            let op = aligned.records[record].ops.get(at as usize);
+            op.is_some_and(|op| op.kind.is_p2p() && op.p2p_seq == seq)
+        })
+}
+
+/// Whether an unfinished half still waits: failed ones have given up but did wait.
+pub(crate) fn pending(op: &Op) -> bool {
+    op.state != EntryState::Completed
+}

@@ -1,0 +1,186 @@
+//! What each rank has issued and not completed, and how sure it is that its device has come to it.
+
+use crate::align::p2p::{self, Half, Messages};
+use crate::align::record::{NONE, Record};
+use crate::align::{Aligned, GroupIx, RecordIx};
+use rcomm_recorder::model::{EntryState, OpType};
+use rcomm_recorder::publish::Recorder;
+use std::collections::HashMap;
+
+/// How sure it is that a rank's device has come to an operation that the rank issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Arrival {
+    /// Behind an older unfinished operation of its group.
+    Queued,
+    /// First of its group, behind an unfinished operation of another group.
+    Head,
+    /// There.
+    Arrived,
+}
+
+/// Something unfinished that a rank has issued.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) group: GroupIx,
+    /// Position in the record's operations of its first entry.
+    pub(crate) position: u32,
+    pub(crate) what: What,
+    pub(crate) arrival: Arrival,
+}
+
+/// A collective, or a batch of messages.
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    Collective { seq: u32 },
+    Batch { halves: Vec<Half> },
+}
+
+/// Whether the ring has dropped the very operation that a rank is in: a program that ran far ahead of
+/// its device, and a small ring.
+pub(crate) fn front_is_lost(record: &Record) -> bool {
+    record.wrapped()
+        && !record.only_active
+        && !record.ops.is_empty()
+        && !record.ops.iter().any(|op| op.completed() || op.retired)
+}
+
+/// Backends whose operations run on a device, in the order of one queue unless shown otherwise.
+fn on_device(backend: &str) -> bool {
+    [
+        "nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "flagcx",
+    ]
+    .iter()
+    .any(|name| backend.starts_with(name))
+}
+
+/// What a record shows as unfinished, in order of issue.
+pub(crate) fn pending_of(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    record: RecordIx,
+) -> Vec<Pending> {
+    let whole = &aligned.records[record];
+    let mut pending: Vec<Pending> = Vec::new();
+    let mut started: Vec<bool> = Vec::new();
+    for (lane_at, lane) in aligned.lanes[record].iter().enumerate() {
+        if lane.member == NONE {
+            continue;
+        }
+        let mut at = lane.pending_from;
+        while at < lane.collectives.len() {
+            let block = aligned.block(record, lane, at);
+            let teller = aligned.op(record, lane.collectives[block.end - 1]);
+            if !teller.completed() {
+                let any_started = block.clone().any(|at| {
+                    let op = aligned.op(record, lane.collectives[at]);
+                    op.state == EntryState::Started || op.started_us != NONE
+                });
+                pending.push(Pending {
+                    group: lane.group,
+                    position: lane.collectives[at],
+                    what: What::Collective { seq: teller.seq },
+                    arrival: Arrival::Queued,
+                });
+                started.push(any_started);
+            }
+            at = block.end;
+        }
+        let tellers = messages.tellers(record, lane_at);
+        let mut at = 0;
+        // Sends and receives that later ones of the same pair have overtaken are over.
+        let over = overtaken(aligned, record, &lane.messages, tellers);
+        while at < lane.messages.len() {
+            let teller = tellers[at];
+            let end = at
+                + tellers[at..]
+                    .iter()
+                    .take_while(|&&other| other == teller)
+                    .count();
+            let op = aligned.op(record, teller);
+            let halves: Vec<Half> = (at..end)
+                .filter(|&at| !over[at] && aligned.op(record, lane.messages[at]).kind.is_p2p())
+                .map(|at| Half {
+                    position: lane.messages[at],
+                    teller,
+                })
+                .collect();
+            if p2p::pending(op) && !halves.is_empty() {
+                pending.push(Pending {
+                    group: lane.group,
+                    position: halves[0].position,
+                    what: What::Batch { halves },
+                    arrival: Arrival::Queued,
+                });
+                started.push(op.state == EntryState::Started || op.started_us != NONE);
+            }
+            at = end;
+        }
+    }
+    let mut order: Vec<usize> = (0..pending.len()).collect();
+    order.sort_by_key(|&at| pending[at].position);
+    let backend = |at: &usize| {
+        let op = aligned.op(record, pending[*at].position);
+        on_device(&aligned.shared.calls.get(op.call).signature.backend)
+    };
+    let device = whole.recorder == Recorder::Nccl || order.iter().any(backend);
+    let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
+    for (nth, &at) in order.iter().enumerate() {
+        let one = &mut pending[at];
+        let is_message = matches!(one.what, What::Batch { .. });
+        // A device runs a group's messages and collectives in one order; a host does not.
+        let lane = (one.group, is_message && !device);
+        let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
+        one.arrival = if aligned.groups[one.group].shows_starts {
+            if started[at] {
+                Arrival::Arrived
+            } else if head {
+                Arrival::Head
+            } else {
+                Arrival::Queued
+            }
+        } else if device {
+            if nth == 0 {
+                Arrival::Arrived
+            } else if head {
+                Arrival::Head
+            } else {
+                Arrival::Queued
+            }
+        } else if head || is_message {
+            Arrival::Arrived
+        } else {
+            Arrival::Queued
+        };
+    }
+    let lost = device && front_is_lost(whole);
+    let mut sorted = Vec::with_capacity(pending.len());
+    for at in order {
+        let mut one = pending[at].clone();
+        if lost {
+            one.arrival = one.arrival.min(Arrival::Head);
+        }
+        sorted.push(one);
+    }
+    sorted
+}
+
+/// Marks the halves that a later completed one of the same peer and direction has overtaken.
+fn overtaken(aligned: &Aligned<'_>, record: RecordIx, list: &[u32], tellers: &[u32]) -> Vec<bool> {
+    let mut over = vec![false; list.len()];
+    let mut done_after: Vec<(OpType, u32)> = Vec::new();
+    for at in (0..list.len()).rev() {
+        let op = aligned.op(record, list[at]);
+        if !op.kind.is_p2p() {
+            continue;
+        }
+        let key = (op.kind, op.peer);
+        if aligned.op(record, tellers[at]).completed() {
+            if !done_after.contains(&key) {
+                done_after.push(key);
+            }
+        } else if done_after.contains(&key) {
+            over[at] = true;
+        }
+    }
+    over
+}

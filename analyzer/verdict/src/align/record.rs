@@ -1,0 +1,399 @@
+//! One rank's record in compact columns, and the tables that all ranks share.
+//!
+//! A dump arrives with its own tables of shapes, stacks and groups. Here these are interned over all
+//! ranks, so that a thousand rings of the same program cost little more than their entries, and two
+//! ranks' calls are compared by number.
+
+use crate::align::signature::{Call, Calls};
+use rcomm_recorder::model::{
+    EntryState, Frame, OpType, Peer, ProcessGroupStatus, Rank, RankStatus,
+};
+use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// No stack, no peer, no time: the value that stands for absence in a column.
+pub(crate) const NONE: u32 = u32::MAX;
+/// A receive from whoever sends first.
+pub(crate) const ANY: u32 = u32::MAX - 1;
+
+/// Whether a record's file was read to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// To its end.
+    #[default]
+    Whole,
+    /// It was cut short or damaged: the newest operations are missing.
+    Cut,
+}
+
+/// One operation, 56 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    /// Issued, wall clock of its host, ns.
+    pub(crate) created_ns: i64,
+    /// `record_id` less the record's first.
+    pub(crate) id: u32,
+    pub(crate) seq: u32,
+    pub(crate) p2p_seq: u32,
+    /// Into [`Shared::calls`].
+    pub(crate) call: u32,
+    /// Into [`Shared::stacks`], or [`NONE`].
+    pub(crate) stack: u32,
+    /// Rank of the group, [`ANY`] or [`NONE`].
+    pub(crate) peer: u32,
+    /// µs after `created_ns`, or [`NONE`].
+    pub(crate) started_us: u32,
+    /// µs after `created_ns`, or [`NONE`].
+    pub(crate) completed_us: u32,
+    /// As the backend measured it, ms; negative if it did not.
+    pub(crate) duration_ms: f32,
+    /// Into [`Record::groups`].
+    pub(crate) group: u16,
+    pub(crate) kind: OpType,
+    pub(crate) state: EntryState,
+    pub(crate) retired: bool,
+    pub(crate) is_p2p: bool,
+}
+
+impl Op {
+    pub(crate) fn completed(&self) -> bool {
+        self.state == EntryState::Completed
+    }
+
+    /// When its completion was noticed, ns.
+    pub(crate) fn completed_ns(&self) -> Option<i64> {
+        (self.completed_us != NONE).then(|| {
+            self.created_ns
+                .saturating_add(i64::from(self.completed_us) * 1000)
+        })
+    }
+
+    /// How long the rank was in it, ms: the backend's measure, else from issue to completion.
+    pub(crate) fn wait_ms(&self) -> Option<f32> {
+        if self.duration_ms >= 0.0 {
+            Some(self.duration_ms)
+        } else {
+            (self.completed_us != NONE).then(|| self.completed_us as f32 / 1000.0)
+        }
+    }
+}
+
+/// A group as one rank's record names it.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalGroup {
+    /// Into [`Shared::groups`].
+    pub(crate) group: u32,
+    pub(crate) status: Option<ProcessGroupStatus>,
+}
+
+/// One rank's record.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) rank: Rank,
+    /// File or source, for sentences; may be empty.
+    pub(crate) path: String,
+    pub(crate) version: FormatVersion,
+    pub(crate) recorder: Recorder,
+    pub(crate) identity: Identity,
+    pub(crate) status: Option<RankStatus>,
+    pub(crate) groups: Vec<LocalGroup>,
+    /// In order of issue.
+    pub(crate) ops: Vec<Op>,
+    /// `record_id` of the first operation.
+    pub(crate) first_id: u64,
+    /// The newest part is missing: the file was cut.
+    pub(crate) cut: bool,
+    /// Completed operations were left out when it was written.
+    pub(crate) only_active: bool,
+}
+
+impl Record {
+    /// Whether the ring had dropped operations before the first that is here.
+    pub(crate) fn wrapped(&self) -> bool {
+        self.first_id > first_id_of(self.recorder)
+    }
+
+    /// Operations that were dropped or overwritten before the first that is here.
+    pub(crate) fn lost(&self) -> u64 {
+        let dropped = self.status.as_ref().map_or(0, |status| status.dropped);
+        let before = self.first_id.saturating_sub(first_id_of(self.recorder));
+        before.saturating_add(dropped)
+    }
+
+    /// The newest moment that the record knows of, ns; 0 if none.
+    pub(crate) fn newest_ns(&self) -> i64 {
+        let times = self.ops.iter().rev().take(64);
+        times
+            .map(|op| {
+                op.completed_ns()
+                    .unwrap_or(op.created_ns)
+                    .max(op.created_ns)
+            })
+            .max()
+            .unwrap_or(self.identity.dump_time_ns)
+    }
+
+    /// The moment at which it was taken, as far as it tells, ns by its own clock.
+    pub(crate) fn latest_ns(&self) -> i64 {
+        self.identity.dump_time_ns.max(self.newest_ns())
+    }
+
+    /// It was read from a ring whose owner is dead.
+    pub(crate) fn died(&self) -> bool {
+        // The whole reason: one that quotes an error may contain the word "dead".
+        self.identity.reason == RingReader::OWNER_IS_DEAD
+    }
+
+    pub(crate) fn record_id(&self, op: &Op) -> u64 {
+        self.first_id.saturating_add(u64::from(op.id))
+    }
+}
+
+/// A group as all ranks share it: name and members identify it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SharedGroup {
+    pub(crate) name: String,
+    /// Global ranks in order of group rank; empty where no record holds them.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// Which of several groups of one name and membership, in a rank's order of creation.
+    pub(crate) incarnation: u32,
+    pub(crate) desc: String,
+}
+
+/// Of groups of one name, the members of the first, and how many more have the same.
+type Namesake<'a> = (&'a Arc<[Rank]>, u32);
+
+/// Members of large groups are compared by address first: records that are kept share them.
+fn same_ranks(a: &Arc<[Rank]>, b: &Arc<[Rank]>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
+}
+
+/// What all records refer to.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) calls: Calls,
+    pub(crate) groups: Vec<SharedGroup>,
+    group_ids: HashMap<(String, u32), Vec<u32>>,
+    pub(crate) frames: Vec<Frame>,
+    frame_ids: HashMap<Frame, u32>,
+    pub(crate) stacks: Vec<Vec<u32>>,
+    stack_ids: HashMap<Vec<u32>, u32>,
+}
+
+/// The dump cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unusable(pub(crate) String);
+
+impl Shared {
+    /// Takes a dump in.
+    pub(crate) fn take_in(
+        &mut self,
+        path: String,
+        dump: &Dump,
+        extent: Extent,
+    ) -> Result<Record, Unusable> {
+        let Some(rank) = dump.identity.rank else {
+            return Err(Unusable(
+                "its rank is told neither by the record nor by the file name; name the file after \
+                 the rank, as rank_3"
+                    .to_owned(),
+            ));
+        };
+        if dump.groups.len() > usize::from(u16::MAX) {
+            return Err(Unusable(format!(
+                "it names {} groups; at most {} are read",
+                dump.groups.len(),
+                u16::MAX
+            )));
+        }
+        let groups = self.groups_of(dump);
+        let stacks = self.stacks_of(dump);
+        let first_id = dump.entries.first().map_or(0, |entry| entry.record_id);
+        let mut ids_follow = true;
+        let mut last_id = first_id;
+        let mut known: Vec<Option<(Arguments, u32)>> = vec![None; dump.signatures.len()];
+        let mut ops = Vec::with_capacity(dump.entries.len());
+        for entry in &dump.entries {
+            ids_follow &= entry.record_id <= last_id.saturating_add(1);
+            last_id = entry.record_id;
+            let arguments = Arguments {
+                op: entry.op,
+                root: entry.root,
+                reduce_op: entry.reduce_op,
+                timeout_ms: entry.timeout_ms,
+            };
+            let slot = &mut known[entry.signature as usize];
+            let call = match slot {
+                Some((same, call)) if *same == arguments => *call,
+                _ => {
+                    let call = self.calls.intern(Call {
+                        op: entry.op,
+                        signature: dump.signatures[entry.signature as usize].clone(),
+                        root: entry.root,
+                        reduce_op: entry.reduce_op,
+                        timeout_ms: entry.timeout_ms,
+                    });
+                    *slot = Some((arguments, call));
+                    call
+                }
+            };
+            ops.push(Op {
+                created_ns: entry.time_created_ns,
+                id: narrow(entry.record_id.saturating_sub(first_id)),
+                seq: narrow(entry.collective_seq_id),
+                p2p_seq: narrow(entry.p2p_seq_id),
+                call,
+                stack: entry.stack.map_or(NONE, |stack| stacks[stack as usize]),
+                peer: match entry.peer {
+                    Peer::None => NONE,
+                    Peer::Any => ANY,
+                    Peer::Rank(peer) => peer.min(ANY - 1),
+                },
+                started_us: after(entry.time_created_ns, entry.time_discovered_started_ns),
+                completed_us: after(entry.time_created_ns, entry.time_discovered_completed_ns),
+                duration_ms: entry
+                    .duration_ms
+                    .filter(|ms| ms.is_finite())
+                    .unwrap_or(-1.0),
+                group: entry.group as u16,
+                kind: entry.op,
+                state: entry.state,
+                retired: entry.retired,
+                is_p2p: entry.is_p2p,
+            });
+        }
+        // Holes in the record ids, or fewer operations than any ring holds, and not one that
+        // completed: written with onlyActive.
+        let is_short = first_id > first_id_of(dump.recorder) && ops.len() < LEAST_RING;
+        let none_done = !ops.iter().any(|op| op.completed() || op.retired);
+        let only_active = none_done && (!ids_follow || is_short);
+        Ok(Record {
+            rank,
+            path,
+            version: dump.version,
+            recorder: dump.recorder,
+            identity: dump.identity.clone(),
+            status: dump.status.clone(),
+            groups,
+            ops,
+            first_id,
+            cut: extent == Extent::Cut,
+            only_active,
+        })
+    }
+
+    fn groups_of(&mut self, dump: &Dump) -> Vec<LocalGroup> {
+        let mut order: Vec<usize> = (0..dump.groups.len()).collect();
+        order.sort_by_key(|&i| dump.groups[i].info.id);
+        let mut seen: HashMap<&str, Vec<Namesake<'_>>> = HashMap::new();
+        let mut groups = vec![
+            LocalGroup {
+                group: 0,
+                status: None
+            };
+            dump.groups.len()
+        ];
+        for i in order {
+            let info = &dump.groups[i].info;
+            let namesakes = seen.entry(&info.name).or_default();
+            let same = |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks);
+            let incarnation = match namesakes.iter_mut().find(same) {
+                Some((_, count)) => {
+                    *count += 1;
+                    *count
+                }
+                None => {
+                    namesakes.push((&info.ranks, 0));
+                    0
+                }
+            };
+            groups[i] = LocalGroup {
+                group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
+                status: dump.groups[i].status,
+            };
+        }
+        groups
+    }
+
+    fn group(&mut self, name: &str, desc: &str, ranks: &Arc<[Rank]>, incarnation: u32) -> u32 {
+        let known = self
+            .group_ids
+            .entry((name.to_owned(), incarnation))
+            .or_default();
+        for &id in known.iter() {
+            if same_ranks(&self.groups[id as usize].ranks, ranks) {
+                return id;
+            }
+        }
+        let id = u32::try_from(self.groups.len()).expect("fewer than 2^32 groups fit in memory");
+        known.push(id);
+        self.groups.push(SharedGroup {
+            name: name.to_owned(),
+            ranks: ranks.clone(),
+            incarnation,
+            desc: desc.to_owned(),
+        });
+        id
+    }
+
+    fn stacks_of(&mut self, dump: &Dump) -> Vec<u32> {
+        let frames: Vec<u32> = dump
+            .frames
+            .iter()
+            .map(|frame| match self.frame_ids.get(frame) {
+                Some(&id) => id,
+                None => {
+                    let id = self.frames.len() as u32;
+                    self.frames.push(frame.clone());
+                    self.frame_ids.insert(frame.clone(), id);
+                    id
+                }
+            })
+            .collect();
+        dump.stacks
+            .iter()
+            .map(|stack| {
+                let stack: Vec<u32> = stack.iter().map(|&frame| frames[frame as usize]).collect();
+                match self.stack_ids.get(&stack) {
+                    Some(&id) => id,
+                    None => {
+                        let id = self.stacks.len() as u32;
+                        self.stacks.push(stack.clone());
+                        self.stack_ids.insert(stack, id);
+                        id
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Arguments {
+    op: OpType,
+    root: Option<u32>,
+    reduce_op: Option<rcomm_recorder::model::ReduceOp>,
+    timeout_ms: u64,
+}
+
+/// No ring has fewer slots, in operations.
+const LEAST_RING: usize = 64;
+
+/// The number that a recorder gives to its first operation.
+fn first_id_of(recorder: Recorder) -> u64 {
+    u64::from(recorder == Recorder::Rcomm)
+}
+
+fn narrow(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// µs from `created` to `then`; [`NONE`] if `then` was not seen.
+fn after(created: i64, then: i64) -> u32 {
+    if then <= 0 {
+        return NONE;
+    }
+    let us = then.saturating_sub(created).max(0) / 1000;
+    u32::try_from(us).unwrap_or(NONE - 1).min(NONE - 1)
+}

@@ -1,0 +1,177 @@
+//! From dumps to a report.
+
+use crate::align::p2p::Messages;
+use crate::align::record::{Extent, Record, Shared};
+use crate::align::{Aligned, clocks, comm_counter};
+use crate::judge::case::Case;
+use crate::judge::lateness::Lateness;
+use crate::judge::policy::Policy;
+use crate::judge::wait_graph::WaitGraph;
+use crate::judge::{assemble, check, disagreement, provenance, sink};
+use crate::report::{Code, Input, Problem, Report};
+use rcomm_recorder::publish::Dump;
+use std::borrow::Borrow;
+use std::collections::BTreeSet;
+
+/// Judges dumps: one call, when all of them are in memory.
+///
+/// Pure: the same dumps and policy give the same report, in whatever order they come.
+pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
+    let mut analysis = Analysis::new(policy.clone());
+    for dump in dumps {
+        analysis.add(dump.borrow());
+    }
+    analysis.finish()
+}
+
+/// Judges dumps that come one after another.
+///
+/// A dump is taken over into compact columns, 56 bytes an operation; what ranks share (shapes, stacks,
+/// groups) is held once. The dump itself can be dropped at once.
+#[derive(Debug)]
+pub struct Analysis {
+    policy: Policy,
+    shared: Shared,
+    records: Vec<Record>,
+    problems: Vec<Problem>,
+    files: usize,
+}
+
+impl Analysis {
+    /// An analysis of nothing yet.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            shared: Shared::default(),
+            records: Vec::new(),
+            problems: Vec::new(),
+            files: 0,
+        }
+    }
+
+    /// Takes a dump in.
+    pub fn add(&mut self, dump: &Dump) {
+        self.add_from("", dump, Extent::Whole);
+    }
+
+    /// Takes a dump in, with the file or source that it came from, and whether all of it was read.
+    pub fn add_from(&mut self, path: &str, dump: &Dump, extent: Extent) {
+        self.files += 1;
+        match self.shared.take_in(path.to_owned(), dump, extent) {
+            Ok(record) => self.records.push(record),
+            Err(unusable) => self.problems.push(Problem {
+                code: Code::N301,
+                path: path.to_owned(),
+                sentence: format!("left aside: {}", unusable.0),
+            }),
+        }
+    }
+
+    /// Notes something that was wrong with an input. `unread` says that no dump of it will come.
+    pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
+        self.files += usize::from(unread == Unread::Whole);
+        self.problems.push(problem);
+    }
+
+    /// Forgets what came of a file or source, or of the members of that archive.
+    pub fn forget(&mut self, path: &str) {
+        let is_of_it = |other: &str| {
+            let rest = other.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        };
+        self.records.retain(|record| !is_of_it(&record.path));
+        self.problems.retain(|problem| !is_of_it(&problem.path));
+    }
+
+    /// Judges what has come so far; more may come.
+    pub fn report(&self) -> Report {
+        let (records, problems) = (self.records.clone(), self.problems.clone());
+        judge(&self.policy, &self.shared, records, problems, self.files)
+    }
+
+    /// Judges.
+    pub fn finish(self) -> Report {
+        judge(
+            &self.policy,
+            &self.shared,
+            self.records,
+            self.problems,
+            self.files,
+        )
+    }
+}
+
+fn judge(
+    policy: &Policy,
+    shared: &Shared,
+    mut records: Vec<Record>,
+    mut problems: Vec<Problem>,
+    files: usize,
+) -> Report {
+    let entries = records.iter().map(|record| record.ops.len() as u64).sum();
+    comm_counter::number_by_communicator(shared, &mut records);
+    let records = provenance::select(shared, records, policy, &mut problems);
+    note_versions(&records, &mut problems);
+    let mut aligned = Aligned::new(shared, &records, policy.world_size);
+    let clocks = clocks::offsets(&aligned);
+    let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
+    aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
+    aligned.clock_known = clocks.iter().map(Option::is_some).collect();
+    let messages = Messages::new(&aligned);
+    let mut graph = WaitGraph::new(&aligned, &messages, policy);
+    let sinks = sink::find(&aligned, &mut graph);
+    let disagreements = disagreement::find(&aligned);
+    let lateness = Lateness::new(&aligned);
+    let case = Case {
+        policy,
+        aligned: &aligned,
+        messages: &messages,
+        reversed: graph.reversed(),
+        graph: &graph,
+        sinks,
+        disagreements,
+        lateness: &lateness,
+        clocks,
+    };
+    let mut drafts = Vec::new();
+    for check in check::ALL {
+        let found = check.run(&case, &drafts);
+        debug_assert!(
+            found
+                .iter()
+                .all(|draft| check.codes().contains(&draft.code))
+        );
+        drafts.extend(found);
+    }
+    let input = Input {
+        files,
+        ranks_expected: aligned.expected.len(),
+        ranks_read: aligned.ranks_read(),
+        entries,
+    };
+    assemble::report(&case, drafts, problems, input)
+}
+
+/// How much of an input could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unread {
+    /// All of it: no dump comes of it.
+    Whole,
+    /// A part: its dump was, or will be, taken in.
+    Part,
+}
+
+fn note_versions(records: &[Record], problems: &mut Vec<Problem>) {
+    let versions: BTreeSet<_> = records.iter().map(|record| record.version).collect();
+    if versions.len() > 1 {
+        let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
+        problems.push(Problem {
+            code: Code::N303,
+            path: String::new(),
+            sentence: format!(
+                "files of format versions {} were read together",
+                versions.join(", ")
+            ),
+        });
+    }
+}

@@ -1,0 +1,310 @@
+//! The report: findings ranked, consequences under their causes, victims counted.
+
+use crate::judge::case::{Case, Draft};
+use crate::judge::summary;
+use crate::judge::wait_graph::{Missing, Node};
+use crate::report::words::name_ranks;
+use crate::report::{Code, Finding, Input, Problem, Report, Severity, Verdict};
+use rcomm_recorder::model::Rank;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+/// Puts everything together.
+pub(crate) fn report(
+    case: &Case<'_>,
+    drafts: Vec<Draft>,
+    mut problems: Vec<Problem>,
+    input: Input,
+) -> Report {
+    let mut drafts: Vec<(Draft, Vec<Rank>)> = drafts
+        .into_iter()
+        .map(|draft| {
+            let victims = victims(case, &draft);
+            (draft, victims)
+        })
+        .collect();
+    drafts.sort_by(before);
+    let shortfall = Shortfall::of(case, &problems);
+    note_absences(case, &drafts, &shortfall, &mut problems);
+    problems.sort();
+    problems.dedup();
+    let root = drafts
+        .iter()
+        .position(|(draft, _)| draft.is_root && draft.code.severity() == Severity::Error)
+        .map(|at| at as u32 + 1);
+    let findings: Vec<Finding> = drafts
+        .into_iter()
+        .enumerate()
+        .map(|(at, (draft, victims))| finding(case, at as u32 + 1, draft, victims, root))
+        .collect();
+    let verdict = verdict(case, &findings, &input, &shortfall);
+    Report {
+        schema: Report::SCHEMA.to_owned(),
+        verdict,
+        findings,
+        problems,
+        input,
+        groups: summary::groups(case),
+        ranks: summary::ranks(case),
+        in_flight: summary::in_flight(case),
+        waits: summary::waits(case),
+        stacks: summary::stacks(case),
+    }
+}
+
+/// Errors first, then roots, then the surest, then what most wait for; then what comes first.
+fn before((a, a_victims): &(Draft, Vec<Rank>), (b, b_victims): &(Draft, Vec<Rank>)) -> Ordering {
+    let grave = |draft: &Draft| draft.code.severity();
+    grave(a)
+        .cmp(&grave(b))
+        .then(b.is_root.cmp(&a.is_root))
+        .then(b.confidence.total_cmp(&a.confidence))
+        .then(b_victims.len().cmp(&a_victims.len()))
+        .then(a.code.cmp(&b.code))
+        .then_with(|| a.culprits.cmp(&b.culprits))
+        .then_with(|| a.sentence.cmp(&b.sentence))
+}
+
+fn victims(case: &Case<'_>, draft: &Draft) -> Vec<Rank> {
+    let mut targets: Vec<Node> = draft.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let mut victims: BTreeSet<Rank> = case
+        .ranks(&case.graph.waiting_for(&targets, &case.reversed))
+        .into_iter()
+        .collect();
+    // Members of a cycle wait too, but they are named already.
+    victims.extend(
+        targets
+            .iter()
+            .filter(|&&node| node < case.graph.ranks)
+            .map(|&node| case.rank(node)),
+    );
+    for rank in &draft.culprits {
+        victims.remove(rank);
+    }
+    let waits = |rank: &Rank| {
+        let node = case.graph.node(*rank);
+        node.is_some_and(|node| !case.graph.waits_in[node].is_empty())
+    };
+    victims.into_iter().filter(waits).collect()
+}
+
+fn finding(
+    case: &Case<'_>,
+    id: u32,
+    draft: Draft,
+    victims: Vec<Rank>,
+    root: Option<u32>,
+) -> Finding {
+    let victim_count = victims.len();
+    let mut victim_ranks = victims;
+    victim_ranks.truncate(case.policy.max_victims);
+    let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
+    Finding {
+        id,
+        code: draft.code,
+        name: draft.code.name().to_owned(),
+        severity: draft.code.severity(),
+        confidence: (draft.confidence * 100.0).round() / 100.0,
+        culprit_ranks: draft.culprits,
+        alternatives: draft.alternatives,
+        victim_ranks,
+        victim_count,
+        group: draft.at.as_ref().map(|spot| case.group_ref(spot.group)),
+        seq: draft.at.as_ref().map(|spot| spot.seq),
+        seq_kind: draft.at.as_ref().map(|spot| spot.kind),
+        op: draft.at.map(|spot| spot.op),
+        caused_by: if is_consequence { root } else { None },
+        cycle: draft.cycle,
+        sentence: draft.sentence,
+        age_ms: draft.age_ms.filter(|_| case.policy.snapshot),
+        evidence: draft.evidence,
+        ruled_out: draft.ruled_out,
+        frames: draft.frames,
+        diff: draft.diff,
+        next: draft.next,
+    }
+}
+
+/// What is lacking for an all-clear: the records that were not read, or not whole.
+struct Shortfall {
+    /// Ranks that should have left a record and of which none was read, ascending.
+    absent: Vec<Rank>,
+    /// Ranks of whose record only a part was read, ascending.
+    torn: Vec<Rank>,
+    /// Some input could not be used and no other record stands in for it.
+    unusable: bool,
+}
+
+impl Shortfall {
+    fn of(case: &Case<'_>, problems: &[Problem]) -> Self {
+        // What a newer record of the rank takes the place of is not missed, however damaged.
+        let replaced: BTreeSet<&str> = problems
+            .iter()
+            .filter(|problem| problem.code == Code::N300)
+            .map(|problem| problem.path.as_str())
+            .collect();
+        let damaged: BTreeSet<&str> = problems
+            .iter()
+            .filter(|problem| problem.code == Code::N301)
+            .map(|problem| problem.path.as_str())
+            .filter(|path| !replaced.contains(path))
+            .collect();
+        let records = case.aligned.records.iter();
+        let torn = records.filter(|record| {
+            record.cut || (!record.path.is_empty() && damaged.contains(record.path.as_str()))
+        });
+        let expected = case.aligned.expected.iter().copied();
+        Self {
+            absent: expected
+                .filter(|rank| case.aligned.record_of(*rank).is_none())
+                .collect(),
+            torn: torn.map(|record| record.rank).collect(),
+            unusable: !damaged.is_empty(),
+        }
+    }
+
+    /// Every expected rank's record was read from its beginning to its end.
+    fn is_none(&self) -> bool {
+        self.absent.is_empty() && self.torn.is_empty() && !self.unusable
+    }
+}
+
+/// Ranks that left no readable record and that no finding accuses: said, not blamed.
+fn note_absences(
+    case: &Case<'_>,
+    drafts: &[(Draft, Vec<Rank>)],
+    shortfall: &Shortfall,
+    problems: &mut Vec<Problem>,
+) {
+    let accused: BTreeSet<Rank> = drafts
+        .iter()
+        .flat_map(|(draft, _)| draft.culprits.iter().copied())
+        .chain(case.policy.silent.iter().copied())
+        .collect();
+    let absent = shortfall.absent.iter().copied();
+    let absent: Vec<Rank> = absent.filter(|rank| !accused.contains(rank)).collect();
+    let mut told: Vec<String> = Vec::new();
+    if !absent.is_empty() {
+        let waited_for: BTreeSet<Node> = case
+            .graph
+            .missing
+            .iter()
+            .flatten()
+            .filter(|(_, why)| matches!(why, Missing::Unknown(_)))
+            .map(|&(node, _)| node)
+            .collect();
+        let missed = absent.iter().filter_map(|&rank| case.graph.node(rank));
+        let missed = missed.filter(|node| waited_for.contains(node)).count();
+        let more = if missed > 0 && drafts.iter().any(|(draft, _)| draft.is_root) {
+            format!("; others wait for {missed} of them, which the findings explain without them")
+        } else {
+            String::new()
+        };
+        told.push(format!(
+            "{} left no readable record{more}",
+            name_ranks(&absent)
+        ));
+    }
+    let explained = drafts
+        .iter()
+        .any(|(draft, _)| draft.code.severity() == Severity::Error);
+    if !explained && !shortfall.torn.is_empty() {
+        let several = if shortfall.torn.len() == 1 { "" } else { "s" };
+        told.push(format!(
+            "only a part of the record{several} of {} could be read: what came after it is not known",
+            name_ranks(&shortfall.torn)
+        ));
+    }
+    if !told.is_empty() {
+        problems.push(Problem {
+            code: Code::N301,
+            path: String::new(),
+            sentence: told.join("; "),
+        });
+    }
+    note_lost_history(case, problems);
+}
+
+/// N302: a place where it could not be told whether a rank had come.
+fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
+    use crate::align::Why;
+    let lost: BTreeSet<Rank> = case
+        .graph
+        .missing
+        .iter()
+        .flatten()
+        .filter(|&&(_, why)| why == Missing::Unknown(Why::HistoryLost))
+        .map(|&(node, _)| case.rank(node))
+        .collect();
+    if !lost.is_empty() {
+        let lost: Vec<Rank> = lost.into_iter().collect();
+        problems.push(Problem {
+            code: Code::N302,
+            path: String::new(),
+            sentence: format!(
+                "the rings of {} had dropped what tells whether {} came to where others wait",
+                name_ranks(&lost),
+                if lost.len() == 1 { "it" } else { "they" }
+            ),
+        });
+    }
+    let outdated: BTreeSet<Rank> = case
+        .graph
+        .missing
+        .iter()
+        .flatten()
+        .filter(|&&(_, why)| why == Missing::Unknown(Why::Outdated))
+        .map(|&(node, _)| case.rank(node))
+        .collect();
+    if !outdated.is_empty() {
+        let outdated: Vec<Rank> = outdated.into_iter().collect();
+        problems.push(Problem {
+            code: Code::N300,
+            path: String::new(),
+            sentence: format!(
+                "the record of {} was taken earlier than the others': peers have completed operations since that \
+                 need it; what it waits in now cannot be told",
+                name_ranks(&outdated)
+            ),
+        });
+    }
+}
+
+fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input, shortfall: &Shortfall) -> Verdict {
+    use Code::*;
+    let root = findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error);
+    if let Some(root) = root {
+        return match root.code {
+            E103 | E104 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
+            _ => Verdict::Stuck,
+        };
+    }
+    if input.ranks_read == 0 {
+        return Verdict::Inconclusive;
+    }
+    if findings.iter().any(|finding| finding.code == W220) {
+        return Verdict::Slow;
+    }
+    // No finding in a part of the records is no proof that nothing is wrong in the rest. A live view
+    // is told of ranks that do not answer by itself (W150), and judges those that do.
+    let live = case.policy.snapshot && case.policy.now_ns.is_some();
+    if !live && !shortfall.is_none() {
+        return Verdict::Inconclusive;
+    }
+    let pending = case.graph.pending.iter().any(|pending| !pending.is_empty());
+    let waits = case.graph.waits_in.iter().any(|places| !places.is_empty());
+    // Something is unfinished and nothing explains it.
+    let unexplained = case.graph.missing.iter().any(|missing| !missing.is_empty());
+    if !case.policy.snapshot && (unexplained || (pending && !waits)) {
+        return Verdict::Inconclusive;
+    }
+    if pending || case.graph.young.iter().any(|young| !young.is_empty()) {
+        Verdict::Running
+    } else {
+        Verdict::Healthy
+    }
+}

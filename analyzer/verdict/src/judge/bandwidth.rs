@@ -1,0 +1,187 @@
+//! How fast a group's collectives moved their bytes: bus bandwidth, as nccl-tests counts it.
+//!
+//! Who arrives last is in a collective for as long as the transfer takes and no longer, so the shortest
+//! of the members' durations is the time of the instance. Only durations that a backend measured count:
+//! from issue to notice is longer by what a watchdog sleeps. The bytes are those of the whole buffer,
+//! and the factor is what each rank's link carries of them, whatever the algorithm
+//! (nccl-tests, `doc/PERFORMANCE.md`).
+
+use crate::align::signature::Call;
+use crate::align::{Aligned, GroupIx, needs_everybody};
+use rcomm_recorder::model::OpType;
+use std::collections::HashMap;
+
+/// Smaller ones tell of latency.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// Newest collectives of a member that are looked at.
+const NEWEST: usize = 512;
+
+/// One collective, as far as its members were looked at.
+#[derive(Clone, Copy)]
+struct Instance {
+    shortest_ms: f32,
+    /// Bytes of the whole buffer, over the time on the bus.
+    bus_bytes: f64,
+    members: usize,
+}
+
+/// Median bus bandwidth of a group's newest collectives of at least 1 MiB, GB/s; `None` where no such
+/// one has a measured duration on every member.
+pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
+    let ranks = aligned.groups[group].ranks.len();
+    let mut instances: HashMap<u32, Instance> = HashMap::new();
+    for &(record, lane) in aligned.groups[group].lanes.iter().flatten() {
+        let lane = &aligned.lanes[record][lane];
+        let done = lane.collectives[..lane.pending_from].iter().rev();
+        for op in done.take(NEWEST).map(|&at| aligned.op(record, at)) {
+            let Some(bus_bytes) = bus_bytes(aligned.shared.calls.get(op.call), ranks) else {
+                continue;
+            };
+            if op.duration_ms > 0.0 {
+                let one = instances.entry(op.seq).or_insert(Instance {
+                    shortest_ms: f32::MAX,
+                    bus_bytes: 0.0,
+                    members: 0,
+                });
+                one.shortest_ms = one.shortest_ms.min(op.duration_ms);
+                one.bus_bytes = one.bus_bytes.max(bus_bytes);
+                one.members += 1;
+            }
+        }
+    }
+    // A block of several under one number has as many entries of each member.
+    let whole = instances.values().filter(|one| one.members == ranks);
+    let mut rates: Vec<f64> = whole
+        .map(|one| one.bus_bytes / f64::from(one.shortest_ms) / 1e6)
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied()
+}
+
+/// What a link of the bus carries of a collective, bytes: nccl-tests' size times its factor. `None` for
+/// small ones and those that members may leave before the last has come.
+fn bus_bytes(call: &Call, ranks: usize) -> Option<f64> {
+    use OpType::*;
+    let (input, output) = (call.signature.input_bytes(), call.signature.output_bytes());
+    let n = ranks as f64;
+    let (bytes, factor) = match call.op {
+        _ if ranks < 2 || !needs_everybody(call.op) => return None,
+        AllReduce | AllReduceCoalesced => (input.max(output), 2.0 * (n - 1.0) / n),
+        AllGather | AllGatherSingle | AllGatherV | AllGatherCoalesced => (output, (n - 1.0) / n),
+        ReduceScatter | ReduceScatterSingle | ReduceScatterV | ReduceScatterCoalesced => {
+            (input, (n - 1.0) / n)
+        }
+        AllToAll | AllToAllSingle => (input, (n - 1.0) / n),
+        _ => return None,
+    };
+    (bytes >= LEAST_BYTES).then_some(bytes as f64 * factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::judge::{Policy, analyze};
+    use rcomm_recorder::model::{
+        Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature,
+    };
+    use rcomm_recorder::publish::{Dump, DumpGroup, Identity};
+
+    const MIB: u64 = 1 << 20;
+
+    /// What a rank of two recorded of collectives of floats: the operation, the elements on either side,
+    /// and how long it was in it, ms.
+    fn dump(rank: Rank, calls: &[(OpType, [u64; 2], f32)]) -> Dump {
+        let mut dump = Dump {
+            identity: Identity {
+                rank: Some(rank),
+                ..Identity::default()
+            },
+            groups: vec![DumpGroup {
+                info: ProcessGroupInfo {
+                    id: 0,
+                    name: "0".into(),
+                    desc: "default_pg".into(),
+                    ranks: [0, 1].into(),
+                },
+                place: None,
+                status: None,
+            }],
+            ..Dump::default()
+        };
+        for (nth, &(op, [input, output], duration_ms)) in calls.iter().enumerate() {
+            dump.signatures.push(Signature {
+                backend: "nccl".into(),
+                op_name: op.name().into(),
+                input_sizes: vec![vec![input]],
+                output_sizes: vec![vec![output]],
+                input_dtypes: vec!["Float".into()],
+                output_dtypes: vec!["Float".into()],
+                ..Signature::default()
+            });
+            let created = 1_790_000_000_000_000_000 + nth as i64 * 1_000_000_000;
+            dump.entries.push(Entry {
+                record_id: nth as u64 + 1,
+                collective_seq_id: nth as u64 + 1,
+                p2p_seq_id: 0,
+                op_id: nth as u64 + 1,
+                group: 0,
+                signature: nth as u32,
+                stack: None,
+                op,
+                state: EntryState::Completed,
+                retired: true,
+                is_p2p: false,
+                peer: Peer::None,
+                root: None,
+                reduce_op: None,
+                time_created_ns: created,
+                time_discovered_started_ns: created,
+                time_discovered_completed_ns: created + (duration_ms * 1e6) as i64,
+                duration_ms: Some(duration_ms),
+                graph_id: None,
+                timeout_ms: 0,
+                thread: None,
+            });
+        }
+        dump
+    }
+
+    fn measured(one: &[(OpType, [u64; 2], f32)], other: &[(OpType, [u64; 2], f32)]) -> Option<f64> {
+        let report = analyze(&[dump(0, one), dump(1, other)], &Policy::default());
+        report.groups[0].busbw_gbs
+    }
+
+    #[test]
+    fn the_last_to_arrive_tells_how_long_the_transfer_took() {
+        // 4 MiB, of which a link of two ranks carries all: 2 (n - 1) / n.
+        let call = |ms| [(OpType::AllReduce, [MIB; 2], ms)];
+        let rate = measured(&call(80.0), &call(4.0)).unwrap();
+        assert!((rate - 4.0 * MIB as f64 / 4e6).abs() < 1e-9, "{rate}");
+    }
+
+    #[test]
+    fn each_operation_has_the_factor_of_its_kind() {
+        for (op, sides) in [
+            (OpType::AllGatherSingle, [MIB, 2 * MIB]),
+            (OpType::ReduceScatterSingle, [2 * MIB, MIB]),
+            (OpType::AllToAllSingle, [2 * MIB; 2]),
+        ] {
+            let call = [(op, sides, 8.0)];
+            let rate = measured(&call, &call).unwrap();
+            // Half of 8 MiB is the rank's own.
+            assert!(
+                (rate - 4.0 * MIB as f64 / 8e6).abs() < 1e-9,
+                "{op:?} {rate}"
+            );
+        }
+    }
+
+    #[test]
+    fn small_and_unmeasured_ones_tell_nothing() {
+        let small = [(OpType::AllReduce, [1024; 2], 4.0)];
+        assert_eq!(measured(&small, &small), None);
+        let measured_once = [(OpType::AllReduce, [MIB; 2], 4.0)];
+        let not_measured = [(OpType::AllReduce, [MIB; 2], f32::NAN)];
+        assert_eq!(measured(&measured_once, &not_measured), None);
+    }
+}

@@ -1,0 +1,473 @@
+//! What the checks look at, and what they hand in.
+
+use crate::align::clocks::Offset;
+use crate::align::p2p::{Half, Messages};
+use crate::align::pending::What;
+use crate::align::record::{NONE, Op};
+use crate::align::{Aligned, GroupIx, Presence, RecordIx, event};
+use crate::judge::disagreement::Disagreement;
+use crate::judge::lateness::Lateness;
+use crate::judge::policy::Policy;
+use crate::judge::sink::Sink;
+use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
+use crate::report::{Code, Evidence, FrameRef, GroupRef, SeqKind};
+use rcomm_recorder::model::{Frame, OpType, Rank};
+
+/// Everything that is known of the job.
+pub(crate) struct Case<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) aligned: &'a Aligned<'a>,
+    pub(crate) messages: &'a Messages,
+    pub(crate) graph: &'a WaitGraph,
+    pub(crate) reversed: Vec<Vec<Node>>,
+    pub(crate) sinks: Vec<Sink>,
+    pub(crate) disagreements: Vec<Disagreement>,
+    pub(crate) lateness: &'a Lateness,
+    /// Of each record: where its clock stands, if common collectives tell.
+    pub(crate) clocks: Vec<Option<Offset>>,
+}
+
+/// A finding before it is ranked against the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) code: Code,
+    pub(crate) confidence: f64,
+    pub(crate) culprits: Vec<Rank>,
+    pub(crate) alternatives: Vec<Vec<Rank>>,
+    /// Whoever waits for these waits because of this.
+    pub(crate) targets: Vec<Node>,
+    pub(crate) at: Option<Spot>,
+    pub(crate) cycle: Vec<Rank>,
+    pub(crate) sentence: String,
+    /// How long it has been so, ms, where the sentence says it.
+    pub(crate) age_ms: Option<f64>,
+    pub(crate) evidence: Vec<Evidence>,
+    pub(crate) ruled_out: Vec<String>,
+    pub(crate) frames: Vec<FrameRef>,
+    pub(crate) diff: Vec<String>,
+    pub(crate) next: String,
+    /// It explains others' waits; else it is a consequence of the first that does.
+    pub(crate) is_root: bool,
+    /// What was decided by the clocks of these two ranks: which of two moments, so far apart, ns, was first.
+    pub(crate) by_clock: Option<([Rank; 2], i64)>,
+}
+
+impl Draft {
+    pub(crate) fn new(code: Code, sentence: String) -> Self {
+        Self {
+            code,
+            confidence: 0.9,
+            culprits: Vec::new(),
+            alternatives: Vec::new(),
+            targets: Vec::new(),
+            at: None,
+            cycle: Vec::new(),
+            sentence,
+            age_ms: None,
+            evidence: Vec::new(),
+            ruled_out: Vec::new(),
+            frames: Vec::new(),
+            diff: Vec::new(),
+            next: String::new(),
+            is_root: true,
+            by_clock: None,
+        }
+    }
+}
+
+/// Where something happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) group: GroupIx,
+    pub(crate) seq: u64,
+    pub(crate) kind: SeqKind,
+    pub(crate) op: String,
+}
+
+impl Case<'_> {
+    /// A group as findings name it.
+    pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
+        let group = &self.aligned.groups[group];
+        GroupRef {
+            name: group.name.clone(),
+            desc: group.desc.clone(),
+            ranks: group.ranks.clone(),
+        }
+    }
+
+    /// The name that a person knows a group by.
+    pub(crate) fn group_name(&self, group: GroupIx) -> &str {
+        let group = &self.aligned.groups[group];
+        if group.desc.is_empty() || group.desc == "undefined" {
+            &group.name
+        } else {
+            &group.desc
+        }
+    }
+
+    /// The record in which a rank tells of a place's group.
+    pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
+        self.aligned
+            .record_in(self.group_at(place), self.rank(node))
+    }
+
+    /// The group of a place.
+    pub(crate) fn group_at(&self, place: usize) -> GroupIx {
+        let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
+            self.graph.places[place];
+        group
+    }
+
+    /// The rank of a node.
+    pub(crate) fn rank(&self, node: Node) -> Rank {
+        self.aligned.expected[node]
+    }
+
+    pub(crate) fn ranks(&self, nodes: &[Node]) -> Vec<Rank> {
+        nodes.iter().map(|&node| self.rank(node)).collect()
+    }
+
+    /// What most members issued under a number, in words.
+    pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
+        let call = event::usual_call(self.aligned, group, seq);
+        call.map_or("collective", |call| {
+            self.aligned.shared.calls.get(call).op_name()
+        })
+        .to_owned()
+    }
+
+    /// A collective as findings place it.
+    pub(crate) fn spot(&self, group: GroupIx, seq: u32) -> Spot {
+        Spot {
+            group,
+            seq: self.recorded_seq(group, seq),
+            kind: SeqKind::CollectiveSeqId,
+            op: self.usual_op(group, seq),
+        }
+    }
+
+    /// The number that the records show, where it is not the one that is counted here.
+    fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
+        for member in 0..self.aligned.groups[group].ranks.len() {
+            let Some((record, lane)) = self.aligned.lane(group, member) else {
+                continue;
+            };
+            if self.aligned.records[record].recorder
+                != rcomm_recorder::publish::Recorder::Torchcomms
+            {
+                break;
+            }
+            if let Ok(at) = self.aligned.find(record, lane, seq) {
+                return u64::from(self.aligned.op(record, lane.collectives[at]).p2p_seq);
+            }
+        }
+        u64::from(seq)
+    }
+
+    /// Where a place is: for a batch, its first message whose other half is not there.
+    pub(crate) fn spot_of_place(&self, place: usize) -> Spot {
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => self.spot(group, seq),
+            Place::Batch {
+                group,
+                record,
+                pending,
+            } => {
+                let position = self.first_of_batch(record, pending);
+                self.spot_of_message(record, group, position)
+            }
+        }
+    }
+
+    /// The position of a batch's first message.
+    pub(crate) fn first_of_batch(&self, record: RecordIx, pending: usize) -> u32 {
+        self.graph.pending[record][pending].position
+    }
+
+    /// The messages of a batch; none if it is a collective.
+    pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
+        match &self.graph.pending[record][pending].what {
+            What::Batch { halves } => halves,
+            What::Collective { .. } => &[],
+        }
+    }
+
+    /// A message as one rank recorded it.
+    pub(crate) fn spot_of_message(&self, record: RecordIx, group: GroupIx, position: u32) -> Spot {
+        let op = self.aligned.op(record, position);
+        Spot {
+            group,
+            seq: u64::from(op.p2p_seq),
+            kind: SeqKind::P2pSeqId,
+            op: self.aligned.shared.calls.get(op.call).op_name().to_owned(),
+        }
+    }
+
+    /// `all_reduce #41 on group dp`, `send #7 to rank 2 on group pp`.
+    pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
+        let lane = &self.aligned.lanes[record][usize::from(op.group)];
+        let name = self.aligned.shared.calls.get(op.call).op_name();
+        let group = self.group_name(lane.group);
+        if op.kind.is_p2p() {
+            let ranks = &self.aligned.groups[lane.group].ranks;
+            let peer = ranks.get(op.peer as usize);
+            let peer = peer.map_or("any rank".to_owned(), |peer| format!("rank {peer}"));
+            let towards = if op.kind == OpType::Send {
+                "to"
+            } else {
+                "from"
+            };
+            format!("{name} #{} {towards} {peer} on group {group}", op.p2p_seq)
+        } else {
+            let seq = if op.is_p2p {
+                u64::from(op.p2p_seq)
+            } else {
+                self.recorded_seq(lane.group, op.seq)
+            };
+            format!("{name} #{seq} on group {group}")
+        }
+    }
+
+    /// A rank's newest recorded call that is more than a batch's marker.
+    pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
+        let ops = &self.aligned.records[record].ops;
+        ops.iter()
+            .rev()
+            .find(|op| op.kind != OpType::Coalesced)
+            .or(ops.last())
+    }
+
+    /// A call's stack from the innermost frame that is not the library's own outwards.
+    pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
+        let shared = self.aligned.shared;
+        let stack = shared
+            .stacks
+            .get(op.stack as usize)
+            .filter(|_| op.stack != NONE);
+        let frames = stack
+            .into_iter()
+            .flatten()
+            .filter_map(|&frame| shared.frames.get(frame as usize));
+        // All of it may be the library's.
+        let own = frames
+            .clone()
+            .position(|frame| !is_library(&frame.filename))
+            .unwrap_or(0);
+        frames.skip(own)
+    }
+
+    /// Where in the source a rank's call stands: the innermost frame that is not the library's own.
+    pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
+        self.own_frames(op).next()
+    }
+
+    /// `data.py:88`, as short as it can be read.
+    pub(crate) fn name_site(frame: &Frame) -> String {
+        let file = frame
+            .filename
+            .rsplit(['/', '\\'])
+            .next()
+            .unwrap_or(&frame.filename);
+        format!("{file}:{}", frame.line)
+    }
+
+    /// ` (data.py:88)`: where in the source a call stands; empty where that is not recorded.
+    pub(crate) fn at_site(&self, op: &Op) -> String {
+        self.call_site(op).map_or(String::new(), |frame| {
+            format!(" ({})", Self::name_site(frame))
+        })
+    }
+
+    /// The frames of a rank's newest call, as the finding shows them.
+    pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
+        const SHOWN: usize = 12;
+        let rank = self.aligned.records[record].rank;
+        self.own_frames(op)
+            .take(SHOWN)
+            .map(|frame| FrameRef {
+                rank,
+                when: when.to_owned(),
+                name: frame.name.clone(),
+                filename: frame.filename.clone(),
+                line: frame.line,
+            })
+            .collect()
+    }
+
+    /// What a rank did last, for the end of a sentence: the call, its place in the source, the phase.
+    pub(crate) fn last_seen(&self, record: RecordIx) -> String {
+        let mut text = String::new();
+        if let Some(op) = self.last_op(record) {
+            let done = if op.completed() {
+                "it last issued"
+            } else {
+                "it is in"
+            };
+            text = format!(
+                "{done} {}{}",
+                self.describe_op(record, op),
+                self.at_site(op)
+            );
+        } else {
+            text.push_str("it issued nothing that is recorded");
+        }
+        if let Some(status) = &self.aligned.records[record].status
+            && !status.phase.is_empty()
+        {
+            text.push_str(&format!(", phase `{}`", status.phase));
+        }
+        text
+    }
+
+    /// An entry as proof.
+    pub(crate) fn evidence(&self, record: RecordIx, position: u32, group: GroupIx) -> Evidence {
+        let op = self.aligned.op(record, position);
+        let lane = &self.aligned.lanes[record][usize::from(op.group)];
+        let whole = &self.aligned.records[record];
+        let seq = if op.kind.is_p2p() || op.is_p2p {
+            u64::from(op.p2p_seq)
+        } else {
+            self.recorded_seq(lane.group, op.seq)
+        };
+        let call = self.aligned.shared.calls.get(op.call);
+        let mut text = call.describe();
+        if let Some(&peer) = self.aligned.groups[lane.group].ranks.get(op.peer as usize)
+            && op.kind.is_p2p()
+        {
+            let towards = if op.kind == OpType::Send {
+                "to"
+            } else {
+                "from"
+            };
+            text.push_str(&format!(" {towards} rank {peer}"));
+        }
+        Evidence {
+            rank: whole.rank,
+            record_id: whole.record_id(op),
+            state: op.state,
+            group: (lane.group != group).then(|| self.group_ref(lane.group)),
+            seq,
+            op: text,
+        }
+    }
+
+    /// The entry of a rank for a collective, as proof.
+    pub(crate) fn evidence_of(&self, node: Node, group: GroupIx, seq: u32) -> Option<Evidence> {
+        let rank = self.rank(node);
+        let member = self.aligned.groups[group]
+            .ranks
+            .iter()
+            .position(|&r| r == rank)?;
+        let (record, lane) = self.aligned.lane(group, member)?;
+        let Presence::Issued(at) = self.aligned.presence(group, member, seq) else {
+            return None;
+        };
+        Some(self.evidence(record, lane.collectives[at], group))
+    }
+
+    /// The entries of those who wait at a place, as proof: the first few.
+    pub(crate) fn evidence_of_place(&self, place: usize, most: usize) -> Vec<Evidence> {
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => {
+                let arrived = self.graph.arrived[place].iter().take(most);
+                arrived
+                    .filter_map(|&node| self.evidence_of(node, group, seq))
+                    .collect()
+            }
+            Place::Batch {
+                group,
+                record,
+                pending,
+            } => {
+                vec![self.evidence(record, self.first_of_batch(record, pending), group)]
+            }
+        }
+    }
+
+    /// A rank's newest entry in a group, as proof of how far it came.
+    pub(crate) fn evidence_of_newest(&self, record: RecordIx, group: GroupIx) -> Option<Evidence> {
+        let lane = self.aligned.lanes[record]
+            .iter()
+            .find(|lane| lane.group == group)?;
+        let newest = lane.collectives.last().max(lane.messages.last())?;
+        Some(self.evidence(record, *newest, group))
+    }
+
+    /// How long the first of those who wait at a place has waited, ms, where times tell.
+    ///
+    /// Records that do not say when they were taken tell no waits: their newest moment may lie far
+    /// before that.
+    pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
+        let records = self.aligned.records.iter();
+        let mut taken = records.map(|record| record.identity.dump_time_ns);
+        if self.policy.now_ns.is_none() && taken.all(|time| time == 0) {
+            return None;
+        }
+        let now = now_ns(self.aligned, self.policy)?;
+        let since = self.waiting_since(place)?;
+        let ms = now.saturating_sub(since) as f64 / 1e6;
+        (ms >= 1.0).then_some(ms)
+    }
+
+    /// When the first of those who wait at a place issued it, common time, ns.
+    pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
+        let created = |record: RecordIx, position: u32| {
+            self.aligned
+                .created_ns(record, self.aligned.op(record, position))
+        };
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => {
+                let arrived = self.graph.arrived[place].iter();
+                let times = arrived.filter_map(|&node| {
+                    let record = self.aligned.record_in(group, self.rank(node))?;
+                    let pending = self.graph.pending[record].iter().find(|one| {
+                        one.group == group
+                            && matches!(one.what, What::Collective { seq: s } if s == seq)
+                    })?;
+                    Some(created(record, pending.position))
+                });
+                times.min()
+            }
+            Place::Batch {
+                record, pending, ..
+            } => Some(created(record, self.first_of_batch(record, pending))),
+        }
+    }
+
+    /// The places where a rank is missed, and why.
+    pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
+        let before = &self.reversed[node];
+        let mut places = Vec::new();
+        for &place in before {
+            let Some(place) = place.checked_sub(self.graph.ranks) else {
+                continue;
+            };
+            let why = self.graph.missing[place]
+                .iter()
+                .find(|&&(rank, _)| rank == node);
+            if let Some(&(_, why)) = why {
+                places.push((place, why));
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// Whether members of a place disagree on it.
+    pub(crate) fn disagreement_at(&self, place: usize) -> Option<&Disagreement> {
+        let Place::Collective { group, seq } = self.graph.places[place] else {
+            return None;
+        };
+        self.disagreements
+            .iter()
+            .find(|one| one.group == group && one.seq == seq)
+    }
+}
+
+/// Frames of the communication library and what wraps it.
+fn is_library(filename: &str) -> bool {
+    ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
+        .iter()
+        .any(|part| filename.contains(part))
+}

@@ -1,0 +1,66 @@
+//! W260: an answer rests on an order of moments that the hosts' clocks are too uncertain for.
+//!
+//! Verdicts rest on sequence numbers and waits, not on clocks; hosts that are seconds apart are no
+//! finding, since the difference is measured from the collectives themselves and taken off. But a few
+//! questions have no other answer than times: which of several silent ranks was missed first, or who
+//! came late where a recorder measures no waits. Where the moments are nearer to each other than the
+//! clocks are known, that is said here.
+
+use super::Check;
+use crate::align::clocks::sum;
+use crate::judge::case::{Case, Draft};
+use crate::report::Code;
+use crate::report::words::name_time;
+use rcomm_recorder::model::Rank;
+
+pub(super) struct ClockUncertain;
+
+impl Check for ClockUncertain {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W260]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let asked = so_far.iter().filter(|draft| draft.is_root);
+        let uncertain = asked.filter_map(|draft| {
+            let (ranks, gap_ns) = draft.by_clock?;
+            let known_ns = uncertainty_ns(case, ranks);
+            known_ns
+                .is_none_or(|known_ns| gap_ns <= known_ns)
+                .then(|| warn(draft.code, ranks, gap_ns, known_ns))
+        });
+        uncertain.take(1).collect()
+    }
+}
+
+/// How far apart the clocks of two ranks may be after what is known of them was taken off, ns; `None` if
+/// that is not known. One host has one clock.
+fn uncertainty_ns(case: &Case<'_>, ranks: [Rank; 2]) -> Option<i64> {
+    let [a, b] = ranks.map(|rank| case.aligned.record_of(rank));
+    let (a, b) = (a?, b?);
+    let host = |record: usize| case.aligned.records[record].identity.host.as_str();
+    if a == b || (!host(a).is_empty() && host(a) == host(b)) {
+        return Some(0);
+    }
+    sum(case.clocks[a]?.spread_ns, case.clocks[b]?.spread_ns)
+}
+
+fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> Draft {
+    let ms = |ns: i64| name_time(ns as f64 / 1e6);
+    let known = known_ns.map_or_else(
+        || "too few collectives that both completed tell how far their clocks are apart".to_owned(),
+        |known| format!("their clocks are known within {} only", ms(known)),
+    );
+    let mut draft = Draft::new(
+        Code::W260,
+        format!(
+            "{} ({code}) rests on moments of rank {one} and rank {other} that are {} apart, and {known}",
+            code.name(),
+            ms(gap_ns)
+        ),
+    );
+    draft.confidence = 0.8;
+    draft.next =
+        "take the order in time for a guess here; check the clocks of the hosts".to_owned();
+    draft
+}

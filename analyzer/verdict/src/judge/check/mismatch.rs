@@ -1,0 +1,248 @@
+//! E110, E111, E112, E114: members of a group do different things under one sequence number.
+//!
+//! The first difference of a group counts; what follows is its consequence. Which side is right is
+//! decided as [`disagreement`](crate::judge::disagreement) says. Where the calls after the difference match
+//! shifted, or in another order, the finding is not this one but [`shifted`](super::shifted)'s.
+
+use super::Check;
+use crate::align::signature::Difference;
+use crate::judge::case::{Case, Draft};
+use crate::judge::disagreement::{Disagreement, Ground, Part, Shift, shift};
+use crate::judge::programs;
+use crate::report::Code;
+use crate::report::words::name_ranks;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+
+pub(super) struct Mismatch;
+
+impl Check for Mismatch {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E110, Code::E111, Code::E112, Code::E114]
+    }
+
+    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
+        case.disagreements
+            .iter()
+            .filter_map(|one| judge(case, one))
+            .collect()
+    }
+}
+
+fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
+    let wrong: Vec<&Part> = one
+        .parts
+        .iter()
+        .skip(1)
+        .filter(|part| {
+            one.ground == Ground::Nothing
+                || part
+                    .records
+                    .iter()
+                    .all(|&record| shift(case.aligned, one, record) == Shift::None)
+        })
+        .collect();
+    let first = wrong.first()?;
+    let calls = &case.aligned.shared.calls;
+    let difference = wrong
+        .iter()
+        .filter_map(|part| calls.difference(one.parts[0].call, part.call))
+        .min()
+        .unwrap_or(one.difference);
+    let code = match difference {
+        Difference::Op => Code::E110,
+        Difference::Dtype => Code::E111,
+        Difference::Size => Code::E112,
+        Difference::Argument => Code::E114,
+    };
+    let culprits: Vec<Rank> = sorted(wrong.iter().flat_map(|part| part.ranks.iter().copied()));
+    let site = |part: &Part| {
+        let record = part.records.first();
+        record.map_or(String::new(), |&record| {
+            programs::at_site(case, one.group, one.seq, record)
+        })
+    };
+    let issued = |part: &Part| format!("{}{}", calls.get(part.call).describe(), site(part));
+    let odd = calls.get(first.call).describe();
+    let here = site(first);
+    // One line of the source says nothing new when it is said twice.
+    let right = if site(&one.parts[0]) == here {
+        calls.get(one.parts[0].call).describe()
+    } else {
+        issued(&one.parts[0])
+    };
+    let group = case.group_name(one.group);
+    let spot = case.spot(one.group, one.seq);
+    let others = one.parts[0].ranks.len();
+    let mut draft = if one.ground == Ground::Nothing {
+        let sides: Vec<String> = one
+            .parts
+            .iter()
+            .map(|part| format!("{} issued {}", name_ranks(&part.ranks), issued(part)))
+            .collect();
+        let sentence = format!(
+            "members of group {group} disagree on #{}: {}; which side is wrong cannot be told",
+            spot.seq,
+            sides.join(", ")
+        );
+        let mut draft = Draft::new(code, sentence);
+        draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        draft
+    } else {
+        let sentence = format!(
+            "{} issued {odd} as #{} on group {group}{here}, where {} issued {right}",
+            name_ranks(&culprits),
+            spot.seq,
+            match others {
+                1 => name_ranks(&one.parts[0].ranks),
+                n => format!("{n} ranks"),
+            },
+        );
+        let mut draft = Draft::new(code, sentence);
+        draft.culprits = culprits.clone();
+        if one.ground == Ground::Past {
+            draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        }
+        draft
+    };
+    draft.confidence = confidence(case, one);
+    draft.ruled_out = grounds(case, one, difference);
+    describe(case, one, &wrong, &mut draft);
+    draft.at = Some(spot);
+    Some(draft)
+}
+
+/// How sure it is which side is right.
+pub(super) fn confidence(case: &Case<'_>, one: &Disagreement) -> f64 {
+    // Where a recorder's numbers were counted from the middle of a ring, they may be off.
+    let guessed = |&record: &usize| {
+        let record = &case.aligned.records[record];
+        record.recorder == Recorder::Torchcomms && record.wrapped()
+    };
+    if one.parts.iter().flat_map(|part| &part.records).any(guessed) {
+        return 0.4;
+    }
+    let sure = match one.ground {
+        Ground::Majority => {
+            let all: usize = one.parts.iter().map(|part| part.ranks.len()).sum();
+            if one.parts[0].ranks.len() * 3 >= all * 2 {
+                0.97
+            } else {
+                0.85
+            }
+        }
+        Ground::Consistency | Ground::Siblings => 0.9,
+        Ground::Past => 0.65,
+        Ground::Nothing => 0.5,
+    };
+    if one.completed { sure * 0.8 } else { sure }
+}
+
+fn grounds(case: &Case<'_>, one: &Disagreement, difference: Difference) -> Vec<String> {
+    let mut told = Vec::new();
+    match one.ground {
+        Ground::Siblings => {
+            told.push(
+                "two equal sides: the groups that play the same part agree with the other side"
+                    .into(),
+            );
+        }
+        Ground::Past => {
+            told.push("two equal sides: the group's own past continues with the other side".into())
+        }
+        Ground::Consistency => {
+            told.push("two equal sides: input and output of the other side fit".into())
+        }
+        _ => {}
+    }
+    match difference {
+        Difference::Dtype => told.push("op_mismatch: all issued the same operation".into()),
+        Difference::Size => {
+            told.push("op_mismatch, dtype_mismatch: operation and type agree".into())
+        }
+        Difference::Argument => told.push("size_mismatch: operation, type and size agree".into()),
+        Difference::Op => {
+            told.push("skipped_collective: no later operation matches shifted".into());
+        }
+    }
+    let missing = case
+        .graph
+        .collective(one.group, one.seq)
+        .map_or(0, |place| case.graph.missing[place].len());
+    if missing == 0 {
+        told.push("not_joined: every member that left a record issued this number".into());
+    }
+    told
+}
+
+/// Evidence, frames, diff and what to do, common to all findings on a disagreement.
+pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], draft: &mut Draft) {
+    let entry = |record: usize| {
+        let lane = case.aligned.lanes[record]
+            .iter()
+            .find(|lane| lane.group == one.group)?;
+        let at = case.aligned.find(record, lane, one.seq).ok()?;
+        Some(lane.collectives[at])
+    };
+    for part in std::iter::once(&one.parts[0]).chain(wrong.iter().copied()) {
+        let Some(&record) = part.records.first() else {
+            continue;
+        };
+        let Some(position) = entry(record) else {
+            continue;
+        };
+        draft
+            .evidence
+            .push(case.evidence(record, position, one.group));
+        let seq = one.seq;
+        let sites = programs::sites(case, one.group, seq, &part.records, part.call);
+        draft.diff.extend(sites);
+    }
+    let first = wrong.first().and_then(|part| part.records.first());
+    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), first) {
+        let steps = programs::next_steps(case, one.group, one.seq, usual, odd);
+        draft.diff.extend(steps);
+    }
+    if let Some(&record) = wrong.first().and_then(|part| part.records.first())
+        && let Some(position) = entry(record)
+    {
+        let op = case.aligned.op(record, position);
+        draft.frames = case.frames_of(
+            record,
+            op,
+            if op.completed() {
+                "last_seen"
+            } else {
+                "waiting"
+            },
+        );
+        let rank = case.aligned.records[record].rank;
+        draft.next = match case.call_site(op) {
+            Some(frame) => format!(
+                "compare what rank {rank} does at {} with the other ranks' call",
+                Case::name_site(frame)
+            ),
+            None => format!(
+                "look for a branch in the program that rank {rank} takes and the others do not, before #{} on \
+                 group {}",
+                one.seq,
+                case.group_name(one.group)
+            ),
+        };
+    }
+    if let Some(place) = case.graph.collective(one.group, one.seq) {
+        draft.targets.push(place + case.graph.ranks);
+    }
+    for part in wrong {
+        draft
+            .targets
+            .extend(part.ranks.iter().filter_map(|&rank| case.graph.node(rank)));
+    }
+}
+
+fn sorted(ranks: impl Iterator<Item = Rank>) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = ranks.collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}

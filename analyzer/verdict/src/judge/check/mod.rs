@@ -1,0 +1,56 @@
+//! The checks: one question each, asked of the aligned records and the wait-for graph.
+//!
+//! A check hands in drafts; [`assemble`](crate::judge::assemble) ranks them, hangs consequences under their
+//! causes and counts victims. Adding a check means adding a file and a line in [`ALL`].
+
+mod all_arrived_stuck;
+mod clock_uncertain;
+mod cross_group_deadlock;
+mod mismatch;
+mod missing_dump;
+mod not_joined;
+mod p2p_size_mismatch;
+mod p2p_unmatched;
+mod rank_failed;
+mod ring_too_small;
+mod shifted;
+mod straggler;
+mod timeout_too_close;
+mod tiny_collectives;
+mod unequal_parts;
+mod uneven_bytes;
+mod watchdog_stalled;
+
+use crate::judge::case::{Case, Draft};
+use crate::report::Code;
+
+/// One question.
+pub(crate) trait Check: Sync {
+    /// The codes of the findings it may hand in.
+    fn codes(&self) -> &'static [Code];
+
+    /// Looks, and hands in what it finds. `so_far` are the findings of the checks before it in [`ALL`].
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft>;
+}
+
+/// All checks. Those that need no other's answer come first.
+pub(crate) const ALL: &[&dyn Check] = &[
+    &mismatch::Mismatch,
+    &shifted::Shifted,
+    &unequal_parts::UnequalParts,
+    &p2p_size_mismatch::P2pSizeMismatch,
+    &rank_failed::ProcessGone,
+    &p2p_unmatched::P2pUnmatched,
+    &not_joined::NotJoined,
+    &cross_group_deadlock::CrossGroupDeadlock,
+    &missing_dump::MissingDump,
+    &rank_failed::OperationFailed,
+    &all_arrived_stuck::AllArrivedStuck,
+    &watchdog_stalled::WatchdogStalled,
+    &straggler::Straggler,
+    &timeout_too_close::TimeoutTooClose,
+    &uneven_bytes::UnevenBytes,
+    &tiny_collectives::TinyCollectives,
+    &clock_uncertain::ClockUncertain,
+    &ring_too_small::RingTooSmall,
+];

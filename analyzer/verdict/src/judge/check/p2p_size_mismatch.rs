@@ -1,0 +1,142 @@
+//! E121: both halves of a message are posted and their sizes differ.
+
+use super::Check;
+use crate::align::p2p::{Half, Other};
+use crate::align::pending::What;
+use crate::judge::case::{Case, Draft};
+use crate::judge::wait_graph::Place;
+use crate::report::Code;
+use rcomm_recorder::model::OpType;
+use std::collections::BTreeSet;
+
+pub(super) struct P2pSizeMismatch;
+
+impl Check for P2pSizeMismatch {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E121]
+    }
+
+    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
+        let mut drafts = Vec::new();
+        let mut seen: BTreeSet<(usize, u32, usize, u32)> = BTreeSet::new();
+        for place in &case.graph.places {
+            let &Place::Batch {
+                group,
+                record,
+                pending,
+            } = place
+            else {
+                continue;
+            };
+            let What::Batch { halves } = &case.graph.pending[record][pending].what else {
+                continue;
+            };
+            for &half in halves {
+                let Some((sender, send, receiver, receive)) = both_ends(case, group, record, half)
+                else {
+                    continue;
+                };
+                if seen.insert((sender, send.position, receiver, receive.position)) {
+                    drafts.extend(judge(case, group, (sender, send), (receiver, receive)));
+                }
+            }
+        }
+        drafts
+    }
+}
+
+/// The record and half of the sender, then of the receiver, if both are posted.
+pub(super) fn both_ends(
+    case: &Case<'_>,
+    group: usize,
+    record: usize,
+    half: Half,
+) -> Option<(usize, Half, usize, Half)> {
+    let aligned = case.aligned;
+    let op = aligned.op(record, half.position);
+    let ranks = &aligned.groups[group].ranks;
+    let me = ranks
+        .iter()
+        .position(|&rank| rank == aligned.records[record].rank)? as u32;
+    let peer = crate::align::p2p::peer_of(op, me, ranks.len() as u32)?;
+    let there = aligned.record_in(group, ranks[peer as usize])?;
+    let sends = op.kind == OpType::Send;
+    let ends = if sends { (me, peer) } else { (peer, me) };
+    let pair = case.messages.pairs.get(&(group, ends))?;
+    let list = if sends { &pair.sends } else { &pair.receives };
+    let at = list
+        .binary_search_by_key(&half.position, |half| half.position)
+        .ok()?;
+    let other = if sends {
+        case.messages.receive_of(pair, at)
+    } else {
+        case.messages.send_of(pair, at)
+    };
+    let Other::Posted(other) = other else {
+        return None;
+    };
+    Some(if sends {
+        (record, half, there, other)
+    } else {
+        (there, other, record, half)
+    })
+}
+
+fn judge(
+    case: &Case<'_>,
+    group: usize,
+    send: (usize, Half),
+    receive: (usize, Half),
+) -> Option<Draft> {
+    let aligned = case.aligned;
+    let calls = &aligned.shared.calls;
+    let sent = calls.key(aligned.op(send.0, send.1.position).call);
+    let received = calls.key(aligned.op(receive.0, receive.1.position).call);
+    let (Some(sent_size), Some(received_size)) = (sent.size, received.size) else {
+        return None;
+    };
+    let bytes =
+        |record: usize, half: Half| calls.get(aligned.op(record, half.position).call).bytes();
+    let same_bytes = bytes(send.0, send.1) == bytes(receive.0, receive.1);
+    if sent_size == received_size || same_bytes {
+        return None;
+    }
+    let (source, destination) = (
+        aligned.records[send.0].rank,
+        aligned.records[receive.0].rank,
+    );
+    let spot = case.spot_of_message(send.0, group, send.1.position);
+    let site = |record: usize, half: Half| case.at_site(aligned.op(record, half.position));
+    let sentence = format!(
+        "rank {source} sends {sent_size} elements to rank {destination} as send #{} on group {}{}, whose receive \
+         expects {received_size}{}",
+        spot.seq,
+        case.group_name(group),
+        site(send.0, send.1),
+        site(receive.0, receive.1),
+    );
+    let mut draft = Draft::new(Code::E121, sentence);
+    draft.confidence = 0.95;
+    draft.culprits = vec![source.min(destination), source.max(destination)];
+    draft.culprits.dedup();
+    draft.evidence = vec![
+        case.evidence(send.0, send.1.position, group),
+        case.evidence(receive.0, receive.1.position, group),
+    ];
+    draft
+        .ruled_out
+        .push("p2p_unmatched: both halves are posted".to_owned());
+    for (record, half) in [send, receive] {
+        draft
+            .frames
+            .extend(case.frames_of(record, aligned.op(record, half.position), "waiting"));
+    }
+    draft.next = format!(
+        "compare the buffer that rank {source} sends with the one that rank {destination} receives into"
+    );
+    for rank in [source, destination] {
+        draft.targets.extend(case.graph.node(rank));
+    }
+    draft.at = Some(spot);
+    Some(draft)
+}

@@ -1,0 +1,334 @@
+//! E120: a send or receive whose peer never posted the other half.
+//!
+//! Either the peer waits for nobody: then the message is the first thing that it left out. Or the peer
+//! waits in turn, within the same group, for the one that posted the message: a cycle that rests on
+//! the half-open message.
+
+use super::Check;
+use crate::align::record::{ANY, Op};
+use crate::align::{Lane, RecordIx, event};
+use crate::judge::case::{Case, Draft};
+use crate::judge::missed::{first_missed, peer_rank};
+use crate::judge::sink::Sink;
+use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::report::Code;
+use crate::report::words::{name_ranks, name_time};
+use rcomm_recorder::model::OpType;
+use std::collections::BTreeMap;
+
+pub(super) struct P2pUnmatched;
+
+impl Check for P2pUnmatched {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E120]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        // Ranks that wait for nobody, missed first in a message.
+        let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
+        for sink in &case.sinks {
+            match sink {
+                &Sink::Idle(node) if !explained(node) => {
+                    if let Some((place, why)) = first_missed(case, node)
+                        && matches!(case.graph.places[place], Place::Batch { .. })
+                    {
+                        by_place.entry(place).or_default().push((node, why));
+                    }
+                }
+                Sink::Cycle { ranks, places } => {
+                    let known = places
+                        .iter()
+                        .any(|&place| explained(place + case.graph.ranks));
+                    if !known && !ranks.iter().any(|&rank| explained(rank)) {
+                        drafts.extend(in_cycle(case, ranks, places));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (place, nodes) in by_place {
+            let possible =
+                nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
+            let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
+            drafts.push(draft(case, place, &culprits, possible));
+        }
+        drafts
+    }
+}
+
+/// A cycle in which every place is of one group, and one is a message whose other half is missing.
+pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Option<Draft> {
+    let group_of = |place: usize| match case.graph.places[place] {
+        Place::Collective { group, .. } | Place::Batch { group, .. } => group,
+    };
+    let group = group_of(*places.first()?);
+    if places.iter().any(|&place| group_of(place) != group) {
+        return None;
+    }
+    let open: Vec<usize> = places
+        .iter()
+        .copied()
+        .filter(|&place| matches!(case.graph.places[place], Place::Batch { .. }))
+        .collect();
+    let absent = |places: &[usize]| {
+        let missing = places.iter().flat_map(|&place| &case.graph.missing[place]);
+        let absent = missing.filter(|(node, why)| *why == Missing::Absent && ranks.contains(node));
+        let mut absent: Vec<Node> = absent.map(|&(node, _)| node).collect();
+        absent.sort_unstable();
+        absent.dedup();
+        absent
+    };
+    let mut culprits = absent(&open);
+    let first = open
+        .iter()
+        .copied()
+        .min_by_key(|&place| (case.waiting_since(place), place))?;
+    if culprits.is_empty() {
+        return None;
+    }
+    // The ranks that do the same elsewhere may tell who left its half out.
+    let odd = super::cross_group_deadlock::oddest(case, ranks, places);
+    // One that left out a collective is no matter of messages.
+    let in_collective = |one: &super::cross_group_deadlock::Odd| {
+        matches!(case.graph.places[one.instead], Place::Collective { .. })
+    };
+    if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
+        return None;
+    }
+    let decided = !odd.is_empty() && odd.len() < ranks.len();
+    // Others are missed in a collective of the same cycle: a rank whose message comes after something else
+    // than ever before may have left that collective out.
+    if !decided
+        && absent(places) != culprits
+        && (is_out_of_turn(case, first) || comes_too_early(case, first, places))
+    {
+        return None;
+    }
+    if decided {
+        culprits = odd.iter().map(|one| one.node).collect();
+        culprits.sort_unstable();
+    }
+    let first = open
+        .iter()
+        .copied()
+        .filter(|&place| {
+            case.graph.missing[place]
+                .iter()
+                .any(|(node, _)| culprits.contains(node))
+        })
+        .min_by_key(|&place| (case.waiting_since(place), place))
+        .unwrap_or(first);
+    // Each of several left one half out: nobody can be blamed alone.
+    let symmetric = culprits.len() > 1 && !decided;
+    let mut draft = draft(case, first, &culprits, false);
+    draft.cycle = case.ranks(&super::cross_group_deadlock::walk(case, ranks, places));
+    if symmetric {
+        draft.sentence = if culprits.len() == ranks.len() {
+            format!(
+                "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
+                name_ranks(&draft.cycle),
+                case.group_name(group)
+            )
+        } else {
+            format!(
+                "{} wait on each other on group {}, where the other halves of messages are missing from {}; which \
+                 of them left one out cannot be told",
+                name_ranks(&draft.cycle),
+                case.group_name(group),
+                name_ranks(&case.ranks(&culprits))
+            )
+        };
+        // Who left out something else than a message may have come to its own too early.
+        let others = ranks.iter().filter(|node| !culprits.contains(node));
+        draft.alternatives = culprits
+            .iter()
+            .chain(others)
+            .take(16)
+            .map(|&node| vec![case.rank(node)])
+            .collect();
+        draft.culprits.clear();
+        draft.confidence = 0.5;
+    }
+    draft.targets = ranks.to_vec();
+    Some(draft)
+}
+
+/// Whether a message is one that its receiver takes from whoever sends first.
+fn is_from_any(case: &Case<'_>, place: usize, op: &Op) -> bool {
+    let receives = |member: u32| {
+        let key = (case.group_at(place), member);
+        case.messages.any.contains_key(&key)
+    };
+    match op.kind {
+        OpType::Send => receives(op.peer),
+        _ => op.peer == ANY,
+    }
+}
+
+/// Who posted the batch of a place, where its first message stands, and what else the rank did in its group.
+fn batch_at<'a>(case: &'a Case<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = case.graph.places[place]
+    else {
+        return None;
+    };
+    let mut lanes = case.aligned.lanes[record].iter();
+    let lane = lanes.find(|lane| lane.group == group)?;
+    Some((record, case.first_of_batch(record, pending), lane))
+}
+
+/// Whether messages like that of a batch always came after something else of their group before.
+fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
+    let aligned = case.aligned;
+    let Some((record, first, lane)) = batch_at(case, place) else {
+        return false;
+    };
+    let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
+    // What the rank did in the group before a message, but for the rest of its batch.
+    let before = |message: u32| {
+        let seq = aligned.op(record, message).p2p_seq;
+        let collectives = &lane.collectives[..upto(&lane.collectives, message)];
+        let messages = lane.messages[..upto(&lane.messages, message)].iter().rev();
+        let mut others = messages.filter(|&&at| {
+            let op = aligned.op(record, at);
+            op.p2p_seq != seq && op.kind.is_p2p()
+        });
+        let newest = collectives.last().max(others.next())?;
+        let op = aligned.op(record, *newest);
+        Some((op.kind, op.peer, op.call))
+    };
+    let wanted = aligned.op(record, first);
+    let like = lane.messages[..upto(&lane.messages, first)].iter().rev();
+    let like = like.filter(|&&at| {
+        let op = aligned.op(record, at);
+        op.kind == wanted.kind && op.peer == wanted.peer
+    });
+    let past: Vec<_> = like.take(PAST).filter_map(|&at| before(at)).collect();
+    before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
+}
+
+/// Whether, by what the rank did in the group before, a collective of these places would have come
+/// instead of this message: what followed the longest row of steps that was like the newest.
+fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
+    const LEAST: usize = 4;
+    const MOST: usize = 64;
+    let aligned = case.aligned;
+    let Some((record, first, lane)) = batch_at(case, place) else {
+        return false;
+    };
+    let steps = lane.collectives.iter().chain(&lane.messages).copied();
+    let mut steps: Vec<u32> = steps
+        .filter(|&at| at < first && aligned.op(record, at).kind != OpType::Coalesced)
+        .collect();
+    steps.sort_unstable();
+    let step = |at: usize| {
+        let op = aligned.op(record, steps[at]);
+        (op.kind, op.peer, op.call)
+    };
+    let Some(last) = steps.len().checked_sub(1) else {
+        return false;
+    };
+    let like = |at: usize| {
+        let run = (0..=at.min(MOST)).take_while(|&back| step(at - back) == step(last - back));
+        (run.count(), at)
+    };
+    let Some((run, at)) = (0..last).map(like).max() else {
+        return false;
+    };
+    let expected = aligned.op(record, steps[(at + 1).min(last)]);
+    let calls = &aligned.shared.calls;
+    run >= LEAST
+        && places.iter().any(|&other| match case.graph.places[other] {
+            Place::Collective { group: of, seq } if of == lane.group => {
+                event::usual_call(aligned, of, seq)
+                    .is_some_and(|call| calls.difference(call, expected.call).is_none())
+            }
+            _ => false,
+        })
+}
+
+/// So many earlier messages tell what such a message comes after.
+const PAST: usize = 64;
+
+fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft {
+    let culprits = case.ranks(nodes);
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = case.graph.places[place]
+    else {
+        return Draft::new(Code::E120, String::new());
+    };
+    let waiting = case.aligned.records[record].rank;
+    // Of a batch, the message that the culprit's half is missing for.
+    let position = case
+        .halves(record, pending)
+        .iter()
+        .map(|half| half.position)
+        .find(|&at| {
+            peer_rank(case.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
+        })
+        .unwrap_or(case.first_of_batch(record, pending));
+    let spot = case.spot_of_message(record, group, position);
+    let op = case.aligned.op(record, position);
+    let half = if op.kind == OpType::Send {
+        "receive"
+    } else {
+        "send"
+    };
+    let waited = case.waited_ms(place).map_or("waits".to_owned(), |ms| {
+        format!("has waited {}", name_time(ms))
+    });
+    let mut sentence = format!(
+        "{} never posted the {half} that rank {waiting} {waited} for in {}",
+        name_ranks(&culprits),
+        case.describe_op(record, op)
+    );
+    if let [one] = culprits[..]
+        && let Some(there) = case.aligned.record_in(group, one)
+    {
+        sentence.push_str(&format!("; {}", case.last_seen(there)));
+    }
+    let mut draft = Draft::new(Code::E120, sentence);
+    draft.age_ms = case.waited_ms(place);
+    draft.confidence = if possible { 0.5 } else { 0.9 };
+    draft.evidence.push(case.evidence(record, position, group));
+    for &rank in culprits.iter().take(4) {
+        if let Some(there) = case.aligned.record_in(group, rank) {
+            draft.evidence.extend(case.evidence_of_newest(there, group));
+            if let Some(op) = case.last_op(there) {
+                draft.frames.extend(case.frames_of(there, op, "last_seen"));
+            }
+        }
+    }
+    draft
+        .ruled_out
+        .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
+    draft.next = format!(
+        "look why {} posted no {half} for rank {waiting}",
+        name_ranks(&culprits)
+    );
+    draft.targets = nodes.to_vec();
+    if is_from_any(case, place, op) {
+        // The one that waits may have posted one too many.
+        draft.confidence = draft.confidence.min(0.6);
+        draft.alternatives = vec![culprits.clone(), vec![waiting]];
+        draft.ruled_out.push(format!(
+            "no certainty: what is taken from any rank does not tell whose turn it was, nor whether rank {waiting} \
+             posted one too many"
+        ));
+    }
+    if possible {
+        draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    } else {
+        draft.culprits = culprits;
+    }
+    draft.at = Some(spot);
+    draft
+}

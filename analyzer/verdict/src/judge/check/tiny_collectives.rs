@@ -1,0 +1,131 @@
+//! W240: a part of the job's time that matters goes into collectives too small to be worth their latency.
+//!
+//! Small collectives are normal: norms, flags, barriers. They are wasteful where they come in long
+//! rows of one operation on one group, which one larger operation could replace, and where the time
+//! that the rank spends in them is a share of its time. Both are asked, so that a program of nothing
+//! but a few small operations is left in peace.
+
+use super::Check;
+use crate::align::needs_everybody;
+use crate::align::record::{Op, Record};
+use crate::judge::case::{Case, Draft};
+use crate::report::{Code, Severity};
+
+pub(super) struct TinyCollectives;
+
+/// What latency and not bandwidth decides, bytes.
+const TINY: u64 = 16 << 10;
+/// As many in a row could have been one.
+const ROW: usize = 8;
+/// Fewer in all are not worth a word.
+const LEAST: usize = 512;
+/// From this share of a rank's time on.
+const SHARE: f64 = 0.1;
+
+/// What one rank spends on rows of small collectives.
+struct Waste<'a> {
+    rows: usize,
+    operations: usize,
+    share: f64,
+    example: &'a Op,
+}
+
+impl Check for TinyCollectives {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W240]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let stuck = |draft: &Draft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        let records = &case.aligned.records;
+        let wasteful: Vec<(usize, Waste<'_>)> = records
+            .iter()
+            .enumerate()
+            .filter_map(|(at, record)| Some((at, waste(case, record)?)))
+            .collect();
+        // One rank that does it alone would be late for the others': that is another finding.
+        if wasteful.len() * 2 < records.len() {
+            return Vec::new();
+        }
+        let worst = wasteful
+            .iter()
+            .max_by(|a, b| a.1.share.total_cmp(&b.1.share));
+        worst
+            .map(|(at, waste)| draft(case, *at, waste))
+            .into_iter()
+            .collect()
+    }
+}
+
+fn waste<'a>(case: &Case<'_>, record: &'a Record) -> Option<Waste<'a>> {
+    let calls = &case.aligned.shared.calls;
+    let tiny =
+        |op: &Op| needs_everybody(op.kind) && op.completed() && calls.get(op.call).bytes() <= TINY;
+    let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
+    let (mut rows, mut operations, mut spent_ms) = (0, 0, 0.0);
+    let mut example = None;
+    for row in record.ops.chunk_by(alike) {
+        if row.len() < ROW || !tiny(&row[0]) {
+            continue;
+        }
+        rows += 1;
+        operations += row.len();
+        spent_ms += row
+            .iter()
+            .filter_map(Op::wait_ms)
+            .map(f64::from)
+            .sum::<f64>();
+        example = example.or(row.first());
+    }
+    let span = record
+        .newest_ns()
+        .saturating_sub(record.ops.first()?.created_ns) as f64
+        / 1e6;
+    // Operations in flight together are counted each: the share cannot be more than all.
+    let share = (spent_ms / span).min(1.0);
+    (operations >= LEAST && span > 0.0 && share >= SHARE).then_some(Waste {
+        rows,
+        operations,
+        share,
+        example: example?,
+    })
+}
+
+fn draft(case: &Case<'_>, record: usize, waste: &Waste<'_>) -> Draft {
+    let whole = &case.aligned.records[record];
+    let lane = &case.aligned.lanes[record][usize::from(waste.example.group)];
+    let mut draft = Draft::new(
+        Code::W240,
+        format!(
+            "rank {} spends {:.0} % of its time in {} small collectives that come in {} rows of one kind, such as {} \
+             of {} bytes",
+            whole.rank,
+            waste.share * 100.0,
+            waste.operations,
+            waste.rows,
+            case.describe_op(record, waste.example),
+            case.aligned.shared.calls.get(waste.example.call).bytes(),
+        ),
+    );
+    draft.confidence = 0.8;
+    draft.frames = case.frames_of(record, waste.example, "last_seen");
+    let position = whole
+        .ops
+        .iter()
+        .position(|op| std::ptr::eq(op, waste.example));
+    if let Some(position) = position {
+        let mut evidence = case.evidence(record, position as u32, lane.group);
+        evidence.group = Some(case.group_ref(lane.group));
+        draft.evidence.push(evidence);
+    }
+    let site = case.call_site(waste.example);
+    let site = site.map(|frame| format!(" at {}", Case::name_site(frame)));
+    draft.next = format!(
+        "put the operations of a row{} into one: a bucket, or one coalesced call",
+        site.unwrap_or_default()
+    );
+    draft
+}

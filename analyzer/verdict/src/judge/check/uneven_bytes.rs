@@ -1,0 +1,129 @@
+//! W230: some ranks of a group move far more bytes than the others.
+//!
+//! Only operations whose members may differ in size count, and of these only instances that all
+//! members completed: an exchange between experts, a gather of pieces of any length. Rooted operations
+//! are uneven by their nature. Little data is no matter how it is spread, nor are a few instances.
+
+use super::Check;
+use crate::align::{Aligned, GroupIx};
+use crate::judge::case::{Case, Draft};
+use crate::report::words::{bytes, name_ranks};
+use crate::report::{Code, Severity};
+use rcomm_recorder::model::{OpType, Rank};
+
+pub(super) struct UnevenBytes;
+
+/// So many times the median is very different.
+const TIMES_MEDIAN: u64 = 4;
+/// Less than this above the median costs little time on any link, bytes.
+const LEAST_EXCESS: u64 = 64 << 20;
+/// Fewer instances are chance.
+const LEAST_INSTANCES: usize = 16;
+
+impl Check for UnevenBytes {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W230]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let stuck = |draft: &Draft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        (0..case.aligned.groups.len())
+            .filter_map(|group| judge(case, group))
+            .collect()
+    }
+}
+
+fn judge(case: &Case<'_>, group: GroupIx) -> Option<Draft> {
+    let (moved, instances) = moved_bytes(case.aligned, group)?;
+    let mut sorted = moved.clone();
+    sorted.sort_unstable();
+    let median = sorted[(sorted.len() - 1) / 2];
+    let heavy = |&&(_, moved): &&(Rank, u64)| {
+        moved >= median.saturating_mul(TIMES_MEDIAN) && moved - median >= LEAST_EXCESS
+    };
+    let ranks = case.aligned.groups[group].ranks.iter().copied();
+    let by_rank: Vec<(Rank, u64)> = ranks.zip(moved).collect();
+    let mut culprits: Vec<Rank> = by_rank
+        .iter()
+        .filter(heavy)
+        .map(|&(rank, _)| rank)
+        .collect();
+    culprits.sort_unstable();
+    let most = by_rank
+        .iter()
+        .filter(heavy)
+        .map(|&(_, moved)| moved)
+        .max()?;
+    let mut draft = Draft::new(
+        Code::W230,
+        format!(
+            "{} moved up to {} in {instances} operations of group {} that may be uneven, the median member {}",
+            name_ranks(&culprits),
+            bytes(most),
+            case.group_name(group),
+            bytes(median)
+        ),
+    );
+    draft.confidence = 0.9;
+    draft.next = format!(
+        "see what {} hold: routing to few experts, or uneven shards",
+        name_ranks(&culprits)
+    );
+    draft.culprits = culprits;
+    Some(draft)
+}
+
+/// Bytes that each member moved in the instances that may be uneven and that all completed, and how
+/// many those were; `None` if they are too few, or a member's record is missing.
+fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize)> {
+    let lanes: Vec<_> = aligned.groups[group]
+        .lanes
+        .iter()
+        .copied()
+        .collect::<Option<_>>()?;
+    let &(first, first_lane) = lanes.first()?;
+    let reference = &aligned.lanes[first][first_lane];
+    let mut moved = vec![0u64; lanes.len()];
+    let mut instances = 0;
+    for &position in &reference.collectives[..reference.pending_from] {
+        let op = aligned.op(first, position);
+        if !may_be_uneven(op.kind) {
+            continue;
+        }
+        let row: Option<Vec<u64>> = lanes
+            .iter()
+            .map(|&(record, lane)| {
+                let lane = &aligned.lanes[record][lane];
+                let at = aligned.find(record, lane, op.seq).ok()?;
+                let call = aligned.op(record, lane.collectives[at]).call;
+                let signature = &aligned.shared.calls.get(call).signature;
+                Some(
+                    signature
+                        .input_bytes()
+                        .saturating_add(signature.output_bytes()),
+                )
+            })
+            .collect();
+        if let Some(row) = row {
+            instances += 1;
+            for (sum, bytes) in moved.iter_mut().zip(row) {
+                *sum = sum.saturating_add(bytes);
+            }
+        }
+    }
+    (instances >= LEAST_INSTANCES && lanes.len() > 2).then_some((moved, instances))
+}
+
+fn may_be_uneven(op: OpType) -> bool {
+    matches!(
+        op,
+        OpType::AllToAll
+            | OpType::AllToAllSingle
+            | OpType::AllToAllVSingle
+            | OpType::AllGatherV
+            | OpType::ReduceScatterV
+    )
+}

@@ -1,0 +1,71 @@
+//! E140: the thread that watches a rank's operations stopped making its rounds.
+//!
+//! Told from the rank's own words: the heartbeat in its record lies long before the moment at which
+//! the record was taken, both by the clock of its host, or the record was written because the
+//! heartbeat monitor raised the alarm. A process that is gone makes no rounds either: that is
+//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up nobody, so this hangs under what
+//! explains the waits, if anything does.
+
+use super::Check;
+use crate::align::record::Record;
+use crate::judge::case::{Case, Draft};
+use crate::report::Code;
+use crate::report::words::name_time;
+
+pub(super) struct WatchdogStalled;
+
+/// Rounds are made several times a second; the runtime's own monitor raises the alarm after as long.
+const STALLED_NS: i64 = 60_000_000_000;
+/// What the runtime's heartbeat monitor gives as the reason of the dump that it asks for.
+const ALARM: &str = "the watchdog is stuck";
+
+impl Check for WatchdogStalled {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E140]
+    }
+
+    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+        let explained = so_far.iter().any(|draft| draft.is_root);
+        let records = case.aligned.records.iter().enumerate();
+        records
+            .filter_map(|(at, record)| {
+                let silent = silence(record)?;
+                let mut draft = draft(case, at, record, silent);
+                draft.is_root = !explained;
+                Some(draft)
+            })
+            .collect()
+    }
+}
+
+/// How long the watchdog had been silent, ns, if that is too long.
+fn silence(record: &Record) -> Option<i64> {
+    let status = record.status.as_ref()?;
+    let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);
+    if beat <= 0 || taken <= 0 || record.died() {
+        return None;
+    }
+    let silent = taken.saturating_sub(beat);
+    (silent >= STALLED_NS || record.identity.reason == ALARM).then_some(silent.max(0))
+}
+
+fn draft(case: &Case<'_>, at: usize, record: &Record, silent_ns: i64) -> Draft {
+    let rank = record.rank;
+    let sentence = format!(
+        "the watchdog of rank {rank} has made no round for {}: what its record says of unfinished operations may \
+         be out of date; {}",
+        name_time(silent_ns as f64 / 1e6),
+        case.last_seen(at)
+    );
+    let mut draft = Draft::new(Code::E140, sentence);
+    draft.confidence = 0.9;
+    draft.culprits = vec![rank];
+    draft
+        .ruled_out
+        .push("rank_failed: its process was there when the record was taken".to_owned());
+    if let Some(op) = case.last_op(at) {
+        draft.frames = case.frames_of(at, op, "last_seen");
+    }
+    draft.next = format!("take native stacks of rank {rank}: which thread holds what");
+    draft
+}

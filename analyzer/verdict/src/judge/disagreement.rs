@@ -1,0 +1,435 @@
+//! Collectives on which the members of a group disagree.
+//!
+//! The members' calls under one (group, sequence number) are put into parts that agree. The largest
+//! part is right. Where two are as large, the groups that play the same part for other ranks are
+//! asked what they issued under that number, then the group's own past: what followed the same calls
+//! before. What that cannot decide stays ambiguous, with every part as an alternative.
+
+use crate::align::signature::Difference;
+use crate::align::{Aligned, GroupIx, RecordIx};
+use rcomm_recorder::model::{OpType, Rank};
+
+/// What decided which part is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ground {
+    /// More members.
+    Majority,
+    /// As many, but one part contradicts itself.
+    Consistency,
+    /// As many, but sibling groups side with one.
+    Siblings,
+    /// As many, but one continues the group's own past.
+    Past,
+    /// Nothing.
+    Nothing,
+}
+
+/// Members that issued what agrees.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Ascending.
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) records: Vec<RecordIx>,
+    /// The call of the first of them, at the point of difference.
+    pub(crate) call: u32,
+}
+
+/// One collective on which members disagree.
+#[derive(Clone, Debug)]
+pub(crate) struct Disagreement {
+    pub(crate) group: GroupIx,
+    pub(crate) seq: u32,
+    /// The right one first, the others by size.
+    pub(crate) parts: Vec<Part>,
+    /// The gravest difference.
+    pub(crate) difference: Difference,
+    pub(crate) ground: Ground,
+    /// Every member's record says that it completed.
+    pub(crate) completed: bool,
+}
+
+/// The first disagreement of each group, and the first of each further rank that parts from the others.
+pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
+    let mut found = Vec::new();
+    for group in 0..aligned.groups.len() {
+        if aligned.groups[group].lanes.iter().flatten().count() < 2 {
+            continue;
+        }
+        find_in(aligned, group, &mut found);
+    }
+    found
+}
+
+fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
+    let mut parted: Vec<Rank> = Vec::new();
+    for seq in numbers(aligned, group) {
+        let Some((blocks, completed)) = row(aligned, group, seq) else {
+            continue;
+        };
+        let fresh: Vec<_> = blocks
+            .into_iter()
+            .filter(|(rank, ..)| !parted.contains(rank))
+            .collect();
+        let Some(disagreement) = judge(aligned, group, seq, &fresh, completed) else {
+            continue;
+        };
+        let wrong = disagreement
+            .parts
+            .iter()
+            .skip(1)
+            .flat_map(|part| part.ranks.iter().copied());
+        parted.extend(wrong);
+        let decided = disagreement.ground != Ground::Nothing;
+        found.push(disagreement);
+        if !decided || found.len() > MOST {
+            return;
+        }
+    }
+}
+
+/// More would not be read.
+const MOST: usize = 256;
+
+/// The sequence numbers that more than one member recorded, ascending.
+fn numbers(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
+    let Some((low, high)) = aligned.window(group) else {
+        return Vec::new();
+    };
+    let lanes = || aligned.groups[group].lanes.iter().flatten();
+    let list = |&(record, lane): &(RecordIx, usize)| {
+        let lane = &aligned.lanes[record][lane];
+        lane.collectives
+            .iter()
+            .map(move |&at| aligned.seq(record, at))
+    };
+    let entries: usize = lanes()
+        .map(|&(record, lane)| aligned.lanes[record][lane].collectives.len())
+        .sum();
+    if (high - low) as usize <= entries {
+        return (low..=high).collect();
+    }
+    // Numbers with gaps between them: damaged, or only what is active.
+    let mut numbers: Vec<u32> = lanes().flat_map(list).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
+/// Rank, record, and the calls that the rank issued under one number.
+type Block = (Rank, RecordIx, Vec<u32>);
+
+/// The members' calls under one number; `None` if all issued one and the same.
+fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, bool)> {
+    let mut single: Option<u32> = None;
+    let mut alike = true;
+    for member in 0..aligned.groups[group].ranks.len() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let Ok(at) = aligned.find(record, lane, seq) else {
+            continue;
+        };
+        let call = aligned.op(record, lane.collectives[at]).call;
+        let long = aligned.block(record, lane, at).len() > 1;
+        if long || *single.get_or_insert(call) != call {
+            alike = false;
+            break;
+        }
+    }
+    if alike {
+        return None;
+    }
+    let mut blocks = Vec::new();
+    let mut cut = Vec::new();
+    let mut completed = true;
+    for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let Ok(at) = aligned.find(record, lane, seq) else {
+            continue;
+        };
+        let block = aligned.block(record, lane, at);
+        completed &= at < lane.pending_from;
+        let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
+        let beheaded = at == 0 && aligned.records[record].wrapped();
+        let open = block.end == lane.collectives.len() && !closed;
+        let torn = open && aligned.records[record].cut;
+        let calls: Vec<u32> = block
+            .map(|at| aligned.op(record, lane.collectives[at]).call)
+            .collect();
+        blocks.push((rank, record, calls));
+        cut.push((beheaded || torn, open, closed));
+    }
+    // Of a coalesced block the ring may have dropped the head, and the rank may be within it still.
+    let coalesced = blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|cut| cut.2);
+    if coalesced {
+        let closes = cut.iter().any(|cut| cut.2);
+        let mut cut = cut.into_iter();
+        blocks.retain(|_| {
+            cut.next()
+                .is_some_and(|(part, open, _)| !(part || open && closes))
+        });
+    }
+    Some((blocks, completed))
+}
+
+/// The gravest difference of two blocks, and the place of the first difference.
+fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(Difference, usize)> {
+    let calls = &aligned.shared.calls;
+    let pairs = a.iter().zip(b).enumerate();
+    for (at, (&a, &b)) in pairs {
+        if let Some(difference) = calls.difference(a, b) {
+            return Some((difference, at));
+        }
+    }
+    (a.len() != b.len()).then(|| (Difference::Op, a.len().min(b.len()).saturating_sub(1)))
+}
+
+fn judge(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    seq: u32,
+    blocks: &[Block],
+    completed: bool,
+) -> Option<Disagreement> {
+    let mut parts: Vec<(Vec<u32>, Part)> = Vec::new();
+    let mut gravest: Option<Difference> = None;
+    for (rank, record, calls) in blocks {
+        let fits = parts
+            .iter_mut()
+            .find(|(known, _)| difference(aligned, known, calls).is_none());
+        match fits {
+            Some((_, part)) => {
+                part.ranks.push(*rank);
+                part.records.push(*record);
+            }
+            None => {
+                let apart = parts
+                    .iter()
+                    .filter_map(|(known, _)| difference(aligned, known, calls))
+                    .min();
+                if let Some((difference, _)) = apart {
+                    gravest = Some(gravest.map_or(difference, |known| known.min(difference)));
+                }
+                parts.push((
+                    calls.clone(),
+                    Part {
+                        ranks: vec![*rank],
+                        records: vec![*record],
+                        call: calls[0],
+                    },
+                ));
+            }
+        }
+    }
+    let gravest = gravest?;
+    for (_, part) in &mut parts {
+        part.ranks.sort_unstable();
+    }
+    // The point of difference, not the start of a block.
+    let at = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, at)| at);
+    for (calls, part) in &mut parts {
+        part.call = calls.get(at).or(calls.last()).copied().unwrap_or(part.call);
+    }
+    let mut parts: Vec<Part> = parts.into_iter().map(|(_, part)| part).collect();
+    parts.sort_by(|a, b| (b.ranks.len(), &a.ranks).cmp(&(a.ranks.len(), &b.ranks)));
+    let ground = put_right_first(aligned, group, seq, &mut parts);
+    Some(Disagreement {
+        group,
+        seq,
+        parts,
+        difference: gravest,
+        ground,
+        completed,
+    })
+}
+
+fn put_right_first(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &mut [Part]) -> Ground {
+    let most = parts[0].ranks.len();
+    let tied = parts
+        .iter()
+        .take_while(|part| part.ranks.len() == most)
+        .count();
+    if tied == 1 {
+        return Ground::Majority;
+    }
+    let (told, members) = (
+        aligned.groups[group].told,
+        aligned.groups[group].ranks.len() as u64,
+    );
+    let consistent: Vec<usize> = parts[..tied]
+        .iter()
+        .map(|part| usize::from(!told || is_consistent(aligned, part.call, members)))
+        .collect();
+    let siblings = || ask_siblings(aligned, group, seq, &parts[..tied]);
+    let past = || ask_past(aligned, group, seq, &parts[..tied]);
+    let (ground, winner) = if let Some(winner) = clear_winner(&consistent) {
+        (Ground::Consistency, winner)
+    } else if let Some(winner) = clear_winner(&siblings()) {
+        (Ground::Siblings, winner)
+    } else if let Some(winner) = clear_winner(&past()) {
+        (Ground::Past, winner)
+    } else {
+        return Ground::Nothing;
+    };
+    parts.swap(0, winner);
+    ground
+}
+
+fn clear_winner(votes: &[usize]) -> Option<usize> {
+    let (winner, &most) = votes.iter().enumerate().max_by_key(|&(_, votes)| votes)?;
+    (votes.iter().filter(|&&votes| votes == most).count() == 1).then_some(winner)
+}
+
+/// Whether the two sides of a call fit each other: a gather's output is as many inputs as members.
+fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
+    let call = aligned.shared.calls.get(call);
+    let (input, output) = (
+        call.signature.input_elements(),
+        call.signature.output_elements(),
+    );
+    match call.op {
+        OpType::AllGatherSingle => input.saturating_mul(members) == output,
+        OpType::ReduceScatterSingle => output.saturating_mul(members) == input,
+        OpType::AllReduce => output == 0 || input == output,
+        _ => true,
+    }
+}
+
+fn ask_siblings(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &[Part]) -> Vec<usize> {
+    let mut votes = vec![0; parts.len()];
+    let family = aligned.groups[group].family;
+    for sibling in 0..aligned.groups.len() {
+        if sibling == group || aligned.groups[sibling].family != family {
+            continue;
+        }
+        for member in 0..aligned.groups[sibling].ranks.len() {
+            let Some((record, lane)) = aligned.lane(sibling, member) else {
+                continue;
+            };
+            let Ok(at) = aligned.find(record, lane, seq) else {
+                continue;
+            };
+            let call = aligned.op(record, lane.collectives[at]).call;
+            for (part, votes) in parts.iter().zip(&mut votes) {
+                *votes += usize::from(aligned.shared.calls.difference(part.call, call).is_none());
+            }
+        }
+    }
+    votes
+}
+
+/// What followed the same calls before, in the group's own past: the longest context that was seen.
+fn ask_past(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &[Part]) -> Vec<usize> {
+    const CONTEXT: usize = 6;
+    let mut votes = vec![0; parts.len()];
+    let record = parts[0].records[0];
+    let Some(lane) = aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group)
+    else {
+        return votes;
+    };
+    let Ok(at) = aligned.find(record, lane, seq) else {
+        return votes;
+    };
+    let past: Vec<u32> = lane.collectives[..at]
+        .iter()
+        .map(|&at| aligned.op(record, at).call)
+        .collect();
+    for context in (1..=CONTEXT.min(past.len().saturating_sub(1))).rev() {
+        let ending = &past[past.len() - context..];
+        for next in context..past.len() {
+            if past[next - context..next] == *ending {
+                for (part, votes) in parts.iter().zip(&mut votes) {
+                    *votes += usize::from(
+                        aligned
+                            .shared
+                            .calls
+                            .difference(part.call, past[next])
+                            .is_none(),
+                    );
+                }
+            }
+        }
+        if votes.iter().any(|&votes| votes > 0) {
+            break;
+        }
+    }
+    votes
+}
+
+/// How a rank's program relates to the others' from the first difference on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Shift {
+    /// It left out so many.
+    Skipped(usize),
+    /// It issued so many that nobody else did.
+    Extra(usize),
+    /// The same operations in another order.
+    Reordered(usize),
+    /// One operation differs; what follows agrees, or does not tell.
+    None,
+}
+
+/// Compares a rank's calls with the others' from the first difference on.
+pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: RecordIx) -> Shift {
+    const DEPTH: usize = 64;
+    const REACH: usize = 8;
+    let calls_of = |record: RecordIx| -> Vec<u32> {
+        let lane = aligned.lanes[record]
+            .iter()
+            .find(|lane| lane.group == disagreement.group);
+        let Some(lane) = lane else { return Vec::new() };
+        let Ok(at) = aligned.find(record, lane, disagreement.seq) else {
+            return Vec::new();
+        };
+        let rest = lane.collectives[at..].iter().take(DEPTH);
+        rest.map(|&at| aligned.op(record, at).call).collect()
+    };
+    let longest = disagreement.parts[0]
+        .records
+        .iter()
+        .map(|&right| calls_of(right))
+        .max_by_key(Vec::len);
+    let right = longest.unwrap_or_default();
+    let mine = calls_of(record);
+    let same = |a: &u32, b: &u32| aligned.shared.calls.difference(*a, *b).is_none();
+    let run = |a: &[u32], b: &[u32]| {
+        let all = a.iter().zip(b).all(|(a, b)| same(a, b));
+        all.then(|| a.len().min(b.len()))
+    };
+    // The same operations, in another order, and afterwards together again.
+    for width in 2..=REACH.min(mine.len()).min(right.len()) {
+        let mut rest: Vec<u32> = right[..width].to_vec();
+        let all = mine[..width].iter().all(|call| {
+            let found = rest.iter().position(|other| same(call, other));
+            found.map(|at| rest.swap_remove(at)).is_some()
+        });
+        if all && run(&mine[width..], &right[width..]).is_some() {
+            return Shift::Reordered(width);
+        }
+    }
+    // One operation differs and the next ones agree.
+    if run(&mine[1.min(mine.len())..], &right[1.min(right.len())..]).is_some_and(|n| n > 0) {
+        return Shift::None;
+    }
+    let mut best = (0, Shift::None);
+    for by in 1..=REACH {
+        let skipped = (by < right.len())
+            .then(|| run(&mine, &right[by..]))
+            .flatten();
+        let extra = (by < mine.len())
+            .then(|| run(&mine[by..], &right))
+            .flatten();
+        for (n, shift) in [(skipped, Shift::Skipped(by)), (extra, Shift::Extra(by))] {
+            if let Some(n) = n
+                && n > best.0
+            {
+                best = (n, shift);
+            }
+        }
+    }
+    best.1
+}

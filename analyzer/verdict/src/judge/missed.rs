@@ -1,0 +1,117 @@
+//! What a rank that others wait for would have done next.
+//!
+//! Such a rank may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
+//! next stage in a receive, everybody at the end of the step. Only one of them is where it left the
+//! program. The ranks that went on tell the order; where they do not, the earliest wait does.
+
+use crate::align::event::{self, Event};
+use crate::align::p2p::peer_of;
+use crate::align::{Aligned, RecordIx};
+use crate::judge::case::Case;
+use crate::judge::program_order::ask;
+use crate::judge::wait_graph::{Missing, Node, Place};
+use std::cmp::Reverse;
+
+/// More places than this are not compared with each other.
+const MOST: usize = 24;
+
+/// The place that a rank would have come to first, of all those where it is missed.
+pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missing)> {
+    let mut places = case.missed_at(node);
+    // A certain absence before one that is only possible.
+    if places.iter().any(|&(_, why)| why != Missing::Candidate) {
+        places.retain(|&(_, why)| why != Missing::Candidate);
+    }
+    places.sort_by_key(|&(place, _)| (case.waiting_since(place).unwrap_or(i64::MAX), place));
+    places.truncate(MOST);
+    let rank = case.rank(node);
+    let events: Vec<Option<Event>> = places
+        .iter()
+        .map(|&(place, _)| event_for(case, place, rank))
+        .collect();
+    let wins: Vec<i64> = (0..places.len())
+        .map(|one| {
+            let others = (0..places.len()).filter(|&other| other != one);
+            let score = others.map(|other| match (events[one], events[other]) {
+                (Some(a), Some(b)) if a != b => {
+                    let like = case
+                        .record_at(places[one].0, node)
+                        .or_else(|| witness(case, places[one].0));
+                    let votes = like
+                        .map(|like| ask(case.aligned, case.messages, like, a, b))
+                        .unwrap_or_default();
+                    (votes.first as i64 - votes.second as i64).signum()
+                }
+                _ => 0,
+            });
+            score.sum()
+        })
+        .collect();
+    let best = (0..places.len()).max_by_key(|&at| (wins[at], Reverse(at)))?;
+    Some(places[best])
+}
+
+/// Somebody who is at the place: as good a measure of the point of the program as the missing rank.
+fn witness(case: &Case<'_>, place: usize) -> Option<RecordIx> {
+    case.graph.arrived[place]
+        .iter()
+        .find_map(|&node| case.record_at(place, node))
+}
+
+/// What `rank` would do to come to a place.
+pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Event> {
+    let aligned = case.aligned;
+    match case.graph.places[place] {
+        Place::Collective { group, seq } => {
+            let like = aligned
+                .record_in(group, rank)
+                .or_else(|| witness(case, place))?;
+            Some(event::collective(aligned, like, group, seq))
+        }
+        Place::Batch {
+            group,
+            record,
+            pending,
+        } => {
+            let halves = case.halves(record, pending);
+            let position = halves
+                .iter()
+                .map(|half| half.position)
+                .find(|&position| peer_rank(aligned, group, record, position) == Some(rank));
+            event::other_half(aligned, record, group, position?)
+        }
+    }
+}
+
+/// The rank at the other end of a message.
+pub(crate) fn peer_rank(
+    aligned: &Aligned<'_>,
+    group: usize,
+    record: RecordIx,
+    position: u32,
+) -> Option<u32> {
+    let ranks = &aligned.groups[group].ranks;
+    let me = ranks
+        .iter()
+        .position(|&rank| rank == aligned.records[record].rank)? as u32;
+    let peer = peer_of(aligned.op(record, position), me, ranks.len() as u32)?;
+    ranks.get(peer as usize).copied()
+}
+
+/// What a rank that waits at a place has done there.
+pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event> {
+    let aligned = case.aligned;
+    match case.graph.places[place] {
+        Place::Collective { group, seq } => Some(event::collective(
+            aligned,
+            aligned.record_in(group, rank)?,
+            group,
+            seq,
+        )),
+        Place::Batch {
+            group,
+            record,
+            pending,
+        } => event::message(aligned, record, group, case.first_of_batch(record, pending)),
+    }
+}

@@ -1,0 +1,188 @@
+//! In which order the program does things, as the ranks' own records show it.
+//!
+//! Ranks of one job mostly run one program: what rank 3 does on its `tp` group, rank 5 does on its own.
+//! So a question such as "does `tp` #95 come before `world` #3?" is put to all ranks that have issued
+//! one of them. This is what tells the odd rank in a wait cycle, and which of several things a silent
+//! rank would have done next.
+
+use crate::align::event::{Event, Posted, When, lane_of_family, when};
+use crate::align::p2p::Messages;
+use crate::align::{Aligned, RecordIx};
+use crate::judge::programs::Point;
+
+/// How many ranks put one of two events first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Votes {
+    pub(crate) first: usize,
+    pub(crate) second: usize,
+    /// Where in its program the first of those that put the first event first did so.
+    pub(crate) shown_by: Option<Point>,
+}
+
+/// Asks all ranks that are at the same point of the program as `like` which of two events they put
+/// first.
+///
+/// A rank is not at the same point if it had issued another number of the first's family when it
+/// issued the collective before the second (stages of a pipeline may have layers of their own). Where
+/// the ring has dropped what would tell, a rank is asked only if nobody at the same point answers.
+pub(crate) fn ask(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    like: RecordIx,
+    first: Event,
+    second: Event,
+) -> Votes {
+    let (mut sure, mut unsure) = (Votes::default(), Votes::default());
+    let point = point_before(aligned, like, first, second);
+    let mut next = 0;
+    while next < aligned.records.len() {
+        // Each of several recorders of a process may tell of one of the two.
+        let own = aligned.records_of(aligned.records[next].rank);
+        next = own.end;
+        let there = own
+            .clone()
+            .find_map(|record| point_before(aligned, record, first, second));
+        let votes = match (point, there) {
+            (Some(point), Some(other)) if point != other => continue,
+            (Some(_), None) => &mut unsure,
+            _ => &mut sure,
+        };
+        let told = [first, second].map(|event| {
+            let mut own = own.clone();
+            own.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
+        });
+        let [Some((one, a)), Some((other, b))] = told else {
+            continue;
+        };
+        let before = |(one, a): (RecordIx, u32), (other, b): (RecordIx, u32)| {
+            let created = |record: RecordIx, at: u32| aligned.op(record, at).created_ns;
+            if one == other {
+                a < b
+            } else {
+                created(one, a) < created(other, b)
+            }
+        };
+        let is_first = match (a, b) {
+            (When::At(a), When::At(b)) if before((one, a), (other, b)) => true,
+            (When::At(a), When::At(b)) if before((other, b), (one, a)) => false,
+            (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => true,
+            (When::At(_) | When::Never, When::Lost) | (When::Never, When::At(_)) => false,
+            _ => continue,
+        };
+        if !is_first {
+            votes.second += 1;
+            continue;
+        }
+        votes.first += 1;
+        if let (When::At(position), None) = (a, votes.shown_by) {
+            let record = one;
+            votes.shown_by = Some(Point { record, position });
+        }
+    }
+    if sure == Votes::default() {
+        unsure
+    } else {
+        sure
+    }
+}
+
+/// What a rank's own past says of the order of two collectives, where it is regular: how many of one
+/// family there were between two of the other, the same number each time.
+///
+/// `Some(true)`: the first comes before the second.
+pub(crate) fn past(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<bool> {
+    let one = expected_before(aligned, record, first, second).map(|count| seq_of(second) > count);
+    let other = expected_before(aligned, record, second, first).map(|count| seq_of(first) <= count);
+    match (one, other) {
+        (Some(a), Some(b)) if a != b => None,
+        (a, b) => a.or(b),
+    }
+}
+
+fn seq_of(event: Event) -> u32 {
+    match event {
+        Event::Collective { seq, .. } => seq,
+        Event::Message(Posted { p2p_seq, .. }) | Event::OtherHalf(Posted { p2p_seq, .. }) => {
+            p2p_seq
+        }
+    }
+}
+
+/// How many of the second's family should have been issued when the first comes, by the rhythm of the
+/// ones before the first.
+fn expected_before(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<u32> {
+    const INTERVALS: u32 = 3;
+    let (Event::Collective { seq, .. }, Event::Collective { .. }) = (first, second) else {
+        return None;
+    };
+    let mut counts = Vec::new();
+    for back in 0..=INTERVALS {
+        let Event::Collective {
+            family, nth, call, ..
+        } = first
+        else {
+            return None;
+        };
+        let seq = seq.checked_sub(back)?;
+        let before = Event::Collective {
+            family,
+            nth,
+            seq: seq.max(1),
+            call,
+        };
+        // The count when number `seq - 1` was issued.
+        match point_before(aligned, record, second, before) {
+            Some(count) => counts.push(count),
+            None => break,
+        }
+    }
+    let intervals: Vec<u32> = counts
+        .windows(2)
+        .filter_map(|pair| pair[0].checked_sub(pair[1]))
+        .collect();
+    let &rhythm = intervals.first()?;
+    (intervals.len() >= 2 && rhythm > 0 && intervals.iter().all(|&n| n == rhythm))
+        .then(|| counts[0] + rhythm)
+}
+
+/// How far the first event's lane was when the collective before the second event was issued.
+fn point_before(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    first: Event,
+    second: Event,
+) -> Option<u32> {
+    let (
+        Event::Collective {
+            family: a,
+            nth: nth_a,
+            ..
+        },
+        Event::Collective {
+            family: b,
+            nth: nth_b,
+            seq,
+            ..
+        },
+    ) = (first, second)
+    else {
+        return None;
+    };
+    let counted = &aligned.lanes[record][lane_of_family(aligned, record, a, nth_a)?];
+    let lane = &aligned.lanes[record][lane_of_family(aligned, record, b, nth_b)?];
+    let at = aligned.find(record, lane, seq.checked_sub(1)?).ok()?;
+    let position = lane.collectives[at];
+    let before = counted.collectives.partition_point(|&at| at < position);
+    let newest = counted.collectives.get(before.checked_sub(1)?)?;
+    Some(aligned.seq(record, *newest))
+}

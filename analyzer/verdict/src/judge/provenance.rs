@@ -1,0 +1,523 @@
+//! Which records belong to the job that is judged, and which were left by another.
+//!
+//! Folders of dumps collect leftovers: files of an older run, of another attempt, of a job of another
+//! size. Clocks alone do not tell (hosts disagree, jobs restart within seconds), so content decides
+//! first: a job, an attempt, the shape of the world, and then contradictions that no single run can
+//! produce, such as two ranks having completed different operations under one number.
+
+use crate::align::record::{NONE, Record, Shared};
+use crate::align::signature::Difference;
+use crate::align::{Aligned, RecordIx, clocks, needs_everybody};
+use crate::judge::policy::Policy;
+use crate::report::{Code, Problem};
+use rcomm_recorder::model::Rank;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Clocks of one job are nearer than this; a record further off, and not in step, is from another time.
+const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
+/// No host's clock is further off; a record that is was left earlier.
+const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
+/// So many operations that contradict the majority's, and so large a share, and a record is foreign.
+const CONTRADICTIONS: usize = 3;
+const CONTRADICTING_SHARE: f64 = 0.25;
+
+/// Keeps the records of one job, by rank, and of each rank one, or one of each of the recorders that its
+/// process ran side by side, the newest first; the others become problems.
+pub(crate) fn select(
+    shared: &Shared,
+    mut records: Vec<Record>,
+    policy: &Policy,
+    problems: &mut Vec<Problem>,
+) -> Vec<Record> {
+    records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
+    keep_one_job(&mut records, problems);
+    keep_one_world(shared, &mut records, problems);
+    keep_newest_of_each_recorder(shared, &mut records, problems);
+    if !policy.snapshot {
+        // Leaving one aside may show the next: two files of one older run support each other.
+        for _ in 0..3 {
+            if !leave_contradicting(shared, &mut records, problems) {
+                break;
+            }
+        }
+    }
+    records
+}
+
+fn leave(record: &Record, why: &str, problems: &mut Vec<Problem>) {
+    problems.push(Problem {
+        code: Code::N300,
+        path: record.path.clone(),
+        sentence: format!("the record of rank {} was left aside: {why}", record.rank),
+    });
+}
+
+/// Our own records carry job and attempt.
+fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
+    let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
+    for record in records
+        .iter()
+        .filter(|record| !record.identity.job.is_empty())
+    {
+        let job = jobs.entry(record.identity.job.clone()).or_default();
+        job.0 += 1;
+        job.1 = job.1.max(record.newest_ns());
+    }
+    if jobs.len() > 1
+        && let Some((job, _)) = jobs.iter().max_by_key(|&(_, most)| *most)
+    {
+        records.retain(|record| {
+            let keep = record.identity.job.is_empty() || record.identity.job == *job;
+            if !keep {
+                leave(
+                    record,
+                    &format!(
+                        "it is of job {}, most are of job {job}",
+                        record.identity.job
+                    ),
+                    problems,
+                );
+            }
+            keep
+        });
+    }
+    let newest = records
+        .iter()
+        .map(|record| record.identity.attempt)
+        .max()
+        .unwrap_or(0);
+    records.retain(|record| {
+        let keep = record.identity.job.is_empty() || record.identity.attempt == newest;
+        if !keep {
+            let why = format!(
+                "it is of attempt {}, the newest is {newest}",
+                record.identity.attempt
+            );
+            leave(record, &why, problems);
+        }
+        keep
+    });
+}
+
+/// The members of the world as a record names them.
+fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
+    let groups = record
+        .groups
+        .iter()
+        .map(|local| &shared.groups[local.group as usize]);
+    groups
+        .filter(|group| !group.ranks.is_empty())
+        .find(|group| group.desc == "default_pg" || group.name.is_empty())
+        .map(|group| &*group.ranks)
+}
+
+fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
+    struct World {
+        present: BTreeSet<Rank>,
+        newest_ns: i64,
+    }
+    let mut worlds: BTreeMap<&[Rank], World> = BTreeMap::new();
+    for record in records.iter() {
+        if let Some(ranks) = world_of(shared, record) {
+            let world = worlds.entry(ranks).or_insert(World {
+                present: BTreeSet::new(),
+                newest_ns: 0,
+            });
+            world.present.insert(record.rank);
+            world.newest_ns = world.newest_ns.max(record.newest_ns());
+        }
+    }
+    if worlds.len() < 2 {
+        return;
+    }
+    // The world that is most complete; among equals the newest.
+    let best = worlds.iter().max_by_key(|(ranks, world)| {
+        (
+            world.present.len() * 1_000_000 / ranks.len(),
+            world.newest_ns,
+            Reverse(ranks.len()),
+        )
+    });
+    let Some((&chosen, _)) = best else { return };
+    records.retain(|record| {
+        let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen);
+        if !keep {
+            let size = world_of(shared, record).map_or(0, <[Rank]>::len);
+            let why = format!(
+                "its world has {size} ranks, that of the job has {}",
+                chosen.len()
+            );
+            leave(record, &why, problems);
+        }
+        keep
+    });
+}
+
+/// Of several records of a rank the newest stays, and with it those that other recorders of the same
+/// process left: what one backend did stands in one, what another did in the other.
+fn keep_newest_of_each_recorder(
+    shared: &Shared,
+    records: &mut Vec<Record>,
+    problems: &mut Vec<Problem>,
+) {
+    // Two forms of one moment: the one that says where the calls were made.
+    let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
+    let better = |record: &Record| {
+        let taken = record.identity.dump_time_ns;
+        let whole = !record.cut;
+        (
+            whole,
+            record.newest_ns(),
+            record.ops.len(),
+            taken,
+            with_stack(record),
+        )
+    };
+    records.sort_by_cached_key(|record| (record.rank, Reverse(better(record))));
+    let mut kept: Vec<Record> = Vec::with_capacity(records.len());
+    for record in records.drain(..) {
+        let of_rank = kept
+            .iter()
+            .rev()
+            .take_while(|other| other.rank == record.rank);
+        let rival = of_rank
+            .filter(|other| !are_side_by_side(shared, other, &record))
+            .last();
+        let Some(rival) = rival else {
+            kept.push(record);
+            continue;
+        };
+        let why = match rival.path.as_str() {
+            "" => "another record of this rank is newer".to_owned(),
+            path => format!("{path} is of the same rank and as new or newer"),
+        };
+        leave(&record, &why, problems);
+    }
+    *records = kept;
+}
+
+/// Whether two records of one rank are of two recorders in one process: they overlap in time and hold
+/// different operations, each the groups or the backends of its own.
+fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
+    let (a, b) = (&one.identity, &other.identity);
+    let apart = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
+    if apart(&a.host, &b.host) || (a.pid != 0 && b.pid != 0 && a.pid != b.pid) {
+        return false;
+    }
+    let from = |record: &Record| record.ops.iter().map(|op| op.created_ns).min();
+    let (Some(one_from), Some(other_from)) = (from(one), from(other)) else {
+        return false;
+    };
+    if one_from > other.latest_ns() || other_from > one.latest_ns() {
+        return false;
+    }
+    let (ours, theirs) = (used_by(shared, one), used_by(shared, other));
+    let one_backend = |a: &Use<'_>, b: &Use<'_>| are_one_backend(a.1, b.1);
+    if meet(&ours, &theirs, |a, b| a.0 == b.0 && one_backend(a, b)) {
+        return false;
+    }
+    // One recorder lists all groups that it knows, so an older look at a ring names those of a newer one.
+    let lists = |record: &Record, group: u32| record.groups.iter().any(|it| it.group == group);
+    one.recorder != other.recorder
+        || !meet(&ours, &theirs, one_backend)
+        || !one.groups.iter().any(|it| lists(other, it.group))
+}
+
+/// A group, and a backend that carried operations of it.
+type Use<'a> = (u32, &'a str);
+
+fn meet<'a>(
+    ours: &BTreeSet<Use<'a>>,
+    theirs: &BTreeSet<Use<'a>>,
+    test: impl Fn(&Use<'a>, &Use<'a>) -> bool,
+) -> bool {
+    ours.iter().any(|a| theirs.iter().any(|b| test(a, b)))
+}
+
+/// A recorder that wraps a backend may add to its name.
+fn are_one_backend(a: &str, b: &str) -> bool {
+    a.ends_with(b) || b.ends_with(a)
+}
+
+/// The groups that a record has operations of, and the backends that carried them.
+fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
+    let mut seen: HashSet<(u16, u32)> = HashSet::new();
+    let mut used = BTreeSet::new();
+    for op in &record.ops {
+        if seen.insert((op.group, op.call)) {
+            let group = record.groups[usize::from(op.group)].group;
+            used.insert((group, shared.calls.get(op.call).signature.backend.as_str()));
+        }
+    }
+    used
+}
+
+#[derive(Clone, Default)]
+struct Tally {
+    compared: usize,
+    /// Completed another operation than the majority did under the same number.
+    against: usize,
+    /// Completed, with everybody, what most members never issued.
+    beyond: usize,
+    /// Does not know a group that its other members say it belongs to, but another of that name.
+    misplaced: usize,
+    /// Has a pending collective that a peer has pending too.
+    in_step: bool,
+}
+
+fn leave_contradicting(
+    shared: &Shared,
+    records: &mut Vec<Record>,
+    problems: &mut Vec<Problem>,
+) -> bool {
+    let tallies;
+    let clocks;
+    {
+        let aligned = Aligned::as_told(shared, records, None);
+        tallies = tally(&aligned);
+        clocks = clocks::offsets(&aligned);
+    }
+    let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
+    newest.sort_unstable();
+    let typical_newest = newest.get(newest.len() / 2).copied().unwrap_or(0);
+    let near =
+        |&&time: &&i64| typical_newest.abs_diff(time) < NO_CLOCK_IS_SO_WRONG_NS.unsigned_abs();
+    let most_agree = newest.iter().filter(near).count() * 2 > newest.len();
+    let mut known: Vec<i64> = clocks.iter().flatten().map(|clock| clock.ns).collect();
+    known.sort_unstable();
+    let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
+    let mut foreign: Vec<(RecordIx, String)> = Vec::new();
+    // Who is of another time is left aside first: what contradicts a record that stays may be that one.
+    let mut another_time: Vec<(RecordIx, String)> = Vec::new();
+    for (at, tally) in tallies.iter().enumerate() {
+        let older = records[at].newest_ns() < typical_newest;
+        let share = tally.against as f64 / tally.compared.max(1) as f64;
+        let apart = clocks[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
+        // Nothing that both completed connects the clocks: then only hours tell.
+        let apart = if clocks[at].is_none() && most_agree && records[at].newest_ns() > 0 {
+            let behind = records[at].newest_ns().saturating_sub(typical_newest);
+            if behind < -NO_CLOCK_IS_SO_WRONG_NS {
+                behind
+            } else {
+                apart
+            }
+        } else {
+            apart
+        };
+        if apart < -CLOCKS_AGREE_NS && !tally.in_step && older {
+            let seconds = -apart / 1_000_000_000;
+            another_time.push((
+                at,
+                format!("it is {seconds} s older than its peers' records; it is of an older run"),
+            ));
+            continue;
+        }
+        let why = if tally.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
+            format!(
+                "{} of its {} completed operations are not those that its peers completed under the same \
+                 numbers; it is of another run",
+                tally.against, tally.compared
+            )
+        } else if older && tally.beyond > 0 {
+            "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
+             of an older run"
+                .to_owned()
+        } else if older && tally.misplaced > 0 {
+            "it names other groups than its peers do, and is older; it is of an older run"
+                .to_owned()
+        } else {
+            continue;
+        };
+        foreign.push((at, why));
+    }
+    if !another_time.is_empty() && another_time.len() * 2 < records.len() {
+        foreign = another_time;
+    } else {
+        foreign.extend(another_time);
+    }
+    if foreign.len() * 2 > records.len() || foreign.len() == records.len() {
+        // Where all contradict all, the newest is of the job at hand.
+        let Some(newest) =
+            (0..records.len()).max_by_key(|&at| (records[at].newest_ns(), Reverse(at)))
+        else {
+            return false;
+        };
+        foreign.retain(|&(at, _)| at != newest);
+    } else if foreign.len() * 2 == records.len() {
+        // As many as stay: the older ones go.
+        let newest_of = |set: &dyn Fn(RecordIx) -> bool| {
+            (0..records.len())
+                .filter(|&at| set(at))
+                .map(|at| records[at].newest_ns())
+                .max()
+        };
+        let suspects: BTreeSet<RecordIx> = foreign.iter().map(|&(at, _)| at).collect();
+        if newest_of(&|at| suspects.contains(&at)) > newest_of(&|at| !suspects.contains(&at)) {
+            return false;
+        }
+    }
+    if foreign.is_empty() {
+        return false;
+    }
+    let mut why: HashMap<RecordIx, String> = foreign.into_iter().collect();
+    let mut at = 0;
+    records.retain(|record| {
+        let foreign = why.remove(&at);
+        at += 1;
+        if let Some(why) = &foreign {
+            leave(record, why, problems);
+        }
+        foreign.is_none()
+    });
+    true
+}
+
+fn tally(aligned: &Aligned<'_>) -> Vec<Tally> {
+    let mut tallies = vec![Tally::default(); aligned.records.len()];
+    let mut row: Vec<(RecordIx, u32)> = Vec::new();
+    for group in 0..aligned.groups.len() {
+        let Some((low, high)) = aligned.window(group) else {
+            continue;
+        };
+        // A window that is wider than all its entries is a damaged number.
+        let entries: usize = aligned.groups[group]
+            .lanes
+            .iter()
+            .flatten()
+            .map(|&(record, lane)| aligned.lanes[record][lane].collectives.len())
+            .sum();
+        if (high - low) as usize > entries {
+            continue;
+        }
+        for seq in low..=high {
+            row.clear();
+            let mut alike = true;
+            let mut pending = 0usize;
+            for member in 0..aligned.groups[group].ranks.len() {
+                let Some((record, lane)) = aligned.lane(group, member) else {
+                    continue;
+                };
+                let Ok(at) = aligned.find(record, lane, seq) else {
+                    continue;
+                };
+                let op = aligned.op(record, lane.collectives[at]);
+                if at < lane.pending_from {
+                    alike &= row.first().is_none_or(|&(_, call)| call == op.call);
+                    row.push((record, op.call));
+                } else {
+                    pending += 1;
+                }
+            }
+            if pending > 1 {
+                mark_in_step(aligned, group, seq, &mut tallies);
+            }
+            if row.len() < 2 {
+                continue;
+            }
+            for &(record, _) in &row {
+                tallies[record].compared += 1;
+            }
+            if !alike {
+                count_against(aligned, &row, &mut tallies);
+            }
+        }
+        count_beyond(aligned, group, &mut tallies);
+    }
+    count_misplaced(aligned, &mut tallies);
+    tallies
+}
+
+fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Tally]) {
+    for member in 0..aligned.groups[group].ranks.len() {
+        if let Some((record, lane)) = aligned.lane(group, member)
+            && let Ok(at) = aligned.find(record, lane, seq)
+            && at >= lane.pending_from
+        {
+            tallies[record].in_step = true;
+        }
+    }
+}
+
+fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [Tally]) {
+    let calls = &aligned.shared.calls;
+    let contradicts = |a: u32, b: u32| {
+        matches!(
+            calls.difference(a, b),
+            Some(Difference::Op | Difference::Dtype | Difference::Size)
+        )
+    };
+    for &(record, call) in row {
+        let against = row
+            .iter()
+            .filter(|&&(_, other)| contradicts(call, other))
+            .count();
+        if against * 2 >= row.len() {
+            tallies[record].against += 1;
+        }
+    }
+}
+
+/// Completed with everybody what most other members have not issued.
+fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Tally]) {
+    let mut newest: Vec<(RecordIx, u32)> = Vec::new();
+    for member in 0..aligned.groups[group].ranks.len() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let whole = &aligned.records[record];
+        if !whole.cut
+            && !whole.only_active
+            && let Some(&last) = lane.collectives.last()
+        {
+            newest.push((record, aligned.seq(record, last)));
+        }
+    }
+    if newest.len() < 2 {
+        return;
+    }
+    for member in 0..aligned.groups[group].ranks.len() {
+        let Some((record, lane)) = aligned.lane(group, member) else {
+            continue;
+        };
+        let done = lane.collectives[..lane.pending_from].iter().rev();
+        let Some(&last) = done
+            .clone()
+            .find(|&&at| needs_everybody(aligned.op(record, at).kind))
+        else {
+            continue;
+        };
+        let reached = aligned.seq(record, last);
+        let behind = newest
+            .iter()
+            .filter(|&&(other, seq)| other != record && seq < reached)
+            .count();
+        if behind * 2 >= newest.len() {
+            tallies[record].beyond += 1;
+        }
+    }
+}
+
+fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Tally]) {
+    for group in &aligned.groups {
+        let known = group.lanes.iter().flatten().count();
+        if known < 2 || known * 2 <= group.ranks.len() {
+            continue;
+        }
+        for (member, &rank) in group.ranks.iter().enumerate() {
+            if group.lanes[member].is_some() {
+                continue;
+            }
+            for record in aligned.records_of(rank) {
+                // What another backend did in a group of this name is no contradiction.
+                let elsewhere = aligned.lanes[record].iter().any(|lane| {
+                    let other = &aligned.groups[lane.group];
+                    other.name == group.name
+                        && other.backend == group.backend
+                        && !lane.collectives.is_empty()
+                });
+                tallies[record].misplaced += usize::from(elsewhere);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The roots of the wait-for graph.
+//!
+//! Every wait leads to a sink: a rank that waits for nothing, a rank whose record cannot be read, a
+//! place where everybody is, or a cycle. This is what the checks judge.
+
+use crate::align::Aligned;
+use crate::align::pending::Arrival;
+use crate::judge::wait_graph::{Missing, Node, WaitGraph};
+
+/// Where waits end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sink {
+    /// Others wait for this rank; it waits for nothing that is recorded.
+    Idle(Node),
+    /// Others wait for this rank, and it left no readable record.
+    Unread(Node),
+    /// Everybody is at this place.
+    Full(usize),
+    /// Ranks wait for each other.
+    Cycle {
+        ranks: Vec<Node>,
+        places: Vec<usize>,
+    },
+}
+
+/// Finds the sinks. Where a cycle rests only on operations that may in truth have reached the device,
+/// these are released, if that leads out of the cycle.
+pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<Sink> {
+    for _ in 0..8 {
+        let found = sinks(aligned, graph);
+        let soft: Vec<usize> = found
+            .iter()
+            .filter_map(|sink| match sink {
+                Sink::Cycle { places, .. } => Some(places),
+                _ => None,
+            })
+            .flatten()
+            .copied()
+            .filter(|&place| {
+                graph.missing[place]
+                    .iter()
+                    .any(|&(_, why)| why == Missing::Held(Arrival::Head))
+            })
+            .collect();
+        if soft.is_empty() {
+            return found;
+        }
+        let kept: Vec<_> = soft
+            .iter()
+            .map(|&place| graph.missing[place].clone())
+            .collect();
+        graph.release_heads(&soft);
+        let released = sinks(aligned, graph);
+        let leads_out = released
+            .iter()
+            .any(|sink| !found.contains(sink) && matches!(sink, Sink::Idle(_) | Sink::Unread(_)));
+        if !leads_out {
+            for (&place, missing) in soft.iter().zip(kept) {
+                graph.missing[place] = missing;
+            }
+            return found;
+        }
+    }
+    sinks(aligned, graph)
+}
+
+fn sinks(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<Sink> {
+    let components = graph.components();
+    let mut component_of = vec![0; graph.ranks + graph.places.len()];
+    for (at, nodes) in components.iter().enumerate() {
+        for &node in nodes {
+            component_of[node] = at;
+        }
+    }
+    let mut waited_for = vec![false; graph.ranks];
+    for missing in &graph.missing {
+        for &(rank, _) in missing {
+            waited_for[rank] = true;
+        }
+    }
+    let mut found = Vec::new();
+    for (at, nodes) in components.iter().enumerate() {
+        let leaves = nodes
+            .iter()
+            .any(|&node| graph.successors(node).any(|next| component_of[next] != at));
+        if leaves {
+            continue;
+        }
+        match nodes.as_slice() {
+            [rank] if *rank < graph.ranks => {
+                let rank = *rank;
+                if waited_for[rank] {
+                    let read = aligned.record_of(aligned.expected[rank]).is_some();
+                    found.push(if read && !unread_by_all(graph, rank) {
+                        Sink::Idle(rank)
+                    } else {
+                        Sink::Unread(rank)
+                    });
+                }
+            }
+            [place] => found.push(Sink::Full(place - graph.ranks)),
+            _ => found.push(Sink::Cycle {
+                ranks: nodes
+                    .iter()
+                    .copied()
+                    .filter(|&node| node < graph.ranks)
+                    .collect(),
+                places: nodes
+                    .iter()
+                    .filter_map(|node| node.checked_sub(graph.ranks))
+                    .collect(),
+            }),
+        }
+    }
+    found
+}
+
+/// A record was read, but at no place where the rank is missed does it tell.
+fn unread_by_all(graph: &WaitGraph, rank: Node) -> bool {
+    graph
+        .missing
+        .iter()
+        .flatten()
+        .all(|&(node, why)| node != rank || matches!(why, Missing::Unknown(_)))
+}

@@ -1,0 +1,321 @@
+//! Every group, rank, unfinished operation and wait, beside the findings.
+
+use crate::align::pending::{Arrival, Pending, What};
+use crate::align::{GroupIx, Presence, RecordIx};
+use crate::judge::bandwidth;
+use crate::judge::case::Case;
+use crate::judge::wait_graph::{Missing, Node, Place, now_ns};
+use crate::report::{
+    GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
+};
+use rcomm_recorder::model::{OpType, Rank};
+use std::collections::BTreeMap;
+
+/// What a record shows as unfinished, with whether it is overdue.
+fn pending<'a>(case: &'a Case<'_>, record: RecordIx) -> impl Iterator<Item = (&'a Pending, bool)> {
+    let overdue = case.graph.pending[record].iter().map(|one| (one, true));
+    overdue.chain(case.graph.young[record].iter().map(|one| (one, false)))
+}
+
+/// Every group that somebody used, the largest first, then by name.
+pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
+    let aligned = case.aligned;
+    let now = now_ns(aligned, case.policy);
+    let mut reports: Vec<GroupReport> = (0..aligned.groups.len())
+        .map(|group| {
+            let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
+            let newest = |&&(record, lane): &&(RecordIx, usize)| {
+                aligned.lanes[record][lane]
+                    .collectives
+                    .last()
+                    .map(|&at| aligned.seq(record, at))
+            };
+            let newest_op = lanes.iter().find_map(|&&(record, lane)| {
+                let lane = &aligned.lanes[record][lane];
+                lane.collectives
+                    .last()
+                    .or(lane.messages.last())
+                    .map(|&at| aligned.op(record, at))
+            });
+            let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
+            let mut in_flight: Vec<u32> = Vec::new();
+            let mut oldest: Option<i64> = None;
+            for &&(record, _) in &lanes {
+                for (one, _) in pending(case, record) {
+                    if one.group == group
+                        && let What::Collective { seq } = one.what
+                    {
+                        in_flight.push(seq);
+                        let created = aligned.created_ns(record, aligned.op(record, one.position));
+                        oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
+                    }
+                }
+            }
+            in_flight.sort_unstable();
+            in_flight.dedup();
+            let numbers = || lanes.iter().filter_map(newest);
+            GroupReport {
+                group: case.group_ref(group),
+                backend: call
+                    .map(|call| call.signature.backend.clone())
+                    .unwrap_or_default(),
+                last_seq: numbers().max().map(u64::from),
+                min_seq: numbers().min().map(u64::from),
+                ranks_read: lanes.len(),
+                in_flight: in_flight.len(),
+                oldest_ms: oldest
+                    .zip(now)
+                    .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
+                lag_p50_ms: case.lateness.group_lag_ms(group, 0.5),
+                lag_p99_ms: case.lateness.group_lag_ms(group, 0.99),
+                busbw_gbs: bandwidth::busbw_gbs(aligned, group),
+                timeout_ms: call.map_or(0, |call| call.timeout_ms),
+            }
+        })
+        .filter(|report| report.ranks_read > 0)
+        .collect();
+    reports.sort_by(|a, b| (b.group.ranks.len(), &a.group).cmp(&(a.group.ranks.len(), &b.group)));
+    reports
+}
+
+/// Every rank that is expected, ascending.
+pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
+    let aligned = case.aligned;
+    aligned
+        .expected
+        .iter()
+        .map(|&rank| {
+            let record = aligned.record_of(rank);
+            let whole = record.map(|record| &aligned.records[record]);
+            // Several recorders of one process each tell a part.
+            let all = || aligned.records_of(rank);
+            let costs = all().map(|record| case.lateness.ranks[record].cost_ms);
+            let cost_ms = costs.fold(0.0, f64::max);
+            let status = whole.and_then(|whole| whole.status.as_ref());
+            RankReport {
+                rank,
+                host: whole
+                    .map(|whole| whole.identity.host.clone())
+                    .unwrap_or_default(),
+                pid: whole.map_or(0, |whole| whole.identity.pid),
+                read: record.is_some(),
+                phase: status
+                    .filter(|status| !status.phase.is_empty())
+                    .map(|status| status.phase.clone()),
+                step: status
+                    .filter(|status| status.step >= 0)
+                    .map(|status| status.step),
+                pending: all().map(|record| pending(case, record).count()).sum(),
+                lost: all().map(|record| aligned.records[record].lost()).sum(),
+                last_call: record
+                    .and_then(|record| Some(case.describe_op(record, case.last_op(record)?))),
+                lag_p50_ms: record.and_then(|record| case.lateness.ranks[record].lag_p50_ms()),
+                lag_share: record
+                    .filter(|_| case.lateness.span_ms > 0.0)
+                    .map(|_| (cost_ms / case.lateness.span_ms).clamp(0.0, 1.0)),
+            }
+        })
+        .collect()
+}
+
+/// What somebody has issued and not everybody has completed, oldest first.
+pub(crate) fn in_flight(case: &Case<'_>) -> Vec<InstanceReport> {
+    let aligned = case.aligned;
+    let now = now_ns(aligned, case.policy);
+    let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
+    let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
+    for record in 0..aligned.records.len() {
+        for (one, overdue) in pending(case, record) {
+            let created = aligned.created_ns(record, aligned.op(record, one.position));
+            match one.what {
+                What::Collective { seq } => {
+                    let known = instances.entry((one.group, seq));
+                    let (since, is_overdue) = known.or_insert((created, overdue));
+                    *since = (*since).min(created);
+                    *is_overdue |= overdue;
+                }
+                What::Batch { .. } if !overdue && one.arrival == Arrival::Arrived => {
+                    let missing =
+                        case.graph
+                            .missing_from_batch(aligned, case.messages, record, one);
+                    reports.push((created, message(case, record, one, &missing, overdue)));
+                }
+                // What is overdue has a place.
+                What::Batch { .. } => {}
+            }
+        }
+    }
+    for (place, missing) in case.graph.places.iter().zip(&case.graph.missing) {
+        if let Place::Batch {
+            record, pending, ..
+        } = *place
+        {
+            let one = &case.graph.pending[record][pending];
+            let created = aligned.created_ns(record, aligned.op(record, one.position));
+            reports.push((created, message(case, record, one, missing, true)));
+        }
+    }
+    for ((group, seq), (since, overdue)) in instances {
+        reports.push((since, collective(case, group, seq, overdue)));
+    }
+    for (since, report) in &mut reports {
+        report.age_ms = now.map(|now| now.saturating_sub(*since).max(0) as f64 / 1e6);
+    }
+    reports.sort_by(|a, b| {
+        let key =
+            |report: &InstanceReport| (report.group.clone(), report.seq, report.joined.clone());
+        a.0.cmp(&b.0).then_with(|| key(&a.1).cmp(&key(&b.1)))
+    });
+    reports.into_iter().map(|(_, report)| report).collect()
+}
+
+fn nodes(missing: &[(Node, Missing)], unknown: bool) -> Vec<Node> {
+    missing
+        .iter()
+        .filter(|(_, why)| matches!(why, Missing::Unknown(_)) == unknown)
+        .map(|&(node, _)| node)
+        .collect()
+}
+
+fn message(
+    case: &Case<'_>,
+    record: RecordIx,
+    batch: &Pending,
+    missing: &[(Node, Missing)],
+    overdue: bool,
+) -> InstanceReport {
+    let aligned = case.aligned;
+    let spot = case.spot_of_message(record, batch.group, batch.position);
+    let op = aligned.op(record, batch.position);
+    InstanceReport {
+        group: case.group_ref(batch.group),
+        seq: spot.seq,
+        seq_kind: spot.kind,
+        op: spot.op,
+        bytes: aligned.shared.calls.get(op.call).bytes(),
+        joined: vec![aligned.records[record].rank],
+        missing: case.ranks(&nodes(missing, false)),
+        unknown: case.ranks(&nodes(missing, true)),
+        state: if missing.is_empty() {
+            InstanceState::Running
+        } else {
+            InstanceState::HalfOpen
+        },
+        age_ms: None,
+        overdue,
+    }
+}
+
+fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
+    let aligned = case.aligned;
+    let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bytes = 0;
+    for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
+        match aligned.presence(group, member, seq) {
+            Presence::Issued(at) => {
+                if let Some((record, lane)) = aligned.lane(group, member) {
+                    let op = aligned.op(record, lane.collectives[at]);
+                    bytes = bytes.max(aligned.shared.calls.get(op.call).signature.input_bytes());
+                }
+                joined.push(rank);
+            }
+            Presence::Lost => joined.push(rank),
+            Presence::Absent => missing.push(rank),
+            Presence::Unknown(_) => unknown.push(rank),
+        }
+    }
+    let differs = case
+        .disagreements
+        .iter()
+        .any(|one| one.group == group && one.seq == seq);
+    let state = if differs {
+        InstanceState::Mismatch
+    } else if missing.is_empty() && unknown.is_empty() {
+        InstanceState::Running
+    } else {
+        InstanceState::Waiting
+    };
+    let spot = case.spot(group, seq);
+    for ranks in [&mut joined, &mut missing, &mut unknown] {
+        ranks.sort_unstable();
+    }
+    InstanceReport {
+        group: case.group_ref(group),
+        seq: spot.seq,
+        seq_kind: SeqKind::CollectiveSeqId,
+        op: spot.op,
+        bytes,
+        joined,
+        missing,
+        unknown,
+        state,
+        age_ms: None,
+        overdue,
+    }
+}
+
+/// So many ranks are listed in all waits together: in the largest jobs everybody waits for everybody.
+const LISTED: usize = 1 << 22;
+
+/// The wait-for graph, rank by rank, as far as it can be listed.
+pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
+    let mut waits = Vec::new();
+    let mut listed = 0;
+    for (node, places) in case.graph.waits_in.iter().enumerate() {
+        for &place in places {
+            let mut on = case.ranks(
+                &case.graph.missing[place]
+                    .iter()
+                    .map(|&(node, _)| node)
+                    .collect::<Vec<_>>(),
+            );
+            on.sort_unstable();
+            if on.is_empty() {
+                continue;
+            }
+            let spot = case.spot_of_place(place);
+            listed += on.len() + case.aligned.groups[spot.group].ranks.len();
+            if listed > LISTED {
+                return waits;
+            }
+            waits.push(Wait {
+                rank: case.rank(node),
+                on,
+                group: case.group_ref(spot.group),
+                op: spot.op,
+                seq: spot.seq,
+                seq_kind: spot.kind,
+            });
+        }
+    }
+    waits
+}
+
+/// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
+pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
+    let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
+    for (at, record) in case.aligned.records.iter().enumerate() {
+        // The newest call of the rank, whichever of its recorders tells of it.
+        if case.aligned.record_of(record.rank) != Some(at) {
+            continue;
+        }
+        let newest = record
+            .ops
+            .iter()
+            .rev()
+            .find(|op| op.kind != OpType::Coalesced || op.stack != crate::align::record::NONE);
+        if let Some(op) = newest
+            && (op.stack as usize) < case.aligned.shared.stacks.len()
+        {
+            by_stack
+                .entry(op.stack)
+                .or_default()
+                .push(case.aligned.records[at].rank);
+        }
+    }
+    let shared = &case.aligned.shared;
+    StackNode::merge(by_stack.into_iter().map(|(stack, ranks)| {
+        let frames = shared.stacks[stack as usize].iter().rev();
+        (frames.map(|&frame| &shared.frames[frame as usize]), ranks)
+    }))
+}

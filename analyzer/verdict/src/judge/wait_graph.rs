@@ -1,0 +1,513 @@
+//! Who waits for whom, across groups.
+//!
+//! The graph has two kinds of nodes: ranks, and what they are inside of ([`Place`]: a collective of a
+//! group, or a batch of messages of one rank). A rank points at every place where it has arrived and
+//! that has not completed; a place points at every rank that has not arrived there. Whoever waits can
+//! walk to the cause: ranks that wait for nothing, places where everybody is and nothing moves, and
+//! cycles. Those are the *sinks* of the graph of strongly connected components, found here by Tarjan's
+//! algorithm without recursion.
+//!
+//! *Arrived* is not *issued*: a program that runs ahead of its device issues operations that the device
+//! has not come to. Where the records show starts, started is arrived. Else, on devices, the oldest
+//! unfinished operation of a rank is where it is. A host backend runs the groups independently, so
+//! there the oldest unfinished operation of each group is.
+
+use crate::align::p2p::{self, Half, Messages, Other};
+use crate::align::pending::{Arrival, Pending, What, front_is_lost, pending_of};
+use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
+use crate::judge::components::components;
+use crate::judge::policy::Policy;
+use rcomm_recorder::model::{OpType, Rank};
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+/// Where ranks wait.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Collective {
+        group: GroupIx,
+        seq: u32,
+    },
+    /// Messages that one rank posted together: the record and its pending number.
+    Batch {
+        group: GroupIx,
+        record: RecordIx,
+        pending: usize,
+    },
+}
+
+/// Why a rank is not where others wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Missing {
+    /// Never issued it.
+    Absent,
+    /// Issued it, and is held by something older.
+    Held(Arrival),
+    /// Its record does not tell.
+    Unknown(Why),
+    /// May or may not be the one: a receive from anybody, or a record that names no peer.
+    Candidate,
+}
+
+/// Number of a node: ranks first, in the order of [`Aligned::expected`], then places.
+pub(crate) type Node = usize;
+
+/// The graph.
+#[derive(Debug)]
+pub(crate) struct WaitGraph {
+    /// Of each record: what is unfinished, in order of issue; in a snapshot what is overdue of it.
+    pub(crate) pending: Vec<Vec<Pending>>,
+    /// Of each record: what is unfinished and not overdue. Nobody is judged by it.
+    pub(crate) young: Vec<Vec<Pending>>,
+    pub(crate) places: Vec<Place>,
+    /// Of each place: who is there, as positions in `expected`.
+    pub(crate) arrived: Vec<Vec<Node>>,
+    /// Of each place: who is not, and why.
+    pub(crate) missing: Vec<Vec<(Node, Missing)>>,
+    /// Of each rank: the places where it waits.
+    pub(crate) waits_in: Vec<Vec<usize>>,
+    pub(crate) ranks: usize,
+    by_collective: HashMap<(GroupIx, u32), usize>,
+    node_of_rank: HashMap<Rank, Node>,
+}
+
+impl WaitGraph {
+    /// Builds the graph of everything unfinished (in a snapshot: overdue).
+    pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
+        let node_of_rank = aligned
+            .expected
+            .iter()
+            .enumerate()
+            .map(|(node, &rank)| (rank, node))
+            .collect();
+        let ranks = aligned.expected.len();
+        let mut graph = Self {
+            pending: Vec::with_capacity(aligned.records.len()),
+            young: vec![Vec::new(); aligned.records.len()],
+            places: Vec::new(),
+            arrived: Vec::new(),
+            missing: Vec::new(),
+            waits_in: vec![Vec::new(); ranks],
+            ranks,
+            by_collective: HashMap::new(),
+            node_of_rank,
+        };
+        let snapshot = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        for record in 0..aligned.records.len() {
+            let mut pending = pending_of(aligned, messages, record);
+            if let Some(now) = snapshot {
+                // A clock that nothing connects to the others' tells ages only by itself.
+                let own = aligned.records[record].latest_ns();
+                let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
+                // What was pending when a record was taken may have ended since: a view that looks
+                // again too late must not take its own lateness for the job's. Only the dead stay as
+                // they are.
+                let dead = aligned.records[record].died();
+                let now = match aligned.records[record].identity.dump_time_ns {
+                    _ if foreign => own,
+                    _ if dead => now,
+                    0 => now,
+                    taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
+                };
+                let is_overdue = |one: &Pending| {
+                    let op = aligned.op(record, one.position);
+                    let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
+                    let age = now.saturating_sub(aligned.created_ns(record, op));
+                    u64::try_from(age).is_ok_and(|age| {
+                        Duration::from_nanos(age) >= policy.overdue_after(timeout_ms)
+                    })
+                };
+                (pending, graph.young[record]) = pending.into_iter().partition(is_overdue);
+            }
+            graph.pending.push(pending);
+        }
+        for record in 0..aligned.records.len() {
+            graph.enter_places(aligned, record);
+        }
+        if graph.places.is_empty() {
+            graph.enter_unstarted(aligned);
+        }
+        for place in 0..graph.places.len() {
+            graph.missing[place] = match graph.places[place] {
+                Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
+                Place::Batch {
+                    record, pending, ..
+                } => {
+                    let batch = &graph.pending[record][pending];
+                    graph.missing_from_batch(aligned, messages, record, batch)
+                }
+            };
+            let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
+                graph.places[place];
+            for (node, why) in &mut graph.missing[place] {
+                let record = aligned.record_in(group, aligned.expected[*node]);
+                if record.is_some_and(|record| front_is_lost(&aligned.records[record])) {
+                    *why = Missing::Unknown(Why::HistoryLost);
+                }
+            }
+            prefer_what_is_known(&mut graph.missing[place]);
+        }
+        graph
+    }
+
+    /// The node of a rank.
+    pub(crate) fn node(&self, rank: Rank) -> Option<Node> {
+        self.node_of_rank.get(&rank).copied()
+    }
+
+    /// The place of a collective, if anybody waits there.
+    pub(crate) fn collective(&self, group: GroupIx, seq: u32) -> Option<usize> {
+        self.by_collective.get(&(group, seq)).copied()
+    }
+
+    /// How a record's unfinished collective stands, if it is unfinished.
+    pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
+        let found = self.pending[record].iter().find(|one| {
+            one.group == group && matches!(one.what, What::Collective { seq: s } if s == seq)
+        });
+        found.map(|one| one.arrival)
+    }
+
+    /// The nodes that a node points at.
+    pub(crate) fn successors(&self, node: Node) -> impl Iterator<Item = Node> + '_ {
+        let (places, missing): (&[usize], &[(Node, Missing)]) = if node < self.ranks {
+            (&self.waits_in[node], &[])
+        } else {
+            (&[], &self.missing[node - self.ranks])
+        };
+        places
+            .iter()
+            .map(|&place| place + self.ranks)
+            .chain(missing.iter().map(|&(rank, _)| rank))
+    }
+
+    /// Stops taking the operations at the head of their group's queue for held: used where that alone
+    /// closes a cycle.
+    pub(crate) fn release_heads(&mut self, places: &[usize]) {
+        for &place in places {
+            self.missing[place].retain(|&(_, why)| why != Missing::Held(Arrival::Head));
+        }
+    }
+
+    /// The strongly connected components, each before those that point at it.
+    pub(crate) fn components(&self) -> Vec<Vec<Node>> {
+        components(self.ranks + self.places.len(), |node| {
+            self.successors(node).collect()
+        })
+    }
+
+    /// Everybody who waits, directly or through others, for one of `targets`: ranks, ascending.
+    pub(crate) fn waiting_for(&self, targets: &[Node], reversed: &[Vec<Node>]) -> Vec<Node> {
+        let mut seen = vec![false; reversed.len()];
+        let mut stack: Vec<Node> = targets.to_vec();
+        for &target in targets {
+            seen[target] = true;
+        }
+        let mut ranks = Vec::new();
+        while let Some(node) = stack.pop() {
+            for &before in &reversed[node] {
+                if !seen[before] {
+                    seen[before] = true;
+                    stack.push(before);
+                    if before < self.ranks {
+                        ranks.push(before);
+                    }
+                }
+            }
+        }
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// Who points at each node.
+    pub(crate) fn reversed(&self) -> Vec<Vec<Node>> {
+        let nodes = self.ranks + self.places.len();
+        let mut reversed = vec![Vec::new(); nodes];
+        for node in 0..nodes {
+            for next in self.successors(node) {
+                reversed[next].push(node);
+            }
+        }
+        reversed
+    }
+
+    /// Starts are recorded and nothing unfinished has started anywhere, so no device has come to it: each
+    /// rank's oldest is where it stands, for then all of them stand before their first.
+    fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
+        for record in 0..aligned.records.len() {
+            if let Some(oldest) = self.pending[record].first_mut()
+                && !front_is_lost(&aligned.records[record])
+            {
+                oldest.arrival = Arrival::Arrived;
+                self.enter_places(aligned, record);
+            }
+        }
+    }
+
+    fn enter_places(&mut self, aligned: &Aligned<'_>, record: RecordIx) {
+        let Some(node) = self.node(aligned.records[record].rank) else {
+            return;
+        };
+        for at in 0..self.pending[record].len() {
+            let one = &self.pending[record][at];
+            if one.arrival != Arrival::Arrived {
+                continue;
+            }
+            let place = match one.what {
+                What::Collective { seq } => {
+                    let group = one.group;
+                    match self.by_collective.get(&(group, seq)) {
+                        Some(&place) => place,
+                        None => {
+                            let place = self.add(Place::Collective { group, seq });
+                            self.by_collective.insert((group, seq), place);
+                            place
+                        }
+                    }
+                }
+                What::Batch { .. } => {
+                    let group = one.group;
+                    self.add(Place::Batch {
+                        group,
+                        record,
+                        pending: at,
+                    })
+                }
+            };
+            self.arrived[place].push(node);
+            self.waits_in[node].push(place);
+        }
+    }
+
+    fn add(&mut self, place: Place) -> usize {
+        self.places.push(place);
+        self.arrived.push(Vec::new());
+        self.missing.push(Vec::new());
+        self.places.len() - 1
+    }
+
+    fn missing_from(
+        &self,
+        aligned: &Aligned<'_>,
+        group: GroupIx,
+        seq: u32,
+    ) -> Vec<(Node, Missing)> {
+        let mut missing = Vec::new();
+        for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
+            let why = match aligned.presence(group, member, seq) {
+                Presence::Lost => continue,
+                Presence::Issued(_) => {
+                    let record = aligned.record_in(group, rank);
+                    match record.and_then(|record| self.arrival(record, group, seq)) {
+                        None | Some(Arrival::Arrived) => continue,
+                        Some(arrival) => Missing::Held(arrival),
+                    }
+                }
+                Presence::Absent => Missing::Absent,
+                Presence::Unknown(why) => Missing::Unknown(why),
+            };
+            if let Some(node) = self.node(rank) {
+                missing.push((node, why));
+            }
+        }
+        missing
+    }
+
+    /// Who has to come so that a rank's batch of messages can complete.
+    pub(crate) fn missing_from_batch(
+        &self,
+        aligned: &Aligned<'_>,
+        messages: &Messages,
+        record: RecordIx,
+        batch: &Pending,
+    ) -> Vec<(Node, Missing)> {
+        let What::Batch { halves } = &batch.what else {
+            return Vec::new();
+        };
+        let mut missing: BTreeMap<Node, Missing> = BTreeMap::new();
+        for &half in halves {
+            for (rank, why) in self.other_ends(aligned, messages, batch.group, record, half) {
+                if let Some(node) = self.node(rank) {
+                    missing
+                        .entry(node)
+                        .and_modify(|known| *known = why.min(*known))
+                        .or_insert(why);
+                }
+            }
+        }
+        missing.into_iter().collect()
+    }
+
+    /// Who has to come so that a half can complete.
+    fn other_ends(
+        &self,
+        aligned: &Aligned<'_>,
+        messages: &Messages,
+        group: GroupIx,
+        record: RecordIx,
+        half: Half,
+    ) -> Vec<(Rank, Missing)> {
+        let ranks = &aligned.groups[group].ranks;
+        let op = aligned.op(record, half.position);
+        let Some(me) = ranks
+            .iter()
+            .position(|&rank| rank == aligned.records[record].rank)
+        else {
+            return Vec::new();
+        };
+        let Some(peer) = p2p::peer_of(op, me as u32, ranks.len() as u32) else {
+            if op.kind == OpType::Recv && any_is_served(aligned, messages, group, me as u32, half) {
+                return Vec::new();
+            }
+            return possible_senders(aligned, messages, group, me as u32);
+        };
+        let rank = ranks[peer as usize];
+        let ends = if op.kind == OpType::Send {
+            (me as u32, peer)
+        } else {
+            (peer, me as u32)
+        };
+        let other = messages
+            .pairs
+            .get(&(group, ends))
+            .map_or(Other::Missing, |pair| {
+                let list = if op.kind == OpType::Send {
+                    &pair.sends
+                } else {
+                    &pair.receives
+                };
+                match list.binary_search_by_key(&half.position, |half| half.position) {
+                    Ok(at) if op.kind == OpType::Send => messages.receive_of(pair, at),
+                    Ok(at) => messages.send_of(pair, at),
+                    Err(_) => Other::Lost,
+                }
+            });
+        let Some(there) = aligned.record_in(group, rank) else {
+            return vec![(rank, Missing::Unknown(Why::NoRecord))];
+        };
+        match other {
+            Other::Lost => Vec::new(),
+            Other::Posted(other) => {
+                let held = self.pending[there].iter().find(
+                    |one| matches!(&one.what, What::Batch { halves } if halves.contains(&other)),
+                );
+                match held.map(|one| one.arrival) {
+                    None | Some(Arrival::Arrived) => Vec::new(),
+                    Some(arrival) => vec![(rank, Missing::Held(arrival))],
+                }
+            }
+            Other::Missing if aligned.records[there].cut => {
+                vec![(rank, Missing::Unknown(Why::Cut))]
+            }
+            Other::Missing if op.kind == OpType::Send && takes_from_any(messages, group, peer) => {
+                vec![(rank, Missing::Candidate)]
+            }
+            Other::Missing => vec![(rank, Missing::Absent)],
+        }
+    }
+}
+
+/// Who may be the one that a receive from anybody waits for: where all tell how much they have sent to
+/// this receiver, those that have sent least.
+fn possible_senders(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    group: GroupIx,
+    me: u32,
+) -> Vec<(Rank, Missing)> {
+    let ranks = &aligned.groups[group].ranks;
+    let others = (0..ranks.len() as u32).filter(|&member| member != me);
+    let mut senders: Vec<(Rank, Missing, usize)> = Vec::with_capacity(ranks.len());
+    let mut all_tell = true;
+    for member in others {
+        let rank = ranks[member as usize];
+        let record = aligned.record_in(group, rank);
+        let record = record.map(|at| &aligned.records[at]);
+        let why = match record {
+            None => Missing::Unknown(Why::NoRecord),
+            Some(record) if record.cut => Missing::Unknown(Why::Cut),
+            Some(record) => {
+                all_tell &= !record.wrapped() && !record.only_active;
+                Missing::Candidate
+            }
+        };
+        all_tell &= why == Missing::Candidate;
+        let pair = messages.pairs.get(&(group, (member, me)));
+        senders.push((rank, why, pair.map_or(0, |pair| pair.sends.len())));
+    }
+    let least = senders.iter().map(|&(.., sent)| sent).min();
+    senders.retain(|&(.., sent)| !all_tell || Some(sent) == least);
+    senders
+        .into_iter()
+        .map(|(rank, why, _)| (rank, why))
+        .collect()
+}
+
+/// Whether the receiver of a group also takes from whoever sends first.
+fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
+    messages.any.contains_key(&(group, receiver))
+}
+
+/// Whether somebody has sent what this receive from anybody would take.
+fn any_is_served(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    group: GroupIx,
+    me: u32,
+    half: Half,
+) -> bool {
+    let Some(list) = messages.any.get(&(group, me)) else {
+        return false;
+    };
+    let of_member = |member: u32| {
+        aligned
+            .lane(group, member as usize)
+            .map(|(record, _)| record)
+    };
+    let is_whole = |record: RecordIx| {
+        let record = &aligned.records[record];
+        !record.wrapped() && !record.only_active
+    };
+    let members = 0..aligned.groups[group].ranks.len() as u32;
+    let exact = members.clone().filter_map(of_member).all(is_whole);
+    // Where rings have dropped some, only what is unfinished can be counted.
+    let counts = |record: Option<RecordIx>, half: Half| {
+        exact || record.is_some_and(|record| !p2p::done(aligned, record, half))
+    };
+    let earlier = list
+        .iter()
+        .filter(|any| any.position < half.position && counts(of_member(me), **any));
+    // Sends to me that none of my receives by name takes.
+    let unclaimed = members.filter_map(|source| {
+        let pair = messages.pairs.get(&(group, (source, me)))?;
+        let open = |list: &[Half], member| {
+            list.iter()
+                .filter(|half| counts(of_member(member), **half))
+                .count()
+        };
+        Some(open(&pair.sends, source).saturating_sub(open(&pair.receives, me)))
+    });
+    unclaimed.sum::<usize>() > earlier.count()
+}
+
+/// A member whose record does not tell is not suspected while another's record does.
+fn prefer_what_is_known(missing: &mut Vec<(Node, Missing)>) {
+    let known = |why: Missing| matches!(why, Missing::Absent | Missing::Held(_));
+    if missing.iter().any(|&(_, why)| known(why)) {
+        missing.retain(|&(_, why)| known(why));
+    }
+}
+
+/// The moment of judgement in common time: the policy's, the dumps' own, else the newest moment that
+/// any record knows of.
+pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
+    let of_records = aligned
+        .records
+        .iter()
+        .enumerate()
+        .map(|(at, record)| record.latest_ns().saturating_sub(aligned.offsets_ns[at]));
+    policy
+        .now_ns
+        .or_else(|| of_records.max())
+        .filter(|&now| now > 0)
+}

@@ -1,0 +1,32 @@
+//! Judgement of flight recorder dumps: the same records always give the same [`Report`].
+//!
+//! Nothing here reads a clock, a file or a socket, starts a thread or prints: the time of judgement and
+//! everything else is an argument. `rcomm-analyzer` reads the records, this crate judges them:
+//!
+//! ```
+//! use rcomm_verdict::{Policy, Verdict, analyze};
+//!
+//! let dumps: Vec<rcomm_recorder::publish::Dump> = Vec::new();
+//! assert_eq!(analyze(&dumps, &Policy::default()).verdict, Verdict::Inconclusive);
+//! ```
+//!
+//! The rooms, each of which uses only those below it:
+//!
+//! | room | holds |
+//! |---|---|
+//! | `judge` | which rank waits for which and why: the wait graph, one file per check, the verdict |
+//! | `align` | the records of all ranks side by side, by group and sequence number |
+//! | `report` | what an analysis returns, and helpers to show it |
+#![forbid(unsafe_code)]
+
+mod align;
+mod judge;
+mod report;
+
+pub use align::{Extent, needs_everybody};
+pub use judge::{Analysis, Policy, Unread, analyze};
+pub use report::{
+    Code, Difference, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef, GroupReport,
+    Input, InstanceReport, InstanceState, Problem, RankReport, Report, SeqKind, Severity,
+    StackNode, Verdict, Wait, causes, explain, filter, matrix, words,
+};

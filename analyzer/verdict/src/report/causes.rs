@@ -1,0 +1,180 @@
+//! The causal chain: from the ranks at the root of a hang to all that wait because of them.
+//!
+//! Reads the wait-for graph of a [`Report`] level by level. Judges nothing: what the root is, the
+//! findings say.
+
+use crate::report::{GroupRef, Report, SeqKind, Wait};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// One link: ranks that wait in the same operation of groups with the same description.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// How far from the root: 1 = waits for a root itself.
+    pub level: usize,
+    /// The groups waited in, in order of their names.
+    pub groups: Vec<GroupRef>,
+    /// The operation.
+    pub op: String,
+    /// The smallest and the largest sequence number.
+    pub seq: (u64, u64),
+    /// Of which counter.
+    pub seq_kind: SeqKind,
+    /// Who waits, ascending.
+    pub ranks: Vec<Rank>,
+}
+
+/// Who waits because of `roots`, nearest first.
+///
+/// Each rank appears once, at its shortest distance from a root.
+pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
+    let mut waiting_on: HashMap<Rank, Vec<usize>> = HashMap::new();
+    for (at, wait) in report.waits.iter().enumerate() {
+        for &rank in &wait.on {
+            waiting_on.entry(rank).or_default().push(at);
+        }
+    }
+    let mut seen: HashSet<Rank> = roots.iter().copied().collect();
+    let mut front: Vec<Rank> = roots.to_vec();
+    let mut links = Vec::new();
+    for level in 1.. {
+        let hits: BTreeSet<usize> = front
+            .iter()
+            .filter_map(|rank| waiting_on.get(rank))
+            .flatten()
+            .copied()
+            .filter(|&at| !seen.contains(&report.waits[at].rank))
+            .collect();
+        if hits.is_empty() {
+            break;
+        }
+        let mut by_place: BTreeMap<(&str, &str, SeqKind), Vec<&Wait>> = BTreeMap::new();
+        for wait in hits.iter().map(|&at| &report.waits[at]) {
+            by_place
+                .entry((&wait.group.desc, &wait.op, wait.seq_kind))
+                .or_default()
+                .push(wait);
+        }
+        front.clear();
+        for ((_, op, seq_kind), waits) in by_place {
+            let ranks: BTreeSet<Rank> = waits.iter().map(|wait| wait.rank).collect();
+            let groups: BTreeSet<&GroupRef> = waits.iter().map(|wait| &wait.group).collect();
+            let seqs = || waits.iter().map(|wait| wait.seq);
+            front.extend(&ranks);
+            links.push(Link {
+                level,
+                groups: groups.into_iter().cloned().collect(),
+                op: op.to_owned(),
+                seq: (seqs().min().unwrap_or(0), seqs().max().unwrap_or(0)),
+                seq_kind,
+                ranks: ranks.into_iter().collect(),
+            });
+        }
+        seen.extend(&front);
+    }
+    links
+}
+
+/// From one waiting rank towards a root: each wait, and the rank that it leads to next.
+///
+/// Ends at a rank that waits for nobody, or where the path closes into a cycle: then the last wait
+/// is for a rank that came before.
+pub fn path(report: &Report, from: Rank) -> Vec<Wait> {
+    let by_rank: HashMap<Rank, &Wait> = report
+        .waits
+        .iter()
+        .rev()
+        .map(|wait| (wait.rank, wait))
+        .collect();
+    let mut path = Vec::new();
+    let mut seen = HashSet::from([from]);
+    let mut rank = from;
+    while let Some(wait) = by_rank.get(&rank) {
+        path.push((*wait).clone());
+        // A rank that waits for nobody ends the search: it is nearer to the cause than one that waits.
+        let next = wait
+            .on
+            .iter()
+            .find(|on| !by_rank.contains_key(on))
+            .or_else(|| wait.on.first());
+        match next {
+            Some(&next) if seen.insert(next) => rank = next,
+            _ => break,
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Input, Verdict};
+
+    fn report(waits: Vec<Wait>) -> Report {
+        Report {
+            schema: Report::SCHEMA.into(),
+            verdict: Verdict::Stuck,
+            findings: vec![],
+            problems: vec![],
+            input: Input::default(),
+            groups: vec![],
+            ranks: [].into(),
+            in_flight: vec![],
+            waits,
+            stacks: vec![],
+        }
+    }
+
+    fn wait(rank: Rank, on: &[Rank], name: &str, desc: &str) -> Wait {
+        Wait {
+            rank,
+            on: on.to_vec(),
+            group: GroupRef {
+                name: name.into(),
+                desc: desc.into(),
+                ranks: [].into(),
+            },
+            op: "all_reduce".into(),
+            seq: 7,
+            seq_kind: SeqKind::CollectiveSeqId,
+        }
+    }
+
+    #[test]
+    fn the_chain_goes_outwards_from_the_root_and_names_each_rank_once() {
+        let report = report(vec![
+            wait(1, &[0], "tp_0", "tp"),
+            wait(2, &[0], "dp_0", "dp"),
+            wait(3, &[1, 2], "dp_1", "dp"),
+        ]);
+        let chain = chain(&report, &[0]);
+        let seen: Vec<_> = chain
+            .iter()
+            .map(|link| {
+                (
+                    link.level,
+                    link.groups[0].desc.as_str(),
+                    link.ranks.as_slice(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (1, "dp", &[2][..]),
+                (1, "tp", &[1][..]),
+                (2, "dp", &[3][..])
+            ]
+        );
+    }
+
+    #[test]
+    fn a_path_prefers_the_rank_that_waits_for_nobody_and_ends_in_a_cycle() {
+        let to_root = report(vec![wait(3, &[1, 2], "g", "g"), wait(1, &[2], "g", "g")]);
+        assert_eq!(path(&to_root, 3).len(), 1);
+        let cycle = report(vec![wait(1, &[2], "a", "a"), wait(2, &[1], "b", "b")]);
+        let path = path(&cycle, 1);
+        assert_eq!(path.len(), 2);
+        assert_eq!(path[1].on, [1]);
+    }
+}

@@ -1,0 +1,150 @@
+//! What changed between two reports: two runs, or two moments of one.
+//!
+//! Findings are the same if they say the same of the same place: code, group, sequence number and
+//! ranks at fault. Their sentences may differ (a wait grows).
+
+use crate::report::{Finding, GroupRef, Report, Severity, Verdict};
+use rcomm_recorder::model::Rank;
+use serde::Serialize;
+
+/// See the module. Prints as JSON under the name [`Difference::SCHEMA`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// [`Difference::SCHEMA`].
+    pub schema: &'static str,
+    /// Verdicts of both.
+    pub verdicts: [Verdict; 2],
+    /// Errors and warnings of the second report that the first one lacks.
+    pub new: Vec<Finding>,
+    /// Those of both, as the second report tells them.
+    pub remaining: Vec<Finding>,
+    /// Those of the first report that the second one lacks.
+    pub gone: Vec<Finding>,
+    /// Groups in either, in the order of the second report; those only in the first one come last.
+    pub groups: Vec<GroupChange>,
+    /// Ranks whose record only the first report read.
+    pub ranks_lost: Vec<Rank>,
+    /// Ranks whose record only the second report read.
+    pub ranks_gained: Vec<Rank>,
+    /// Ranks with pending work whose newest call is the same in both.
+    pub ranks_unmoved: Vec<Rank>,
+}
+
+/// One group at both moments.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GroupChange {
+    /// Which.
+    pub group: GroupRef,
+    /// Newest collective that any member issued, before and after.
+    pub last_seq: [Option<u64>; 2],
+    /// Newest collective that the member furthest behind issued, before and after.
+    pub min_seq: [Option<u64>; 2],
+    /// Median arrival lag, ms, before and after.
+    pub lag_p50_ms: [Option<f64>; 2],
+}
+
+impl GroupChange {
+    /// How many collectives the group went on; `None` if unknown on either side, or if it went back
+    /// (another run).
+    pub fn advanced(&self) -> Option<u64> {
+        let [before, after] = self.last_seq;
+        after?.checked_sub(before?)
+    }
+}
+
+impl Difference {
+    /// Name and version of the JSON form.
+    pub const SCHEMA: &'static str = "rcomm.diff/1";
+
+    /// From `before` to `after`.
+    pub fn between(before: &Report, after: &Report) -> Self {
+        let loud = |report: &Report| -> Vec<Finding> {
+            let all = report.findings.iter();
+            all.filter(|finding| finding.severity != Severity::Note)
+                .cloned()
+                .collect()
+        };
+        let (old, now) = (loud(before), loud(after));
+        let (remaining, new) = now
+            .into_iter()
+            .partition(|finding| old.iter().any(|other| is_same(other, finding)));
+        let gone = old
+            .into_iter()
+            .filter(|finding| !after.findings.iter().any(|other| is_same(other, finding)))
+            .collect();
+        let read = |report: &Report| -> Vec<Rank> {
+            let read = report.ranks.iter().filter(|rank| rank.read);
+            read.map(|rank| rank.rank).collect()
+        };
+        let (read_before, read_after) = (read(before), read(after));
+        let only = |these: &[Rank], those: &[Rank]| -> Vec<Rank> {
+            let only = these.iter().filter(|rank| !those.contains(rank));
+            only.copied().collect()
+        };
+        Self {
+            schema: Self::SCHEMA,
+            verdicts: [before.verdict, after.verdict],
+            new,
+            remaining,
+            gone,
+            groups: compare_groups(before, after),
+            ranks_lost: only(&read_before, &read_after),
+            ranks_gained: only(&read_after, &read_before),
+            ranks_unmoved: unmoved(before, after),
+        }
+    }
+}
+
+fn is_same(one: &Finding, other: &Finding) -> bool {
+    (one.code, &one.group, one.seq, &one.culprit_ranks)
+        == (other.code, &other.group, other.seq, &other.culprit_ranks)
+}
+
+fn compare_groups(before: &Report, after: &Report) -> Vec<GroupChange> {
+    let find = |report: &Report, group: &GroupRef| {
+        let mut groups = report.groups.iter();
+        groups.find(|known| known.group == *group).cloned()
+    };
+    let only_before = before
+        .groups
+        .iter()
+        .filter(|group| find(after, &group.group).is_none());
+    after
+        .groups
+        .iter()
+        .chain(only_before)
+        .map(|known| {
+            let sides = [before, after].map(|report| find(report, &known.group));
+            let [old, now] = &sides;
+            let last =
+                |side: &Option<crate::report::GroupReport>| side.as_ref().and_then(|g| g.last_seq);
+            let min =
+                |side: &Option<crate::report::GroupReport>| side.as_ref().and_then(|g| g.min_seq);
+            let lag = |side: &Option<crate::report::GroupReport>| {
+                side.as_ref().and_then(|g| g.lag_p50_ms)
+            };
+            GroupChange {
+                group: known.group.clone(),
+                last_seq: [last(old), last(now)],
+                min_seq: [min(old), min(now)],
+                lag_p50_ms: [lag(old), lag(now)],
+            }
+        })
+        .collect()
+}
+
+/// Pending work and the same newest call: the rank has not moved between the two moments.
+fn unmoved(before: &Report, after: &Report) -> Vec<Rank> {
+    after
+        .ranks
+        .iter()
+        .filter(|rank| rank.pending > 0 && rank.last_call.is_some())
+        .filter(|rank| {
+            before
+                .ranks
+                .iter()
+                .any(|old| old.rank == rank.rank && old.last_call == rank.last_call)
+        })
+        .map(|rank| rank.rank)
+        .collect()
+}

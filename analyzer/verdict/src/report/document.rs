@@ -1,0 +1,283 @@
+//! What every analysis says: one type for the command line, the terminal and the browser.
+
+use crate::report::{Finding, GroupRef, SeqKind, Severity};
+use rcomm_recorder::model::{Frame, Rank};
+use serde::{Deserialize, Serialize};
+
+/// The whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`Report::SCHEMA`].
+    pub schema: String,
+    /// The answer in a word.
+    pub verdict: Verdict,
+    /// Most likely root cause first; consequences after their causes.
+    pub findings: Vec<Finding>,
+    /// What was wrong with the input.
+    pub problems: Vec<Problem>,
+    /// What was read.
+    pub input: Input,
+    /// Every group, in a stable order (largest first, then by name).
+    #[serde(default)]
+    pub groups: Vec<GroupReport>,
+    /// Every rank, ascending.
+    #[serde(default)]
+    pub ranks: Vec<RankReport>,
+    /// Operations that somebody has issued and not everybody has completed, oldest first.
+    #[serde(default)]
+    pub in_flight: Vec<InstanceReport>,
+    /// The wait-for graph: who waits for whom.
+    #[serde(default)]
+    pub waits: Vec<Wait>,
+    /// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
+    #[serde(default)]
+    pub stacks: Vec<StackNode>,
+}
+
+impl Report {
+    /// Name and version of the JSON form.
+    pub const SCHEMA: &'static str = "rcomm.report/1";
+
+    /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
+    /// error or warning, 2 could not tell.
+    pub fn exit_code(&self) -> u8 {
+        let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
+        match self.verdict {
+            _ if blamed => 1,
+            Verdict::Healthy | Verdict::Running => 0,
+            Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => 1,
+            Verdict::Inconclusive => 2,
+        }
+    }
+}
+
+/// The answer in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Nothing is wrong and nothing is pending.
+    Healthy,
+    /// A look at a running job: work is pending, none of it is overdue.
+    Running,
+    /// Ranks wait for what will not come.
+    Stuck,
+    /// Ranks disagree on what they do together.
+    Mismatch,
+    /// Everything completes, some ranks late.
+    Slow,
+    /// The input does not tell.
+    Inconclusive,
+}
+
+/// Something wrong with one input.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Problem {
+    /// N300, N301, ...
+    pub code: crate::report::Code,
+    /// The file (or source).
+    pub path: String,
+    /// What is wrong with it and what was done, in one sentence.
+    pub sentence: String,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// Files (or sources) looked at.
+    pub files: usize,
+    /// Ranks that should have left a record.
+    pub ranks_expected: usize,
+    /// Ranks whose record was read.
+    pub ranks_read: usize,
+    /// Operations read.
+    pub entries: u64,
+}
+
+/// One group over all its ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupReport {
+    /// Which.
+    pub group: GroupRef,
+    /// Backend of its newest operation; empty if none.
+    pub backend: String,
+    /// Newest collective that any member issued; `None` if none did.
+    pub last_seq: Option<u64>,
+    /// Newest collective that the member furthest behind issued; `None` if none.
+    pub min_seq: Option<u64>,
+    /// Members whose record was read.
+    pub ranks_read: usize,
+    /// Collectives pending now.
+    pub in_flight: usize,
+    /// Age of the oldest pending operation, ms, where times are known.
+    pub oldest_ms: Option<f64>,
+    /// Arrival lag over the recorded collectives, ms: median.
+    pub lag_p50_ms: Option<f64>,
+    /// Arrival lag, ms: 99th percentile.
+    pub lag_p99_ms: Option<f64>,
+    /// Median bus bandwidth of its collectives of at least 1 MiB, GB/s.
+    pub busbw_gbs: Option<f64>,
+    /// Time-out of its newest operation, ms; 0 = unknown.
+    pub timeout_ms: u64,
+}
+
+/// One rank over all its groups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// Global rank.
+    pub rank: Rank,
+    /// Host; empty if unknown.
+    pub host: String,
+    /// Process id; 0 if unknown.
+    pub pid: u32,
+    /// A record was read.
+    pub read: bool,
+    /// What it last named as its phase, and its step, where it said so.
+    pub phase: Option<String>,
+    /// See `phase`.
+    pub step: Option<i64>,
+    /// Operations that it has issued and not completed.
+    pub pending: usize,
+    /// Records that its ring dropped or overwrote before this window.
+    pub lost: u64,
+    /// Its newest recorded call, in words (`all_gather #48211 on tp`).
+    pub last_call: Option<String>,
+    /// Median arrival lag in the group where that is largest, ms.
+    pub lag_p50_ms: Option<f64>,
+    /// Share of the job's time that others spent waiting for it, 0..1.
+    pub lag_share: Option<f64>,
+}
+
+/// One collective instance, or one message, joined over its ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InstanceReport {
+    /// Which group.
+    pub group: GroupRef,
+    /// Sequence number.
+    pub seq: u64,
+    /// Of which counter.
+    pub seq_kind: SeqKind,
+    /// The operation.
+    pub op: String,
+    /// Bytes per rank (the largest member's input).
+    pub bytes: u64,
+    /// Ranks that issued it, ascending.
+    pub joined: Vec<Rank>,
+    /// Members that did not, as far as the record tells, ascending.
+    pub missing: Vec<Rank>,
+    /// Members of whom the record cannot tell, ascending.
+    pub unknown: Vec<Rank>,
+    /// Where it stands.
+    pub state: InstanceState,
+    /// Since its first issue, ms, where times are known.
+    pub age_ms: Option<f64>,
+    /// It counts as stuck. In a look at a running job only what is overdue does
+    /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); of the others nobody is accused.
+    #[serde(default = "is_overdue")]
+    pub overdue: bool,
+}
+
+/// Reports that did not say so listed nothing else.
+const fn is_overdue() -> bool {
+    true
+}
+
+/// Where a pending instance stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InstanceState {
+    /// Everybody is inside.
+    Running,
+    /// Members are missing.
+    Waiting,
+    /// One half of a message is missing.
+    HalfOpen,
+    /// Members disagree on what it is.
+    Mismatch,
+}
+
+/// One edge of the wait-for graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// Who waits.
+    pub rank: Rank,
+    /// For whom, ascending.
+    pub on: Vec<Rank>,
+    /// In which group.
+    pub group: GroupRef,
+    /// In which operation.
+    pub op: String,
+    /// Sequence number.
+    pub seq: u64,
+    /// Of which counter.
+    pub seq_kind: SeqKind,
+}
+
+/// One frame of the merged stacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackNode {
+    /// Function.
+    pub name: String,
+    /// Source file.
+    pub filename: String,
+    /// Line.
+    pub line: u32,
+    /// Ranks whose newest call passes through this frame, ascending.
+    pub ranks: Vec<Rank>,
+    /// Frames called from here.
+    pub children: Vec<StackNode>,
+}
+
+impl StackNode {
+    /// Merges call stacks, each from the outermost frame inwards with the ranks that are in it.
+    pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
+    where
+        F: Iterator<Item = &'a Frame>,
+    {
+        let mut roots: Vec<Self> = Vec::new();
+        for (frames, ranks) in stacks {
+            let mut level = &mut roots;
+            for frame in frames {
+                let known = level.iter().position(|node| {
+                    node.name == frame.name
+                        && node.filename == frame.filename
+                        && node.line == frame.line
+                });
+                let at = known.unwrap_or_else(|| {
+                    level.push(Self {
+                        name: frame.name.clone(),
+                        filename: frame.filename.clone(),
+                        line: frame.line,
+                        ranks: Vec::new(),
+                        children: Vec::new(),
+                    });
+                    level.len() - 1
+                });
+                level[at].ranks.extend(&ranks);
+                level = &mut level[at].children;
+            }
+        }
+        sort_stacks(&mut roots);
+        roots
+    }
+
+    /// Those of `caller`, the ranks in the frame that this one was called from, that are not in this
+    /// one, ascending: where they part, they went another way or came no further.
+    pub fn not_here(&self, caller: &[Rank]) -> Vec<Rank> {
+        let elsewhere = caller.iter().copied();
+        elsewhere
+            .filter(|rank| self.ranks.binary_search(rank).is_err())
+            .collect()
+    }
+}
+
+fn sort_stacks(nodes: &mut [StackNode]) {
+    for node in nodes.iter_mut() {
+        node.ranks.sort_unstable();
+        node.ranks.dedup();
+        // Stacks are bounded by what the recorders write: a few hundred frames at most.
+        sort_stacks(&mut node.children);
+    }
+    nodes.sort_by(|a, b| {
+        (&a.filename, a.line, &a.name, &a.ranks).cmp(&(&b.filename, b.line, &b.name, &b.ranks))
+    });
+}

@@ -1,0 +1,230 @@
+//! One finding: what is wrong, who is to blame, and the proof.
+
+use crate::report::words::name_time;
+use rcomm_recorder::model::{EntryState, Rank};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+macro_rules! codes {
+    ($( $code:ident $name:ident $severity:ident $text:literal; )+) => {
+        /// A stable code. Never reused for another meaning.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Code {
+            $(
+                #[doc = concat!("`", stringify!($name), "`: ", $text)]
+                $code,
+            )+
+        }
+
+        impl Code {
+            /// Every code, in order.
+            pub const ALL: &'static [Self] = &[$(Self::$code),+];
+
+            /// The name that goes with the code (`not_joined`).
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$code => stringify!($name), )+ }
+            }
+
+            /// `E101`.
+            pub const fn id(self) -> &'static str {
+                match self { $( Self::$code => stringify!($code), )+ }
+            }
+
+            /// How bad it is.
+            pub const fn severity(self) -> Severity {
+                match self { $( Self::$code => Severity::$severity, )+ }
+            }
+
+            /// When it is said, in a line.
+            pub const fn meaning(self) -> &'static str {
+                match self { $( Self::$code => $text, )+ }
+            }
+
+            /// The code with this id or name, letters of any case.
+            pub fn parse(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|code| {
+                    code.id().eq_ignore_ascii_case(text) || code.name().eq_ignore_ascii_case(text)
+                })
+            }
+        }
+    };
+}
+
+codes! {
+    E101 not_joined Error "a rank left a record but never issued the operation that its peers wait in";
+    E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
+    E103 skipped_collective Error "a rank left out a collective: its later operations match the others' shifted";
+    E104 extra_collective Error "a rank issued a collective that nobody else did: its later operations match shifted";
+    E110 op_mismatch Error "same group and sequence number, different operations";
+    E111 dtype_mismatch Error "same operation, different element types";
+    E112 size_mismatch Error "same operation, sizes that the operation does not allow to differ";
+    E113 order_mismatch Error "the same operations in another order on some ranks of one group";
+    E114 argument_mismatch Error "root, reduce operation or split sizes disagree";
+    E120 p2p_unmatched Error "a send or receive whose peer never posted the other half";
+    E121 p2p_size_mismatch Error "both halves of a message posted, sizes differ";
+    E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
+    E135 all_arrived_stuck Error "every member is inside, nobody finished: fabric, device or library";
+    E140 watchdog_stalled Error "the observer inside the process stopped making progress";
+    E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
+    W150 silent_rank Warning "a rank's record or endpoint stopped answering";
+    W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
+    W220 straggler Warning "a rank arrives late again and again";
+    W230 uneven_bytes Warning "ranks of one group move very different amounts";
+    W240 tiny_collectives Warning "many operations too small to be worth their latency";
+    W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
+    W260 clock_uncertain Warning "the hosts' clocks disagree more than the question allows";
+    N300 stale_dump Note "a file from another run, another shape or an older time was left aside";
+    N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
+    N302 history_lost Note "the ring had dropped what the question needs";
+    N303 mixed_versions Note "files of several format versions were read together";
+}
+
+impl std::fmt::Display for Code {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.id())
+    }
+}
+
+/// How bad a finding is. A healthy job has neither errors nor warnings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The job is stuck or wrong.
+    Error,
+    /// The job is slower or nearer to trouble than it need be.
+    Warning,
+    /// Something the reader of the verdict should know about the input.
+    Note,
+}
+
+/// Which counter a sequence number belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SeqKind {
+    /// Collectives of a group.
+    CollectiveSeqId,
+    /// Point-to-point operations of a group on one rank.
+    P2pSeqId,
+}
+
+/// A group as findings name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GroupRef {
+    /// Name, equal on all members.
+    pub name: String,
+    /// What it is for.
+    pub desc: String,
+    /// Global ranks of the members, in order of group rank.
+    pub ranks: Arc<[Rank]>,
+}
+
+/// One record that proves something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// Global rank that left the record.
+    pub rank: Rank,
+    /// The record on that rank.
+    pub record_id: u64,
+    /// How far that operation came.
+    pub state: EntryState,
+    /// Group of that operation, where it is not the finding's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRef>,
+    /// Its sequence number, by the counter of its kind.
+    pub seq: u64,
+    /// The operation, as the recorder spelt it, with what matters of its arguments.
+    pub op: String,
+}
+
+/// Where a rank was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameRef {
+    /// Global rank.
+    pub rank: Rank,
+    /// `last_seen` (its last recorded call), `waiting` (the call it is in) or `now` (a stack taken live).
+    pub when: String,
+    /// Function.
+    pub name: String,
+    /// Source file.
+    pub filename: String,
+    /// Line.
+    pub line: u32,
+}
+
+/// One thing that the analysis found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Number within the report, from 1.
+    pub id: u32,
+    /// Stable code.
+    pub code: Code,
+    /// The code's name.
+    pub name: String,
+    /// The code's severity.
+    pub severity: Severity,
+    /// 0..1: how sure the analysis is of `culprit_ranks`.
+    pub confidence: f64,
+    /// Global ranks to blame, ascending; empty where nobody can be blamed.
+    pub culprit_ranks: Vec<Rank>,
+    /// Other possible sets of culprits, where the dumps cannot tell.
+    pub alternatives: Vec<Vec<Rank>>,
+    /// Who waits because of it, ascending; may be cut, then `victim_count` is larger.
+    pub victim_ranks: Vec<Rank>,
+    /// How many wait because of it.
+    pub victim_count: usize,
+    /// Where.
+    pub group: Option<GroupRef>,
+    /// At which sequence number.
+    pub seq: Option<u64>,
+    /// Of which counter.
+    pub seq_kind: Option<SeqKind>,
+    /// What the majority did there.
+    pub op: Option<String>,
+    /// The finding that this is a consequence of.
+    pub caused_by: Option<u32>,
+    /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cycle: Vec<Rank>,
+    /// The finding in one sentence, with the facts.
+    pub sentence: String,
+    /// How long it has been so, ms, where the sentence of a look at a running job says it: while nothing
+    /// else changes, that grows ([`Finding::sentence_after`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<f64>,
+    /// The few records that prove it.
+    pub evidence: Vec<Evidence>,
+    /// What was considered and is not so, with the reason.
+    pub ruled_out: Vec<String>,
+    /// Where the culprits were.
+    pub frames: Vec<FrameRef>,
+    /// Where the programs part: the first differing call of each side and its place in the source, one
+    /// line each; then, where the records show more, the next steps of two ranks as a unified diff.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub diff: Vec<String>,
+    /// What to do now.
+    pub next: String,
+}
+
+impl Finding {
+    /// The sentence so much later, ms, while nothing changed but the time.
+    pub fn sentence_after(&self, later_ms: f64) -> Cow<'_, str> {
+        let Some(age_ms) = self.age_ms else {
+            return Cow::Borrowed(&self.sentence);
+        };
+        let (then, now) = (name_time(age_ms), name_time(age_ms + later_ms));
+        let whole_word = |&(at, _): &(usize, &str)| {
+            let before = self.sentence[..at].chars().next_back();
+            let after = self.sentence[at + then.len()..].chars().next();
+            !before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '.')
+                && !after.is_some_and(char::is_alphanumeric)
+        };
+        match self.sentence.match_indices(&then).find(whole_word) {
+            Some((at, _)) => {
+                let after = &self.sentence[at + then.len()..];
+                Cow::Owned(format!("{}{now}{after}", &self.sentence[..at]))
+            }
+            None => Cow::Borrowed(&self.sentence),
+        }
+    }
+}

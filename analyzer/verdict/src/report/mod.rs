@@ -1,0 +1,21 @@
+//! What an analysis returns, and helpers for all who show it.
+//!
+//! [`document`] is the report itself, [`finding`] the table of finding codes, [`explain`] the long text
+//! of each code, [`words`] the text of ranks, groups, times and sizes.
+
+pub mod causes;
+mod difference;
+mod document;
+mod explain;
+pub mod filter;
+mod finding;
+pub mod matrix;
+pub mod words;
+
+pub use difference::{Difference, GroupChange};
+pub use document::{
+    GroupReport, Input, InstanceReport, InstanceState, Problem, RankReport, Report, StackNode,
+    Verdict, Wait,
+};
+pub use explain::{Explanation, explain};
+pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};

@@ -1,0 +1,392 @@
+//! How groups, ranks, counts, times and operations are said: the same in every printer and on every
+//! screen.
+
+use crate::report::{FrameRef, GroupRef, SeqKind};
+use rcomm_recorder::model::Rank;
+use std::borrow::Cow;
+use std::fmt::{self, Display, Write as _};
+
+/// A group in a word: its description where that says enough, with its name where it does not.
+pub fn group_label(group: &GroupRef) -> String {
+    let GroupRef { name, desc, .. } = group;
+    if desc.is_empty() || desc == "undefined" || name.starts_with(desc.as_str()) {
+        name.clone()
+    } else if desc == "default_pg" || name.is_empty() {
+        desc.clone()
+    } else {
+        format!("{desc}/{name}")
+    }
+}
+
+/// Several groups in a word: `tp_0..127`, `tp_0,1,3`.
+///
+/// Labels that differ in their last number alone are shown as the spans of that number, cut after three
+/// with a count of what is left; labels that share no stem as the first one and a count.
+pub fn group_labels(labels: &[String]) -> String {
+    const SPANS: usize = 3;
+    let split = |label: &str| -> Option<(String, u64)> {
+        let digits = label.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| {
+            at + label[at..].chars().next().map_or(1, char::len_utf8)
+        });
+        let number = label[digits..].parse().ok()?;
+        Some((label[..digits].to_owned(), number))
+    };
+    let [first, others @ ..] = labels else {
+        return String::new();
+    };
+    if others.iter().all(|label| label == first) {
+        return first.clone();
+    }
+    let parts: Option<Vec<_>> = labels.iter().map(|label| split(label)).collect();
+    let same = |parts: &Vec<(String, u64)>| parts.iter().all(|(stem, _)| *stem == parts[0].0);
+    match parts.filter(same) {
+        Some(parts) => {
+            let mut numbers: Vec<u64> = parts.iter().map(|&(_, number)| number).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            format!("{}{}", parts[0].0, spans(&numbers, "..", SPANS))
+        }
+        None => format!("{first} +{}", others.len()),
+    }
+}
+
+/// Ascending ranks as spans: `0-63,70`; cut after `max_spans` with a count of what is left.
+pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
+    spans(ranks, "-", max_spans)
+}
+
+fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) -> String {
+    let mut text = String::new();
+    let mut left = numbers.len();
+    for (at, run) in neighbours(numbers).enumerate() {
+        if at == most {
+            let _ = write!(text, ",+{left}");
+            break;
+        }
+        if at > 0 {
+            text.push(',');
+        }
+        match run {
+            [a, b] => _ = write!(text, "{a},{b}"),
+            run => text.push_str(&name_run(run, to)),
+        }
+        left -= run.len();
+    }
+    text
+}
+
+/// Numbers in runs of neighbours.
+fn neighbours<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
+    numbers.chunk_by(|&a, &b| a.into().checked_add(1) == Some(b.into()))
+}
+
+/// Numbers in runs of neighbours that are worth a span: two are said one by one.
+pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
+    neighbours(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
+}
+
+/// `7`, `0-3`.
+pub(crate) fn name_run<N: Display>(run: &[N], to: &str) -> String {
+    match run {
+        [] => String::new(),
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}{to}{last}"),
+    }
+}
+
+/// Spans that a set of ranks shows before the rest is only counted.
+const SHOWN_SPANS: usize = 8;
+
+/// A set of ranks as people write it: `rank 3`, `ranks 0-3,7`.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a>(pub &'a [Rank]);
+
+impl Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("no rank"),
+            [one] => write!(f, "rank {one}"),
+            many => write!(f, "ranks {}", Spans(many)),
+        }
+    }
+}
+
+/// A set of ranks without the word: `0-3,7`.
+#[derive(Clone, Copy, Debug)]
+pub struct Spans<'a>(pub &'a [Rank]);
+
+impl Display for Spans<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ranks = self.0.to_vec();
+        ranks.sort_unstable();
+        ranks.dedup();
+        f.write_str(&rank_set(&ranks, SHOWN_SPANS))
+    }
+}
+
+/// `1 rank has`, `3 ranks have`.
+pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
+    if n == 1 {
+        format!("1 rank {singular}")
+    } else {
+        format!("{n} ranks {plural}")
+    }
+}
+
+/// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
+pub fn name_ranks(ranks: &[Rank]) -> String {
+    const SHOWN: usize = 6;
+    let [_, _, ..] = ranks else {
+        return ranks
+            .first()
+            .map_or_else(|| "no rank".to_owned(), |rank| format!("rank {rank}"));
+    };
+    let spans: Vec<&[Rank]> = runs(ranks).collect();
+    // One more is said as shortly as that there is one more.
+    let shown = match spans.len() {
+        n if n > SHOWN + 1 => SHOWN,
+        n => n,
+    };
+    let mut said: Vec<String> = spans[..shown]
+        .iter()
+        .map(|span| name_run(span, "-"))
+        .collect();
+    let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
+    let last = match left {
+        0 => said.pop(),
+        left => Some(format!("{left} more")),
+    };
+    let last = last.unwrap_or_default();
+    match said.is_empty() {
+        true => format!("ranks {last}"),
+        false => format!("ranks {} and {last}", said.join(", ")),
+    }
+}
+
+/// A number with its noun, in singular or plural: `1 rank`, `1,024 ranks`.
+pub fn count(n: u64, noun: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(n))
+}
+
+/// A number with its digits in groups of three: `2,046,000`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Milliseconds as people say them: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
+pub fn duration_ms(ms: f64) -> String {
+    // Negative ages come from clocks that disagree; they are shown as such.
+    let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
+    let seconds = ms / 1e3;
+    let text = if ms < 10.0 {
+        format!("{ms:.1} ms")
+    } else if ms < 1e3 {
+        format!("{ms:.0} ms")
+    } else if seconds < 9.95 {
+        format!("{seconds:.1} s")
+    } else if seconds < 119.5 {
+        format!("{seconds:.0} s")
+    } else {
+        let whole = seconds.round() as u64;
+        match (whole / 3600, whole / 60 % 60, whole % 60) {
+            (0, minutes, 0) => format!("{minutes} min"),
+            (0, minutes, rest) => format!("{minutes} min {rest} s"),
+            (hours, 0, _) => format!("{hours} h"),
+            (hours, minutes, _) => format!("{hours} h {minutes} min"),
+        }
+    };
+    format!("{sign}{text}")
+}
+
+/// `102 s`, `1.5 s`, `20 ms`.
+pub fn name_time(ms: f64) -> String {
+    if ms >= 10_000.0 {
+        format!("{:.0} s", ms / 1000.0)
+    } else if ms >= 1000.0 {
+        format!("{:.1} s", ms / 1000.0)
+    } else {
+        format!("{ms:.0} ms")
+    }
+}
+
+/// Bytes as people say them: `512 B`, `64 KiB`, `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let text = format!("{value:.1}");
+    format!(
+        "{} {}",
+        text.strip_suffix(".0").unwrap_or(&text),
+        UNITS[unit]
+    )
+}
+
+/// An operation in words: `all_reduce #41 on dp/12`.
+pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
+    format!("{op} #{seq} on {}", group_label(group))
+}
+
+/// Where a rank is or was: `rank 6 was last seen in load (data.py:88)`.
+pub fn say_frame(frame: &FrameRef) -> String {
+    let when = match frame.when.as_str() {
+        "last_seen" => "was last seen in",
+        "waiting" => "waits in",
+        "now" => "is now in",
+        _ => "in",
+    };
+    format!("rank {} {when} {}", frame.rank, say_place(frame))
+}
+
+/// `load (data.py:88)`, with what is unknown left out.
+pub fn say_place(frame: &FrameRef) -> String {
+    let place = match (frame.filename.as_str(), frame.line) {
+        ("", _) => String::new(),
+        (file, 0) => file.to_owned(),
+        (file, line) => format!("{file}:{line}"),
+    };
+    match (frame.name.as_str(), place.as_str()) {
+        ("", place) => place.to_owned(),
+        (name, "") => name.to_owned(),
+        (name, place) => format!("{name} ({place})"),
+    }
+}
+
+/// The counter's name, as the record spells it.
+pub const fn counter(kind: SeqKind) -> &'static str {
+    match kind {
+        SeqKind::CollectiveSeqId => "collective_seq_id",
+        SeqKind::P2pSeqId => "p2p_seq_id",
+    }
+}
+
+/// `text` with every control character shown and none passed on.
+///
+/// Names in a dump are whatever somebody wrote there: an escape sequence must not reach the
+/// terminal of the engineer who reads it.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_unprintable(c) {
+            let _ = write!(clean, "\\u{{{:x}}}", u32::from(c));
+        } else {
+            clean.push(c);
+        }
+    }
+    Cow::Owned(clean)
+}
+
+/// Control characters, and those that turn the direction of the text around.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(name: &str, desc: &str) -> String {
+        group_label(&GroupRef {
+            name: name.into(),
+            desc: desc.into(),
+            ranks: [].into(),
+        })
+    }
+
+    #[test]
+    fn a_label_says_what_the_group_is_for_and_which_one() {
+        assert_eq!(group("0", "default_pg"), "default_pg");
+        assert_eq!(group("12", "dp"), "dp/12");
+        assert_eq!(group("dp_5", "dp"), "dp_5");
+        assert_eq!(group("7", "undefined"), "7");
+    }
+
+    #[test]
+    fn numbered_labels_fold_into_a_span() {
+        let labels: Vec<_> = (0..128).map(|i| format!("tp_{i}")).collect();
+        assert_eq!(group_labels(&labels), "tp_0..127");
+        let some = |numbers: &[u32]| {
+            let labels: Vec<_> = numbers.iter().map(|i| format!("tp_{i}")).collect();
+            group_labels(&labels)
+        };
+        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is elsewhere");
+        assert_eq!(some(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
+        assert_eq!(group_labels(&["dp".into(), "dp".into()]), "dp");
+        assert_eq!(group_labels(&["a".into(), "b".into()]), "a +1");
+        assert_eq!(group_labels(&["é1".into(), "é2".into()]), "é1,2");
+    }
+
+    #[test]
+    fn ranks_read_as_spans() {
+        assert_eq!(rank_set(&[0, 1, 2, 5, 6, 9], 8), "0-2,5,6,9");
+        assert_eq!(rank_set(&[1, 3, 5, 7], 2), "1,3,+2");
+        assert_eq!(rank_set(&[], 2), "");
+    }
+
+    #[test]
+    fn ranks_are_written_as_spans_in_any_order() {
+        assert_eq!(Ranks(&[3]).to_string(), "rank 3");
+        assert_eq!(Ranks(&[]).to_string(), "no rank");
+        assert_eq!(Ranks(&[7, 0, 1, 2, 2, 3]).to_string(), "ranks 0-3,7");
+    }
+
+    #[test]
+    fn numbers_are_grouped_and_nouns_agree() {
+        assert_eq!(count(1, "rank"), "1 rank");
+        assert_eq!(count(2_046_000, "operation"), "2,046,000 operations");
+        assert_eq!(grouped(123), "123");
+        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
+    }
+
+    #[test]
+    fn durations_have_the_unit_that_one_would_say() {
+        for (ms, text) in [
+            (0.25, "0.2 ms"),
+            (640.0, "640 ms"),
+            (4_200.0, "4.2 s"),
+            (102_000.0, "102 s"),
+            (125_000.0, "2 min 5 s"),
+            (5_400_000.0, "1 h 30 min"),
+            (-3.0, "-3.0 ms"),
+        ] {
+            assert_eq!(duration_ms(ms), text);
+        }
+    }
+
+    #[test]
+    fn bytes_never_show_a_thousand_of_a_unit() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(65_536), "64 KiB");
+        assert_eq!(bytes(1_610_612_736), "1.5 GiB");
+        assert_eq!(bytes(1_048_575), "1 MiB");
+    }
+
+    #[test]
+    fn escape_sequences_do_not_reach_the_terminal() {
+        assert_eq!(
+            printable("dp\u{1b}[2J\n\u{202e}x"),
+            "dp\\u{1b}[2J\\u{a}\\u{202e}x"
+        );
+        assert!(matches!(printable("größe"), Cow::Borrowed("größe")));
+    }
+}

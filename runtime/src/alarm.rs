@@ -17,7 +17,7 @@
 pub(crate) mod tests;
 
 use crate::answers::{Asked, Questions, RankReport};
-use crate::backend::nccl::Propagation;
+use crate::config::Propagation;
 use crate::dump_writer::Dumps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipe::DumpPipe;

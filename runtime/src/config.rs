@@ -27,18 +27,21 @@
 //! | `RCOMM_HEARTBEAT_TIMEOUT_MS`, `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
 //! | `RCOMM_SIGNAL_INTERVAL_MS`, `TORCH_NCCL_COORD_CHECK_MILSEC` | [`signal_interval`](Config::signal_interval) | 500 |
 //! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
+//! | `RCOMM_NCCL_PROPAGATE_ERROR`, `TORCH_NCCL_PROPAGATE_ERROR` | [`propagation`](Config::propagation) | off |
 //!
-//! Those of the NCCL backend are listed at [`NcclOptions`].
+//! A backend may have options of its own ([`Config::backend_options`]), which it lists itself.
 
-use crate::backend::nccl::NcclOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use crate::tuning::Tuning;
 use rcomm_recorder::publish::EndpointToken;
+use std::any::Any;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// All options of a world. Plain data: it can be filled in by hand.
@@ -61,8 +64,9 @@ pub struct Config {
     pub host_id: Option<String>,
     /// Which algorithm the CPU backend uses for what. Rank 0's counts for all ranks of the job.
     pub tuning: Tuning,
-    /// Options of the NCCL backend, with variables of their own.
-    pub nccl: NcclOptions,
+    /// Options of single backends. A backend that finds none here asks the environment when the world is
+    /// made.
+    pub backend_options: BackendOptions,
     /// Who this process is and where the job meets; `None` = what the launcher's environment says,
     /// asked when the world is made.
     pub rendezvous: Option<Rendezvous>,
@@ -94,6 +98,53 @@ pub struct Config {
     pub signal_interval: Duration,
     /// How long a rank that timed out waits to hear how far the others are.
     pub status_wait: Duration,
+    /// What this rank does when another has failed.
+    pub propagation: Propagation,
+}
+
+/// Options of single backends, each found by its type.
+///
+/// ```
+/// use rcomm::config::BackendOptions;
+///
+/// #[derive(Debug, PartialEq)]
+/// struct MyOptions {
+///     streams: u32,
+/// }
+///
+/// let mut options = BackendOptions::default();
+/// options.set(MyOptions { streams: 2 });
+/// assert_eq!(options.get(), Some(&MyOptions { streams: 2 }));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BackendOptions(Vec<Arc<dyn Options>>);
+
+trait Options: Any + fmt::Debug + Send + Sync {}
+
+impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
+
+impl BackendOptions {
+    /// Puts these options in, in place of others of their type.
+    pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
+        self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
+        self.0.push(Arc::new(options));
+    }
+
+    /// The options of this type; `None` if there are none.
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        let mut all = self.0.iter();
+        all.find_map(|it| (&**it as &dyn Any).downcast_ref())
+    }
+}
+
+/// What a rank does when it learns from the store that another has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Propagation {
+    /// It makes its dump and goes on: what can no longer end fails by itself.
+    #[default]
+    DumpOnly,
+    /// It makes its dump, then aborts all its groups with an error that names the rank.
+    Abort,
 }
 
 /// How ranks of the CPU backend reach each other.
@@ -177,7 +228,7 @@ impl Default for Config {
             socket_ifname: None,
             host_id: None,
             tuning: Tuning::default(),
-            nccl: NcclOptions::default(),
+            backend_options: BackendOptions::default(),
             rendezvous: None,
             secret: None,
             ring_dir: RingDir::Shared,
@@ -193,6 +244,7 @@ impl Default for Config {
             heartbeat_timeout: Duration::from_secs(60),
             signal_interval: Duration::from_millis(500),
             status_wait: Duration::from_secs(2),
+            propagation: Propagation::DumpOnly,
         }
     }
 }
@@ -218,7 +270,7 @@ impl Config {
     }
 
     /// Whether [`backend`](Self::backend) names this one.
-    pub(crate) fn names_backend(&self, name: &str) -> bool {
+    pub fn names_backend(&self, name: &str) -> bool {
         let mut names = self
             .backend
             .split(',')
@@ -315,7 +367,6 @@ impl Config {
             let read = config.tuning.set_streams(&count);
             read.map_err(|error| in_variable(error, "RCOMM_SOCKET_STREAMS"))?;
         }
-        config.nccl = NcclOptions::from_lookup(&lookup)?;
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
         if let Some(value) = text("RCOMM_RING_DIR") {
             config.ring_dir = match value.as_str() {
@@ -359,6 +410,16 @@ impl Config {
                 };
             }
         }
+        // The first that is set counts.
+        let propagates = ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"];
+        let set = propagates
+            .into_iter()
+            .find_map(|name| Some((name, text(name)?)));
+        if let Some((name, value)) = set
+            && is_on(name, &value)?
+        {
+            config.propagation = Propagation::Abort;
+        }
         config.dump_pipes = ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
             .into_iter()
             .filter_map(text)
@@ -383,6 +444,14 @@ impl Config {
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     let parsed = value.trim().parse();
     parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+}
+
+fn is_on(name: &str, value: &str) -> Result<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "true" | "on" => Ok(true),
+        "0" | "n" | "no" | "false" | "off" => Ok(false),
+        _ => Err(refused(name, value, "0 or 1")),
+    }
 }
 
 fn endpoint(value: &str) -> Result<EndpointChoice> {

@@ -3,7 +3,10 @@
 
 mod alarm;
 mod answers;
+#[allow(unsafe_code)]
+mod arithmetic;
 pub mod backend;
+mod backends;
 #[allow(unsafe_code)]
 mod buffer;
 mod coalescing;
@@ -44,7 +47,8 @@ pub use backend::cpu::CpuBackend;
 pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
 pub use backend::nccl::NcclBackend;
 pub use backend::wrapper::Wrapper;
-pub use backend::{Backend, BackendFactory, Done, Pending, Progress};
+pub use backend::{Backend, BackendFactory, Done, Pending, Progress, Stream};
+pub use backends::Backends;
 pub use buffer::{Access, Buffer, Device, DeviceKind};
 pub use coalescing::Coalescer;
 pub use collectives::Vecs;
@@ -70,4 +74,8 @@ pub use sparse::SparseTensor;
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use window::{RemoteMemory, Window};
 pub use work::{Work, WorkStatus};
-pub use world::{World, WorldBuilder};
+
+/// One process's place in a job, with the backends of this crate.
+pub type World = world::World<Backends>;
+/// Makes a [`World`] from parts of the caller's own.
+pub type WorldBuilder = world::WorldBuilder<Backends>;

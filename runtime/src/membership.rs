@@ -1,8 +1,7 @@
 //! How a world makes a group: who is in it, what it is called, which backends carry it.
 
-use crate::backend::cpu::Accord;
 use crate::backend::wrapper::Wrapper;
-use crate::backend::{Backend, BackendFactory, GroupContext};
+use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
 use crate::config::{DebugLevel, NanCheck};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -162,15 +161,17 @@ impl WorldShared {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.root.clone()));
         let deadline = Deadline::In(self.config.init_timeout).started();
         if info.ranks.len() > 1 {
-            let accord = self
-                .cpu
-                .agree(wire_id, spec, &info.ranks, group_rank, deadline);
-            let other = match accord.map_err(named)? {
-                Some(Accord::Same) => None,
-                Some(Accord::Other(other)) => Some(other),
+            let value = spec.as_bytes();
+            let host = self.factories.first();
+            let agreed = host.map_or(Ok(None), |host| {
+                host.agree(wire_id, value, &info.ranks, group_rank, deadline)
+            });
+            let other = match agreed.map_err(named)? {
+                Some(Agreement::Same) => None,
+                Some(Agreement::Other(other)) => Some(other),
                 None => {
-                    let held = store.compare_set("backend", b"", spec.as_bytes());
-                    Some(held.map_err(named)?).filter(|held| held != spec.as_bytes())
+                    let held = store.compare_set("backend", b"", value);
+                    Some(held.map_err(named)?).filter(|held| held != value)
                 }
             };
             if let Some(other) = other {
@@ -244,7 +245,11 @@ impl WorldShared {
                 ..info.clone()
             },
         };
-        let side = self.cpu.connect(side, beside.deadline)?;
+        let host = self.factories.first().ok_or_else(|| {
+            let message = "the ranks have no backend over which to compare what they issue";
+            Error::new(ErrorKind::Unsupported, message)
+        })?;
+        let side = host.connect(side, beside.deadline)?;
         let nan_check = config.nan_check;
         let wrapper = Wrapper::new(backend, side, &info.ranks, nan_check);
         Ok(Arc::new(wrapper))

@@ -4,7 +4,7 @@
 //! gloo's sparse all-reduce), and each adds up what comes to the same place, in order of ranks: so all
 //! end with the same bits.
 
-use crate::backend::cpu::reduce;
+use crate::arithmetic;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
@@ -285,7 +285,7 @@ fn add<T: Element>(parts: &[&[T]], out: &mut [T]) -> Result<()> {
         .map(Buffer::as_bytes)
         .collect::<Result<Vec<_>>>()?;
     let mut out = Buffer::from_mut(out);
-    reduce::combine(ReduceOp::Sum, T::DTYPE, &bytes, out.as_bytes_mut()?, None);
+    arithmetic::combine(ReduceOp::Sum, T::DTYPE, &bytes, out.as_bytes_mut()?, None);
     Ok(())
 }
 

@@ -5,8 +5,7 @@
 //! the watchdog to record and announce, after it has made the dump: a dump shows what was pending, not
 //! what the clean-up made of it.
 
-use crate::backend::nccl::CudaStream;
-use crate::backend::{Done, Observer, Pending, Progress};
+use crate::backend::{Done, Observer, Pending, Progress, Stream};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
@@ -372,8 +371,8 @@ impl<T> Work<T> {
     /// Until the operation is on the device: not at all once its communicator is there.
     ///
     /// # Errors
-    /// `Unsupported` if the operation runs on no stream; its own error if it failed before.
-    pub fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+    /// `Unsupported` if the operation runs on no stream, or on one of another kind; its own error if it failed before.
+    pub fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         let flight = &self.flight;
         let waited = match flight.pending.get() {
             Some(pending) => pending.wait_stream(stream),

@@ -4,9 +4,7 @@
 //! opens the ring, and starts the threads. Nothing of it is global: it all goes with the world.
 
 use crate::alarm::{Alarm, AlarmParts, AlarmThread};
-use crate::backend::cpu::CpuFactory;
-use crate::backend::nccl::{NcclBackend, NcclFactory};
-use crate::backend::{BackendFactory, WorldContext};
+use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
@@ -28,6 +26,7 @@ use rcomm_recorder::publish::{Endpoint, EndpointAddress};
 use rcomm_recorder::record::FlightRecorder;
 use std::collections::HashMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -53,13 +52,17 @@ const IN_PASSING: Duration = Duration::from_secs(1);
 /// that serves the store it waits for the others to be dropped or shut down, for [`Config::status_wait`] at
 /// most: they ask each other through it who had come.
 ///
+/// `B` is the set of backends that it can open by itself; more come with
+/// [`WorldBuilder::backend`].
+///
 /// # Thread safety
 /// May be shared between threads.
-pub struct World {
+pub struct World<B> {
     shared: Arc<WorldShared>,
     group: ProcessGroup,
     /// `None` after shutdown.
     threads: Option<Threads>,
+    backends: PhantomData<fn() -> B>,
 }
 
 /// The world's threads, in the order in which they end.
@@ -78,8 +81,7 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
-    /// One of the factories, at which groups find out whether their members share memory.
-    pub(crate) cpu: Arc<CpuFactory>,
+    /// The first is the world's own means to compare and to agree.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
     /// Ranks that are still there, as far as the program has said.
@@ -89,16 +91,15 @@ pub(crate) struct WorldShared {
 }
 
 /// Makes a world from parts of the caller's own.
-pub struct WorldBuilder {
+pub struct WorldBuilder<B> {
     config: Config,
     store: Option<Arc<dyn Store>>,
-    factories: Vec<MakeFactory>,
+    backends: Vec<OpenBackend>,
     dump_writer: Option<Box<dyn DumpWriter>>,
+    set: PhantomData<fn() -> B>,
 }
 
-type MakeFactory = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
-
-impl WorldBuilder {
+impl<B: BackendSet> WorldBuilder<B> {
     /// Uses this store in place of one at the rendezvous.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
@@ -112,7 +113,7 @@ impl WorldBuilder {
         mut self,
         make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send + 'static,
     ) -> Self {
-        self.factories.push(Box::new(make));
+        self.backends.push(Box::new(make));
         self
     }
 
@@ -131,7 +132,7 @@ impl WorldBuilder {
     /// # Errors
     /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
     /// two jobs at one store, world sizes or job secrets that differ.
-    pub fn init(self) -> Result<World> {
+    pub fn init(self) -> Result<World<B>> {
         let mut config = self.config;
         let place = config.rendezvous()?;
         config.rendezvous = Some(place.clone());
@@ -166,7 +167,7 @@ impl WorldBuilder {
             dumps: dumps.clone(),
             status_wait: config.status_wait,
             interval: config.signal_interval,
-            propagation: config.nccl.propagation,
+            propagation: config.propagation,
         })?;
         let backends = Arc::new(PrefixStore::new("backend", Arc::new(notes)));
         let context = WorldContext {
@@ -180,8 +181,11 @@ impl WorldBuilder {
             secret,
             config: config.clone(),
         };
-        let (cpu, cpu_notes) = CpuFactory::prepare(&context)?;
-        let cpu = Arc::new(cpu);
+        let mut to_open = B::backends(&config).into_iter().chain(self.backends);
+        let mut factories: Vec<Arc<dyn BackendFactory>> = Vec::new();
+        if let Some(open) = to_open.next() {
+            factories.push(open(&context)?);
+        }
         #[cfg(feature = "endpoint")]
         let (endpoint, announcement) =
             endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
@@ -189,23 +193,21 @@ impl WorldBuilder {
         let announcement = None;
         // What others need to find this rank goes to the store at once.
         let full_name = |key: String| backends.inner().name(&backends.name(&key));
-        let to_leave: Vec<(String, Vec<u8>)> = cpu_notes
-            .into_iter()
-            .map(|(key, note)| (full_name(key), note.into_bytes()))
-            .chain(announcement)
-            .collect();
-        let to_leave: Vec<(&str, &[u8])> = to_leave
-            .iter()
-            .map(|(key, note)| (key.as_str(), note.as_slice()))
-            .collect();
-        root.multi_set(&to_leave)?;
-        let mut factories: Vec<Arc<dyn BackendFactory>> = vec![cpu.clone()];
-        if config.names_backend(NcclBackend::NAME) {
-            factories.push(NcclFactory::open(&context, config.nccl.clone())?);
+        let notes_of = |factory: &Arc<dyn BackendFactory>| {
+            let notes = factory.announcement().into_iter();
+            notes
+                .map(|(key, note)| (full_name(key), note))
+                .collect::<Vec<_>>()
+        };
+        let first = factories.iter().flat_map(&notes_of).chain(announcement);
+        leave(&*root, first.collect())?;
+        let mut others = Vec::new();
+        for open in to_open {
+            let factory = open(&context)?;
+            others.extend(notes_of(&factory));
+            factories.push(factory);
         }
-        for make in self.factories {
-            factories.push(make(&context)?);
-        }
+        leave(&*root, others)?;
         let start_helpers = {
             let (watch, alarm, timeout) = (watch.clone(), alarm.clone(), config.heartbeat_timeout);
             move || {
@@ -230,7 +232,6 @@ impl WorldBuilder {
             watch,
             dumps,
             dump_dir,
-            cpu,
             factories,
             next_id: AtomicU32::new(0),
             made: Mutex::default(),
@@ -253,6 +254,7 @@ impl WorldBuilder {
             shared,
             group,
             threads: Some(threads),
+            backends: PhantomData,
         })
     }
 }
@@ -270,6 +272,18 @@ impl Drop for UnmadeWorld {
     }
 }
 
+/// Writes keys and values to the store, all at once.
+fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let notes: Vec<(&str, &[u8])> = notes
+        .iter()
+        .map(|(key, note)| (key.as_str(), note.as_slice()))
+        .collect();
+    store.multi_set(&notes)
+}
+
 /// The FIFOs that ask for dumps. One that cannot be made is a line in the log: the job goes on.
 fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
@@ -282,7 +296,7 @@ fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     stems.iter().filter_map(open).collect()
 }
 
-impl World {
+impl<B: BackendSet> World<B> {
     /// Joins the job that the configuration, or the launcher's environment, describes.
     ///
     /// # Blocking
@@ -295,15 +309,18 @@ impl World {
     }
 
     /// A world of which more than the configuration is to be chosen.
-    pub fn builder(config: Config) -> WorldBuilder {
+    pub fn builder(config: Config) -> WorldBuilder<B> {
         WorldBuilder {
             config,
             store: None,
-            factories: Vec::new(),
+            backends: Vec::new(),
             dump_writer: None,
+            set: PhantomData,
         }
     }
+}
 
+impl<B> World<B> {
     /// This process's rank.
     pub fn rank(&self) -> Rank {
         self.shared.place.rank
@@ -476,7 +493,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl<B> Drop for World<B> {
     fn drop(&mut self) {
         if self.threads.is_none() {
             return;
@@ -549,7 +566,7 @@ impl WorldShared {
     }
 }
 
-impl fmt::Debug for World {
+impl<B> fmt::Debug for World<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("World")
             .field("rank", &self.rank())

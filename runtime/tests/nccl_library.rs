@@ -1,7 +1,7 @@
 //! What is said where NCCL or the CUDA driver is not there, or is something else.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::backend::nccl::{CudaDriver, NcclLibrary, Search};
+use rcomm::backend::nccl::{CudaDriver, NcclLibrary, NcclOptions, Search};
 use rcomm::config::RingDir;
 use rcomm::{Config, ErrorKind, HashStore, Rendezvous, World};
 use std::path::PathBuf;
@@ -57,7 +57,10 @@ fn a_world_without_a_driver_says_what_was_tried() {
         ring_dir: RingDir::Memory,
         ..Config::default()
     };
-    config.nccl.driver = Some(PathBuf::from("/nonexistent/libcuda.so.1"));
+    config.backend_options.set(NcclOptions {
+        driver: Some(PathBuf::from("/nonexistent/libcuda.so.1")),
+        ..NcclOptions::default()
+    });
     let world = World::builder(config).store(Arc::new(HashStore::new()));
     let error = world.init().expect_err("no driver");
     assert_eq!(error.kind(), ErrorKind::Backend);

@@ -60,6 +60,10 @@ impl Backend for Staged {
         NcclBackend::NAME
     }
 
+    fn ends_process(&self) -> bool {
+        self.inner.ends_process()
+    }
+
     fn issue(
         &self,
         op: Op<'static>,

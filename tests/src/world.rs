@@ -2,6 +2,7 @@
 
 use crate::registered::RegisteredFactory;
 use crate::staged::StagedFactory;
+use rcomm::backend::nccl::NcclOptions;
 use rcomm::config::RingDir;
 use rcomm::{
     BackendFactory, Config, FakeFabric, HashStore, Rank, Rendezvous, Result, Store, World,
@@ -71,7 +72,7 @@ pub fn over_nccl(config: Config) -> WorldBuilder {
     let backend = StagedFactory::NAME.to_owned();
     let builder = World::builder(Config { backend, ..config });
     builder.backend(|world| -> Result<Arc<dyn BackendFactory>> {
-        Ok(StagedFactory::open(world, world.config.nccl.clone())?)
+        Ok(StagedFactory::open(world, NcclOptions::of(&world.config)?)?)
     })
 }
 

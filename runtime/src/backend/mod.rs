@@ -89,6 +89,52 @@ pub trait BackendFactory: Send + Sync {
     /// May wait for the other members, until `deadline`. A backend may also put connecting off to
     /// its first operation.
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
+
+    /// What other ranks need to find this one: keys of [`WorldContext::store`], and values. The world writes
+    /// them, in one request with what it has to say itself, before it makes the first group.
+    fn announcement(&self) -> Vec<(String, Vec<u8>)> {
+        Vec::new()
+    }
+
+    /// Finds out whether all members of a group give the same `value` under the number `wire_id`: the first
+    /// of them decides. `None` where this backend has no faster way for that than the store. Asked of the
+    /// world's first backend, whichever the group will use.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline; not for their values.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn agree(
+        &self,
+        wire_id: u64,
+        value: &[u8],
+        ranks: &[Rank],
+        group_rank: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Agreement>> {
+        let _ = (wire_id, value, ranks, group_rank, deadline);
+        Ok(None)
+    }
+}
+
+/// What came of a rank's value in [`BackendFactory::agree`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// It was the first, or the first gave the same.
+    Same,
+    /// The first gave this one; cut, if it is long.
+    Other(Vec<u8>),
+}
+
+/// Opens a backend for a world.
+pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
+
+/// The backends that a type of [`World`](crate::World) comes with.
+pub trait BackendSet {
+    /// Those that a world of this configuration needs. The first is opened first, before this rank tells the
+    /// others where it is; it takes host memory, and is what the world itself uses to compare and to agree.
+    fn backends(config: &Config) -> Vec<OpenBackend>;
 }
 
 /// One operation's place in its group, given by the group.
@@ -140,6 +186,21 @@ impl Progress {
     }
 }
 
+/// A queue of work on a device: what [`Pending::wait_stream`] makes wait.
+///
+/// A backend implements it for its own type of streams, and finds that type again by
+/// [`as_any`](Self::as_any).
+pub trait Stream: fmt::Debug + Send + Sync {
+    /// The stream as its own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<S: Stream + ?Sized> Stream for Arc<S> {
+    fn as_any(&self) -> &dyn Any {
+        (**self).as_any()
+    }
+}
+
 /// An operation that was issued.
 ///
 /// # Thread safety
@@ -154,8 +215,8 @@ pub trait Pending: Send + Sync {
     /// Has a stream of a device wait for the end of the operation, and the host for nothing.
     ///
     /// # Errors
-    /// `Unsupported` if it does not run on a stream.
-    fn wait_stream(&self, stream: &nccl::CudaStream) -> Result<()> {
+    /// `Unsupported` if it does not run on a stream, or on one of another kind.
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         Err(Error::new(
             ErrorKind::Unsupported,
             format!("the operation runs on no stream for which {stream:?} could wait"),
@@ -314,6 +375,12 @@ pub trait Backend: Send + Sync {
     /// For a second at most, and for no peer.
     fn comm_state(&self) -> Vec<CommState> {
         Vec::new()
+    }
+
+    /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
+    /// where what is left of the operation would harm whatever the process does next.
+    fn ends_process(&self) -> bool {
+        false
     }
 
     /// The error for what this backend cannot do.

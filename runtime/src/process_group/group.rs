@@ -3,7 +3,6 @@
 use super::aside::Asides;
 use super::issue::Issue;
 use super::steps::Stairs;
-use crate::backend::nccl::NcclBackend;
 use crate::backend::{AbortReason, Backend, CommState};
 use crate::buffer::DeviceKind;
 use crate::config::Config;
@@ -121,8 +120,7 @@ impl Group {
 
     /// Whether the process is to end after a failure.
     pub(crate) fn ends_process(&self) -> bool {
-        let handling = self.config.nccl.error_handling;
-        handling.ends_process() && self.backend(NcclBackend::NAME).is_some()
+        self.lanes.iter().any(|lane| lane.backend.ends_process())
     }
 
     pub(crate) fn wire_id(&self) -> u64 {

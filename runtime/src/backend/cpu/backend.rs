@@ -8,11 +8,10 @@ use super::hello::LaneKind;
 use super::lanes::{Lanes, Sockets};
 use super::mesh::{Mesh, Notes};
 use super::p2p::P2p;
-use super::transport::shm::Accord;
 use super::wait::{Crowding, Patience, Stop};
 use super::window::CpuWindow;
 use crate::backend::{
-    AbortReason, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending,
+    AbortReason, Agreement, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending,
     Registration, Window, WorldContext,
 };
 use crate::buffer::{Buffer, DeviceKind};
@@ -27,6 +26,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
     pub(super) mesh: Arc<Mesh>,
+    /// What is left to announce.
+    notes: Notes,
 }
 
 impl CpuFactory {
@@ -40,46 +41,25 @@ impl CpuFactory {
     /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
     /// nothing leads to the store; `Io` if no port can be opened; `Store` if the store cannot be told.
     pub fn open(world: &WorldContext) -> Result<Self> {
-        let (factory, notes) = Self::prepare(world)?;
-        let notes: [(&str, &[u8]); 2] = notes
-            .each_ref()
-            .map(|(key, value)| (&**key, value.as_bytes()));
+        let mut factory = Self::prepare(world)?;
+        let notes = std::mem::take(&mut factory.notes);
+        let notes: Vec<(&str, &[u8])> = notes
+            .iter()
+            .map(|(key, value)| (&**key, &**value))
+            .collect();
         world.store.multi_set(&notes)?;
         Ok(factory)
     }
 
-    /// As [`open`](Self::open), but for what is to be left in the world's store, keys and values: the caller
-    /// does that.
-    pub(crate) fn prepare(world: &WorldContext) -> Result<(Self, Notes)> {
-        let address = address::choose(&world.config)?;
-        let (mesh, notes) = Mesh::open(world, address)?;
-        Ok((Self { mesh }, notes))
-    }
-
-    /// Finds out whether all members of a group say the same, of whichever backends it will be: the first
-    /// of them decides. `None` if they do not all share memory; the store can tell them then.
-    ///
-    /// # Blocking
-    /// Until all members have opened their part of this backend; not for their words.
+    /// As [`open`](Self::open), but leaves nothing in the store: the caller writes the
+    /// [announcement](BackendFactory::announcement).
     ///
     /// # Errors
-    /// Those of the store.
-    pub(crate) fn agree(
-        &self,
-        wire_id: u64,
-        words: &str,
-        ranks: &[Rank],
-        group_rank: u32,
-        deadline: Deadline,
-    ) -> Result<Option<Accord>> {
-        let host = self.mesh.host();
-        host.agree(
-            wire_id,
-            words.as_bytes(),
-            ranks,
-            group_rank as usize,
-            deadline,
-        )
+    /// As [`open`](Self::open), but for those of the store.
+    pub fn prepare(world: &WorldContext) -> Result<Self> {
+        let address = address::choose(&world.config)?;
+        let (mesh, notes) = Mesh::open(world, address)?;
+        Ok(Self { mesh, notes })
     }
 
     /// Callers on this rank's port that did not know the job's secret, or were of another job.
@@ -101,6 +81,22 @@ impl BackendFactory for CpuFactory {
         let stop = Stop::default();
         let backend = CpuBackend::new(self.mesh.clone(), group, &stop, deadline)?;
         Ok(Arc::new(backend))
+    }
+
+    fn announcement(&self) -> Vec<(String, Vec<u8>)> {
+        self.notes.clone()
+    }
+
+    fn agree(
+        &self,
+        wire_id: u64,
+        value: &[u8],
+        ranks: &[Rank],
+        group_rank: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Agreement>> {
+        let host = self.mesh.host();
+        host.agree(wire_id, value, ranks, group_rank as usize, deadline)
     }
 }
 

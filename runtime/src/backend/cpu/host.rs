@@ -12,9 +12,9 @@ use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
 use super::processors::{self, Processors, crowding_of, own_processors};
 use super::transport::handover;
-use super::transport::shm::{Accord, Board, BoardError, Segment};
+use super::transport::shm::{Board, BoardError, Segment};
 use super::wait::{Crowding, Interrupted, Patience};
-use crate::backend::WorldContext;
+use crate::backend::{Agreement, WorldContext};
 use crate::config::TransportChoice;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -247,7 +247,7 @@ impl Host {
         ranks: &[Rank],
         rank: usize,
         deadline: Deadline,
-    ) -> Result<Option<Accord>> {
+    ) -> Result<Option<Agreement>> {
         let Some(segment) = &self.segment else {
             return Ok(None);
         };

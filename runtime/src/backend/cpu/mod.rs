@@ -10,7 +10,6 @@
 //! | `lanes` | all streams of a group, and transfers that run over them at once |
 //! | `notice` | what ranks compare before data moves |
 //! | `collective`, `algorithm` | operations taken apart, and what goes to whom |
-//! | `reduce` | element-wise arithmetic |
 //! | `p2p` | tagged messages |
 //! | `backend`, `group`, `last_words` | what the rest of the crate sees; what runs an operation; how it ends |
 //! | `executor`, `wait` | turns, threads, and how to wait |
@@ -39,8 +38,6 @@ mod neighbours;
 mod notice;
 mod p2p;
 mod processors;
-#[allow(unsafe_code)]
-pub(crate) mod reduce;
 mod registered;
 #[cfg(test)]
 mod tests;
@@ -50,4 +47,3 @@ mod window;
 
 pub use backend::{CpuBackend, CpuFactory};
 use group::CpuGroup;
-pub(crate) use transport::shm::Accord;

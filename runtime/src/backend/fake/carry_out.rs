@@ -1,7 +1,7 @@
 //! What a collective does, for all ranks at once.
 
 use super::backend::Ticket;
-use crate::backend::cpu::reduce;
+use crate::arithmetic;
 use crate::backend::{Done, Progress};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -119,13 +119,13 @@ fn combine(inputs: &[&Buffer<'_>], reductions: &[Reduction]) -> Result<Vec<u8>> 
     for (input, reduction) in inputs.iter().zip(reductions) {
         let mut bytes = bytes_of(input)?;
         if reduction.op == ReduceOp::PremulSum {
-            reduce::scale(dtype, &mut bytes, reduction.factor);
+            arithmetic::scale(dtype, &mut bytes, reduction.factor);
         }
         parts.push(bytes);
     }
     let mut out = vec![0; parts[0].len()];
     let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-    reduce::combine(reductions[0].op, dtype, &parts, &mut out, None);
+    arithmetic::combine(reductions[0].op, dtype, &parts, &mut out, None);
     Ok(out)
 }
 

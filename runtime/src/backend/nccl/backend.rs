@@ -255,6 +255,10 @@ impl Backend for NcclBackend {
         }
     }
 
+    fn ends_process(&self) -> bool {
+        self.shared.options.error_handling.ends_process()
+    }
+
     fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         match self.derive_by_split(Some(group), deadline)? {
             Some(backend) => Ok(backend),

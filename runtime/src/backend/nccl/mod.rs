@@ -51,5 +51,5 @@ pub use factory::NcclFactory;
 use factory::Shared;
 pub use library::{NcclLibrary, Search, Version};
 pub use memory::DeviceBuffer;
-pub use options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Propagation, Timing};
+pub use options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Timing};
 pub use stream::{CudaStream, Priority};

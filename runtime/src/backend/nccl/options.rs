@@ -6,6 +6,7 @@ use super::device::CudaDevice;
 use super::event::EventTiming;
 use super::library::Search;
 use super::stream::Priority;
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,7 +15,9 @@ use std::sync::Arc;
 /// Where NCCL's monitor listens by itself.
 const DEFAULT_RAS: &str = "localhost:28028";
 
-/// Options of the NCCL backend. Plain data: it can be filled in by hand.
+/// Options of the NCCL backend. Plain data: it can be filled in by hand, and
+/// [put](crate::config::BackendOptions::set) into [`Config::backend_options`]; where it is not, the
+/// environment counts, asked when the world is made.
 ///
 /// | variable | option | default |
 /// |---|---|---|
@@ -27,7 +30,6 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | off |
 /// | `RCOMM_NCCL_LAZY` | [`connecting`](Self::connecting) | eager |
 /// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
-/// | `RCOMM_NCCL_PROPAGATE_ERROR`, `TORCH_NCCL_PROPAGATE_ERROR` | [`propagation`](Self::propagation) | off |
 /// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
 ///
@@ -53,24 +55,12 @@ pub struct NcclOptions {
     pub connecting: Connecting,
     /// What becomes of communicators and process after a failure.
     pub error_handling: ErrorHandling,
-    /// What a rank does when another has failed.
-    pub propagation: Propagation,
     /// Where NCCL's own monitor is asked for its report when a dump is made; `None` = nowhere.
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
     /// What NCCL is told of each communicator.
     pub comm: CommOptions,
-}
-
-/// What a rank does when it learns from the store that another has failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Propagation {
-    /// It makes its dump and goes on: what can no longer end fails by itself.
-    #[default]
-    DumpOnly,
-    /// It makes its dump, then aborts all its groups with an error that names the rank.
-    Abort,
 }
 
 /// Whether two ranks may use one device.
@@ -131,12 +121,12 @@ impl ErrorHandling {
     ];
 
     /// Whether communicators are aborted.
-    pub(crate) fn cleans_up(self) -> bool {
+    pub(super) fn cleans_up(self) -> bool {
         matches!(self, Self::TearDown | Self::CleanUpOnly)
     }
 
     /// Whether the process is.
-    pub(crate) fn ends_process(self) -> bool {
+    pub(super) fn ends_process(self) -> bool {
         matches!(self, Self::TearDown | Self::SkipCleanUp)
     }
 }
@@ -153,7 +143,6 @@ impl Default for NcclOptions {
             ranks_per_id: 128,
             connecting: Connecting::Eager,
             error_handling: ErrorHandling::CleanUpOnly,
-            propagation: Propagation::DumpOnly,
             ras: Some(DEFAULT_RAS.to_owned()),
             device_sharing: DeviceSharing::Refused,
             comm: CommOptions::default(),
@@ -162,6 +151,17 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
+    /// Those that [`Config::backend_options`] holds; else what the process's environment says.
+    ///
+    /// # Errors
+    /// As [`from_lookup`](Self::from_lookup).
+    pub fn of(config: &Config) -> Result<Self> {
+        match config.backend_options.get::<Self>() {
+            Some(options) => Ok(options.clone()),
+            None => Self::from_lookup(|name| std::env::var(name).ok()),
+        }
+    }
+
     /// The defaults, and what `lookup` says of each variable.
     ///
     /// # Errors
@@ -216,9 +216,6 @@ impl NcclOptions {
             options.connecting = Connecting::Lazy;
         }
         options.error_handling = error_handling(&text)?;
-        if switch(["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"])? {
-            options.propagation = Propagation::Abort;
-        }
         options.ras = ras(&text)?;
         if text("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1") {
             options.device_sharing = DeviceSharing::Allowed;
@@ -327,7 +324,8 @@ mod tests {
             asked.borrow_mut().insert(name.to_owned());
             None
         };
-        crate::Config::from_lookup(lookup).unwrap();
+        Config::from_lookup(lookup).unwrap();
+        NcclOptions::from_lookup(lookup).unwrap();
         let asked = asked.into_inner();
         let section = documented("## Variables");
         let rows = section.lines().filter(|line| line.starts_with("| `"));

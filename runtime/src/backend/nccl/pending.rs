@@ -4,7 +4,7 @@ use super::event::Mark;
 use super::lane::{Enqueued, Lane};
 use super::options::Timing;
 use super::stream::CudaStream;
-use crate::backend::{Done, Pending, Progress};
+use crate::backend::{Done, Pending, Progress, Stream};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Op;
@@ -188,7 +188,13 @@ impl Pending for Ticket {
         }
     }
 
-    fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        let Some(stream) = stream.as_any().downcast_ref::<CudaStream>() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the operation runs on a CUDA stream, and {stream:?} is none"),
+            ));
+        };
         let mut pause = Duration::from_micros(20);
         loop {
             if let Some([_, end]) = self.marks.get() {

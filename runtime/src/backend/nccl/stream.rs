@@ -4,6 +4,7 @@ use super::cuda::{self, CuContext, CuDevicePtr, CuGraph, CuStream};
 use super::device::CudaDevice;
 use super::event::Event;
 use super::graph::Graph;
+use crate::backend::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use std::any::Any;
 use std::fmt;
@@ -205,6 +206,12 @@ impl CudaStream {
         let status =
             unsafe { (self.device.driver().table().stream_wait_event)(self.raw, event.raw(), 0) };
         self.device.driver().check("cuStreamWaitEvent", status)
+    }
+}
+
+impl Stream for CudaStream {
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

@@ -13,10 +13,9 @@
 mod nan;
 mod statement;
 
-use super::nccl::CudaStream;
 use super::{
     AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
-    Registration, Window,
+    Registration, Stream, Window,
 };
 use crate::buffer::Buffer;
 use crate::config::NanCheck;
@@ -160,6 +159,10 @@ impl Backend for Wrapper {
 
     fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
         self.inner.find_nan(memory)
+    }
+
+    fn ends_process(&self) -> bool {
+        self.inner.ends_process()
     }
 
     fn comm_state(&self) -> Vec<CommState> {
@@ -306,7 +309,7 @@ impl Pending for Checked {
     }
 
     /// Waits for the comparison, as the host must.
-    fn wait_stream(&self, stream: &CudaStream) -> Result<()> {
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
             self.look();
             match &*self.lock() {

@@ -1,7 +1,7 @@
 //! The calls of the CUDA driver and of NCCL that the bench makes by itself, as any program could.
 
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer};
+use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions};
 use rcomm::{DType, Result, World};
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -36,8 +36,12 @@ fn check(call: &str, status: c_int) {
     assert_eq!(status, 0, "{call} failed with code {status}");
 }
 
+fn options(world: &World) -> NcclOptions {
+    NcclOptions::of(world.config()).expect("those that the world was made with")
+}
+
 fn driver_of(world: &World) -> Calls {
-    Calls::open(world.config().nccl.driver.clone(), "libcuda.so.1")
+    Calls::open(options(world).driver, "libcuda.so.1")
 }
 
 /// Two timed events, and one where a stream waits for another.
@@ -122,7 +126,7 @@ pub(super) struct RawComm {
 
 impl RawComm {
     pub(super) fn new(world: &World) -> Result<Self> {
-        let nccl = Calls::open(world.config().nccl.library.clone(), "libnccl.so.2");
+        let nccl = Calls::open(options(world).library, "libnccl.so.2");
         let mut id = UniqueId([0; 128]);
         if world.rank() == 0 {
             let make: Symbol<'_, unsafe extern "C" fn(*mut UniqueId) -> c_int> =

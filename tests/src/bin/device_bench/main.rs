@@ -9,7 +9,7 @@
 mod driver;
 
 use driver::{Events, Gemm, RawComm};
-use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
+use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{Config, DType, Op, ReduceOp, Result, World};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn run(voice: Voice) -> Result<()> {
     config.backend = "cpu:cpu,cuda:nccl".to_owned();
     let world = World::init(config)?;
     let local = world.place().local_rank.unwrap_or(world.rank());
-    let device = world.config().nccl.open_device(local)?;
+    let device = NcclOptions::of(world.config())?.open_device(local)?;
     let stream = CudaStream::new(&device, Priority::Normal)?;
     let events = Events::new(&world, &stream);
     let raw = RawComm::new(&world)?;
@@ -119,7 +119,7 @@ impl Bench {
     }
 
     fn compare_hosts(&self) -> Result<()> {
-        let timing = self.world.config().nccl.timing;
+        let timing = NcclOptions::of(self.world.config())?.timing;
         let bytes = SIZES[0];
         let (theirs, mine) = self.costs(bytes)?;
         self.say(&format!(
@@ -205,7 +205,7 @@ impl Bench {
         };
         let apart = CudaStream::new(&self.device, Priority::Normal)?;
         let buffer = DeviceBuffer::zeroed(&apart, DType::F32, bytes / 4)?;
-        let timing = self.world.config().nccl.timing;
+        let timing = NcclOptions::of(self.world.config())?.timing;
         let alone = self.time(|| {
             gemm.launch(&self.stream);
             Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Gpu, all_reduce, count, say_communicators};
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::DeviceBuffer;
+use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
 use rcomm::{DType, Op, ReduceOp, Result, World};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -18,7 +18,8 @@ type Handle = *mut c_void;
 
 impl Graphs {
     fn of(world: &World) -> Self {
-        let path = world.config().nccl.driver.clone();
+        let options = NcclOptions::of(world.config());
+        let path = options.expect("those that the world was made with").driver;
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
         // SAFETY: the library that the world has loaded already.
         let driver = unsafe { Library::new(path) }.expect("the CUDA driver");

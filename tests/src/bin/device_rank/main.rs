@@ -9,7 +9,7 @@ mod lists;
 mod stuck;
 mod window;
 
-use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, Priority};
+use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Result, World};
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
@@ -72,7 +72,7 @@ struct Gpu {
 impl Gpu {
     fn open(world: &World) -> Result<Self> {
         let local = world.place().local_rank.unwrap_or(world.rank());
-        let device = world.config().nccl.open_device(local)?;
+        let device = NcclOptions::of(world.config())?.open_device(local)?;
         let stream = CudaStream::new(&device, Priority::Normal)?;
         Ok(Self { device, stream })
     }
@@ -292,7 +292,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let registration = backend.register(&theirs)?;
     backend.deregister(registration)?;
     let next = (gpu.device.ordinal() + 1) % 8;
-    let mut elsewhere = world.config().nccl.clone();
+    let mut elsewhere = NcclOptions::of(world.config())?;
     elsewhere.device = Some(next);
     let device = elsewhere.open_device(0)?;
     let stream = CudaStream::new(&device, Priority::Normal)?;

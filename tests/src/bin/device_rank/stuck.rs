@@ -2,7 +2,7 @@
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::{CudaStream, DeviceBuffer, Priority};
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{ErrorKind, Result, World};
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ impl Gate {
     /// What is enqueued on the rank's stream from now on waits.
     pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
         const AT_LEAST: c_uint = 0;
-        let path = world.config().nccl.driver.clone();
+        let path = NcclOptions::of(world.config())?.driver;
         // SAFETY: the library that the world has loaded already.
         let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
         let gate = Self {

@@ -7,9 +7,9 @@
 use super::super::collective::{Combination, Data, Inputs, Outputs, Place};
 use super::super::lanes::{Lanes, Transfer};
 use super::super::mesh::Failure;
-use super::super::reduce;
 use super::super::wait::Patience;
 use super::part_of;
+use crate::arithmetic;
 use std::ops::Range;
 
 /// Bytes of a segment.
@@ -95,7 +95,7 @@ pub(super) fn all_reduce(
         if round < rounds && !mine.is_empty() {
             let width = mine.len();
             let inputs = in_order(scratch, width, place);
-            reduce::combine_in_place(by.op, by.dtype, &mut data[mine], rank, &inputs, None);
+            arithmetic::combine_in_place(by.op, by.dtype, &mut data[mine], rank, &inputs, None);
         }
     }
     Ok(())
@@ -144,7 +144,7 @@ pub(super) fn reduce_scatter(
         }
         let mut all = in_order(scratch, mine.len(), place);
         all.insert(rank, &inputs.part(rank)[mine.clone()]);
-        reduce::combine(by.op, by.dtype, &all, &mut output[mine], None);
+        arithmetic::combine(by.op, by.dtype, &all, &mut output[mine], None);
     }
     Ok(())
 }

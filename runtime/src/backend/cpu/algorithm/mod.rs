@@ -25,8 +25,8 @@ use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists}
 use super::lanes::Lanes;
 use super::mesh::Failure;
 use super::notice;
-use super::reduce;
 use super::wait::Patience;
+use crate::arithmetic;
 use crate::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
 use agree::{Agreement, Circle};
 pub(super) use board::BoardRoad;
@@ -236,7 +236,7 @@ fn finish_small<'a>(
             let inputs = (0..place.size)
                 .map(|rank| expect(rank, data.len()))
                 .collect::<Result<Vec<_>, _>>()?;
-            reduce::combine(by.op, by.dtype, &inputs, data, None);
+            arithmetic::combine(by.op, by.dtype, &inputs, data, None);
         }
         Collective::Broadcast {
             data: Data::Write(data),

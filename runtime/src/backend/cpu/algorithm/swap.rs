@@ -7,10 +7,10 @@ use super::super::collective::Combination;
 use super::super::lanes::{Swap, Transfer};
 use super::super::mesh::Failure;
 use super::super::notice::{self, Notice};
-use super::super::reduce;
 use super::super::wait::Patience;
 use super::LaneRoad;
 use super::agree::Circle;
+use crate::arithmetic;
 
 /// Bytes that go before the other's notice is known: all of a small buffer, and little enough to be thrown away
 /// where the ranks do not agree.
@@ -55,7 +55,7 @@ impl LaneRoad {
         }
         scratch.resize(SCRATCH.min(data.len()), 0);
         let combine = |ours: &mut [u8], theirs: &[u8]| {
-            reduce::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
+            arithmetic::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
         };
         let swap = Swap::new(peer, data, sent, scratch, &combine);
         lanes.drive(&mut [Transfer::Swap(swap)], patience)

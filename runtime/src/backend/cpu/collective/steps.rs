@@ -2,8 +2,8 @@
 
 use super::super::mesh::Failure;
 use super::super::notice::{Notice, hash_counts};
-use super::super::reduce;
 use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
+use crate::arithmetic;
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use crate::op::{Op, Reduction};
@@ -340,7 +340,7 @@ fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     if by.op != ReduceOp::PremulSum {
         return by;
     }
-    reduce::scale(by.dtype, data, factor);
+    arithmetic::scale(by.dtype, data, factor);
     Combination {
         op: ReduceOp::Sum,
         ..by

@@ -117,9 +117,10 @@ impl Mesh {
             wake,
             thread: Mutex::new(Some(thread)),
         });
-        let notes = [
-            mesh.host.note(world.rank),
-            (address_key(world.rank), address.to_string()),
+        let (host_key, host_note) = mesh.host.note(world.rank);
+        let notes = vec![
+            (host_key, host_note.into_bytes()),
+            (address_key(world.rank), address.to_string().into_bytes()),
         ];
         Ok((mesh, notes))
     }

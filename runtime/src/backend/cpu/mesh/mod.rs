@@ -19,7 +19,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a rank leaves in the world's store so that others find it: keys, and what is under them.
-pub(crate) type Notes = [(String, String); 2];
+pub(crate) type Notes = Vec<(String, Vec<u8>)>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

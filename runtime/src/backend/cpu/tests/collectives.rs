@@ -1,7 +1,7 @@
 //! Every collective, over sizes around every threshold, against what it is defined to give.
 
-use super::super::reduce;
 use super::*;
+use crate::arithmetic;
 use crate::backend::Progress;
 use crate::op::Reduction;
 use rcomm_recorder::model::{DType, ReduceOp};
@@ -115,7 +115,7 @@ fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
             let inputs = [Buffer::from_mut(&mut first), Buffer::from_mut(&mut second)];
             let inputs = inputs.each_ref().map(|input| input.as_bytes().unwrap());
             let mut expected = vec![0; count * 4];
-            reduce::combine(ReduceOp::Sum, DType::F32, &inputs, &mut expected, None);
+            arithmetic::combine(ReduceOp::Sum, DType::F32, &inputs, &mut expected, None);
             let bits: Vec<u8> = results[0].iter().flat_map(|v| v.to_ne_bytes()).collect();
             assert!(bits == expected, "{count} over {wiring:?}");
         }
@@ -161,12 +161,12 @@ fn every_type_and_reduction_crosses_the_ranks() {
                         let mut by = op;
                         if op == ReduceOp::PremulSum {
                             for input in &mut inputs {
-                                reduce::scale(dtype, input, 2.0);
+                                arithmetic::scale(dtype, input, 2.0);
                             }
                             by = ReduceOp::Sum;
                         }
                         let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-                        reduce::combine(by, dtype, &slices, &mut expected, None);
+                        arithmetic::combine(by, dtype, &slices, &mut expected, None);
                         assert!(ones.as_bytes().unwrap() == expected, "{op} of {dtype}");
                     }
                 }

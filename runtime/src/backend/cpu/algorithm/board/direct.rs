@@ -12,12 +12,12 @@
 
 use super::super::super::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
 use super::super::super::mesh::Failure;
-use super::super::super::reduce;
 use super::super::super::registered::{Exposed, Meeting, Need, Outcome, Phases, Rule, Terms};
 use super::super::super::transport::shm::INLINE;
 use super::parts::deliver;
 use super::road::Walk;
 use super::shares::with_inputs;
+use crate::arithmetic;
 use crate::buffer::Access;
 use crate::tuning::{Algorithm, Pattern, Plan};
 use std::ops::Range;
@@ -235,7 +235,7 @@ impl Walk<'_, '_> {
         for piece in pieces(meeting.share()) {
             let shares = meeting.shares(piece).into_iter();
             let mut shares: Vec<&mut [u8]> = shares.map(written).collect();
-            reduce::combine_everywhere(by.op, by.dtype, &mut shares);
+            arithmetic::combine_everywhere(by.op, by.dtype, &mut shares);
             self.look_up()?;
         }
         self.end(meeting)
@@ -251,7 +251,7 @@ impl Walk<'_, '_> {
             let mut shares = meeting.shares(piece);
             let out = written(shares.remove(root));
             let others: Vec<&[u8]> = shares.iter().map(Data::bytes).collect();
-            reduce::combine_in_place(by.op, by.dtype, out, root, &others, None);
+            arithmetic::combine_in_place(by.op, by.dtype, out, root, &others, None);
             self.look_up()?;
         }
         self.end(meeting)
@@ -270,7 +270,7 @@ impl Walk<'_, '_> {
             with_inputs(
                 size,
                 |peer| &meeting.of(peer)[from.clone()],
-                |all| reduce::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
+                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
             );
             self.look_up()?;
         }

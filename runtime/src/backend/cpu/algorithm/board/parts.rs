@@ -2,11 +2,11 @@
 
 use super::super::super::collective::{Combination, Data, Inputs, Outputs, Place};
 use super::super::super::mesh::Failure;
-use super::super::super::reduce::{self, copy, copy_past_caches};
 use super::super::super::transport::shm::{INLINE, SLOT, Traffic};
 use super::CHUNK;
 use super::road::Walk;
 use super::shares::with_inputs;
+use crate::arithmetic::{self, copy, copy_past_caches};
 use std::ops::Range;
 
 /// From this size on results are written past the caches.
@@ -93,7 +93,7 @@ impl Walk<'_, '_> {
                     true => inputs.part(rank),
                     false => &self.part_in_line(peer, longest)[..len],
                 },
-                |all| reduce::combine(by.op, by.dtype, all, output, None),
+                |all| arithmetic::combine(by.op, by.dtype, all, output, None),
             );
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl Walk<'_, '_> {
                     true => &inputs.part(rank)[mine.clone()],
                     false => &slots.of(peer)[lane_of(rank, peer) * lane..][..mine.len()],
                 },
-                |all| reduce::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
+                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
             );
         }
         Ok(())

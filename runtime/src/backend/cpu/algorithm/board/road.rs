@@ -3,11 +3,11 @@
 use super::super::super::collective::{Collective, Place, Step, compare_lists, has_lists};
 use super::super::super::mesh::Failure;
 use super::super::super::notice::{self, NOTICE_LEN, Notice};
-use super::super::super::reduce::HandOver;
 use super::super::super::registered::{Reach, Registry};
 use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots};
 use super::super::super::wait::Patience;
 use super::direct::{Spans, extent};
+use crate::arithmetic::HandOver;
 use crate::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;

@@ -2,11 +2,11 @@
 
 use super::super::super::collective::{Combination, Data, Place};
 use super::super::super::mesh::Failure;
-use super::super::super::reduce::{self, copy};
 use super::super::super::transport::shm::{INLINE, Traffic};
 use super::super::part_of;
 use super::CHUNK;
 use super::road::Walk;
+use crate::arithmetic::{self, copy};
 use std::ops::Range;
 
 /// The longest operation whose ranks exchange places, in bytes. The shares of a longer one leave out some
@@ -105,7 +105,7 @@ impl Walk<'_, '_> {
             }
         };
         with_inputs(size - 1, other, |others| {
-            reduce::combine_in_place(by.op, by.dtype, data, rank, others, None);
+            arithmetic::combine_in_place(by.op, by.dtype, data, rank, others, None);
         });
         Ok(())
     }
@@ -143,10 +143,17 @@ impl Walk<'_, '_> {
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
                     if hand_over.streams(width) {
-                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, None);
+                        arithmetic::combine_in_place(by.op, by.dtype, out, rank, others, None);
                         hand_over.copy(share, out);
                     } else {
-                        reduce::combine_in_place(by.op, by.dtype, out, rank, others, Some(share));
+                        arithmetic::combine_in_place(
+                            by.op,
+                            by.dtype,
+                            out,
+                            rank,
+                            others,
+                            Some(share),
+                        );
                     }
                 });
             }
@@ -205,7 +212,7 @@ impl Walk<'_, '_> {
                     false => &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width],
                 };
                 with_inputs(size, input, |inputs| {
-                    reduce::combine(by.op, by.dtype, inputs, share, None);
+                    arithmetic::combine(by.op, by.dtype, inputs, share, None);
                 });
                 if let Data::Write(data) = &mut data {
                     copy(&mut data[mine], share);

@@ -12,11 +12,11 @@
 use super::super::super::collective::{Combination, Data, Inputs, Place};
 use super::super::super::lanes::Transfer;
 use super::super::super::mesh::Failure;
-use super::super::super::reduce::{Partial, copy};
 use super::super::super::transport::shm::SLOT;
 use super::super::super::wait::Patience;
 use super::super::part_of;
 use super::Ways;
+use crate::arithmetic::{Partial, copy};
 use std::ops::Range;
 
 /// Bytes of a block: enough that the way along the hosts is short beside it, and few enough to stay in a

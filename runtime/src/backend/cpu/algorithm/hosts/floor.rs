@@ -1,9 +1,9 @@
 //! [`Floor`]: the ranks of one host, going through phases together on their board.
 
 use super::super::super::mesh::Failure;
-use super::super::super::reduce::HandOver;
 use super::super::super::transport::shm::{Board, BoardError};
 use super::super::super::wait::Patience;
+use crate::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 
 /// The ranks of this host. One that is alone there has nobody to wait for, and no board.

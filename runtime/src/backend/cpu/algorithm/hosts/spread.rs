@@ -3,12 +3,12 @@
 use super::super::super::collective::{Data, Outputs, Place};
 use super::super::super::lanes::Transfer;
 use super::super::super::mesh::Failure;
-use super::super::super::reduce::copy;
 use super::super::super::transport::shm::SLOT;
 use super::super::super::wait::Patience;
 use super::super::part_of;
 use super::Ways;
 use super::chain::put_together;
+use crate::arithmetic::copy;
 use std::ops::Range;
 
 /// Bytes that are on their way from host to host before the ranks of a host put them together.

@@ -1,6 +1,7 @@
 //! What ranks of a host have agreed on, each under a number: the first to say something decides.
 
 use super::mapping::Mapping;
+use crate::backend::Agreement;
 use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,18 +22,9 @@ const WRITING: Duration = Duration::from_millis(200);
 /// Bytes of the table.
 pub(super) const ACCORDS_LEN: usize = ACCORDS * ACCORD;
 
-/// What came of a rank's words.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Accord {
-    /// It was the first, or the first said the same.
-    Same,
-    /// The first said this; cut, if it is long.
-    Other(Vec<u8>),
-}
-
 /// Agrees on `words` under `number`, in the table that begins at `start`. Waits for nobody. `None` if
 /// there is no place for it: since places are never given back, there is none for the others either.
-pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) -> Option<Accord> {
+pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
     let first = (number % ACCORDS as u64) as usize;
     let places = (first..first + PLACES).map(|at| start + at % ACCORDS * ACCORD);
@@ -47,10 +39,10 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) ->
             match said.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     write(table, place, words);
-                    Accord::Same
+                    Agreement::Same
                 }
-                Err(said) if said == own => Accord::Same,
-                Err(_) => Accord::Other(read(table, place)),
+                Err(said) if said == own => Agreement::Same,
+                Err(_) => Agreement::Other(read(table, place)),
             },
         );
     }
@@ -114,17 +106,17 @@ mod tests {
     fn the_first_decides_and_others_hear_its_words() {
         let table = table();
         let agree = |number, words: &str| agree(&table, 64, number, words.as_bytes()).unwrap();
-        assert_eq!(agree(7, "cpu"), Accord::Same);
-        assert_eq!(agree(7, "cpu"), Accord::Same);
-        assert_eq!(agree(7, "fake"), Accord::Other(b"cpu".to_vec()));
+        assert_eq!(agree(7, "cpu"), Agreement::Same);
+        assert_eq!(agree(7, "cpu"), Agreement::Same);
+        assert_eq!(agree(7, "fake"), Agreement::Other(b"cpu".to_vec()));
         // Another number at the same place.
         let beside = 7 + ACCORDS as u64;
-        assert_eq!(agree(beside, "fake"), Accord::Same);
-        assert_eq!(agree(beside, ""), Accord::Other(b"fake".to_vec()));
+        assert_eq!(agree(beside, "fake"), Agreement::Same);
+        assert_eq!(agree(beside, ""), Agreement::Other(b"fake".to_vec()));
         // Long ones differ behind what is kept of them.
         let long = "x".repeat(2 * TEXT_LEN);
-        assert_eq!(agree(9, &long), Accord::Same);
-        let cut = Accord::Other(vec![b'x'; TEXT_LEN]);
+        assert_eq!(agree(9, &long), Agreement::Same);
+        let cut = Agreement::Other(vec![b'x'; TEXT_LEN]);
         assert_eq!(agree(9, &format!("{long}y")), cut);
     }
 
@@ -132,10 +124,10 @@ mod tests {
     fn a_number_without_a_place_has_none_for_anybody() {
         let table = table();
         let agree = |number: usize| agree(&table, 64, (1 + number * ACCORDS) as u64, b"cpu");
-        assert!((0..PLACES).all(|number| agree(number) == Some(Accord::Same)));
+        assert!((0..PLACES).all(|number| agree(number) == Some(Agreement::Same)));
         assert_eq!(agree(PLACES), None);
         assert_eq!(agree(PLACES), None);
-        assert_eq!(agree(0), Some(Accord::Same));
+        assert_eq!(agree(0), Some(Agreement::Same));
     }
 
     #[test]
@@ -158,13 +150,13 @@ mod tests {
             });
             let decided: Vec<&str> = told
                 .iter()
-                .filter_map(|(words, came)| (*came == Accord::Same).then_some(*words))
+                .filter_map(|(words, came)| (*came == Agreement::Same).then_some(*words))
                 .collect();
             let [words] = decided[..] else {
                 panic!("{told:?}");
             };
-            let heard = |(own, came): &(&str, Accord)| {
-                *own == words || *came == Accord::Other(words.as_bytes().to_vec())
+            let heard = |(own, came): &(&str, Agreement)| {
+                *own == words || *came == Agreement::Other(words.as_bytes().to_vec())
             };
             assert!(told.iter().all(heard), "{told:?}");
         }

@@ -36,7 +36,6 @@ mod segment;
 #[allow(unsafe_code)]
 mod stream;
 
-pub(crate) use accord::Accord;
 pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams, Traffic};
 pub(crate) use segment::Segment;
 pub(crate) use stream::{Found, ShmStream, Sight, Waits};

@@ -3,9 +3,10 @@
 
 use super::super::super::processors::{Processors, crowding_of, own_processors};
 use super::super::super::wait::{Crowding, Patience, Pause};
-use super::accord::{ACCORDS_LEN, Accord, agree};
+use super::accord::{ACCORDS_LEN, agree};
 use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
+use crate::backend::Agreement;
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -242,7 +243,7 @@ impl Segment {
 
     /// Agrees with the other ranks that say something under this number. Waits for nobody. `None` if there
     /// is no room for it, for all of them.
-    pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Accord> {
+    pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
         let start = Self::accords_at(self.world_size);
         agree(&self.table, start, number, words)
     }

@@ -133,7 +133,7 @@ fn divide(dtype: DType, data: &mut [u8], terms: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::reduce::is_supported;
+    use crate::arithmetic::is_supported;
     use proptest::prelude::*;
 
     proptest! {

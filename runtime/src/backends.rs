@@ -1,9 +1,9 @@
 //! The backends that every [`World`](crate::World) comes with: the one place that lists them.
 
-use crate::backend::cpu::CpuFactory;
-use crate::backend::nccl::{NcclBackend, NcclFactory, NcclOptions};
-use crate::backend::{BackendSet, OpenBackend};
-use crate::config::Config;
+use rcomm_core::Config;
+use rcomm_core::backend::{BackendSet, OpenBackend};
+use rcomm_cpu::CpuFactory;
+use rcomm_nccl::{NcclBackend, NcclFactory, NcclOptions};
 use std::sync::Arc;
 
 /// The CPU backend, and NCCL where the configuration names it.

@@ -1,81 +1,69 @@
 //! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
+//!
+//! One process of a job makes a [`World`], which finds the other ranks, and issues collectives on its
+//! [`ProcessGroup`]s. Every operation is recorded; one that does not end in time gives an error that names the
+//! ranks that did not come, and a dump that the program `rcomm-fr` reads.
+//!
+//! ```no_run
+//! use rcomm::{Config, ReduceOp, World};
+//!
+//! let world = World::init(Config::from_environment()?)?;
+//! let mut gradients = vec![1.0f32; 1024];
+//! world.group().all_reduce(&mut gradients, ReduceOp::Sum)?;
+//! world.shutdown()?;
+//! # Ok::<(), rcomm::Error>(())
+//! ```
+//!
+//! | where | what |
+//! |---|---|
+//! | [`World`], [`Config`], [`Rendezvous`] | one process's place in a job |
+//! | [`ProcessGroup`], [`Work`], [`Window`] | groups of ranks, and operations under way |
+//! | [`Op`], [`Buffer`], [`Reduction`] | operations as data |
+//! | [`store`] | key-value stores, that of PyTorch's dialect among them |
+//! | [`backend`] | the CPU and NCCL backends, and the traits for one of your own |
+//! | [`data_parallel`] | gradients, averaged in buckets |
+//!
+//! All of it but the backends is the crate `rcomm-core`; this crate alone knows which backends there are.
 #![deny(unsafe_code)]
 
-mod alarm;
-mod answers;
-#[allow(unsafe_code)]
-mod arithmetic;
-pub mod backend;
 mod backends;
-#[allow(unsafe_code)]
-mod buffer;
-mod coalescing;
-mod collectives;
-pub mod config;
-pub mod data_parallel;
-mod deadline;
-mod dump_writer;
-mod element;
-#[cfg(feature = "endpoint")]
-mod endpoint;
-mod error;
-mod float8;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod heartbeat;
-mod hints;
-mod joining;
-mod membership;
-mod objects;
-mod op;
-mod p2p;
-mod pipe;
-mod process_group;
-pub mod rendezvous;
-mod roll_call;
-mod secret;
-mod sparse;
-pub mod store;
-pub mod tuning;
-mod watchdog;
-mod window;
-mod work;
-mod world;
 
-pub use backend::cpu::CpuBackend;
-pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
-pub use backend::nccl::NcclBackend;
-pub use backend::wrapper::Wrapper;
-pub use backend::{Backend, BackendFactory, Done, Pending, Progress, Stream};
 pub use backends::Backends;
-pub use buffer::{Access, Buffer, Device, DeviceKind};
-pub use coalescing::Coalescer;
-pub use collectives::Vecs;
-pub use config::Config;
-pub use deadline::Deadline;
-pub use dump_writer::{DumpWriter, FileDumpWriter};
-pub use element::Element;
-pub use error::{Error, ErrorKind, Result};
-pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
-pub use hints::{Hints, WaitHint};
-pub use membership::GroupOptions;
 pub use num_complex::Complex;
-pub use objects::MAX_OBJECT_BYTES;
-pub use op::{Op, Reduction};
-pub use process_group::ProcessGroup;
-pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
-pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
-pub use rendezvous::Rendezvous;
-pub use roll_call::RollCall;
-pub use secret::Secret;
-pub use sparse::SparseTensor;
-pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
-pub use window::{RemoteMemory, Window};
-pub use work::{Work, WorkStatus};
+pub use rcomm_core::{
+    Access, Backend, BackendFactory, Buffer, Coalescer, Config, DType, Deadline, Device,
+    DeviceKind, Done, DumpWriter, Element, EndpointAddress, EndpointToken, Error, ErrorKind,
+    F8E4M3, F8E5M2, FakeBackend, FakeFabric, FakeFault, FakeFaultKind, FileDumpWriter, FileStore,
+    GroupOptions, HashStore, Hints, MAX_OBJECT_BYTES, Op, OpType, Peer, Pending, PrefixStore,
+    ProcessGroup, ProcessGroupInfo, Progress, QueueStore, Rank, ReduceOp, Reduction, RemoteMemory,
+    Rendezvous, Result, RollCall, Secret, SparseTensor, Store, Stream, TcpStore, TcpStoreServer,
+    Vecs, WaitHint, Window, Work, WorkStatus, Wrapper,
+};
+pub use rcomm_core::{config, data_parallel, rendezvous, store};
+pub use rcomm_cpu::CpuBackend;
+pub use rcomm_nccl::NcclBackend;
 
 /// One process's place in a job, with the backends of this crate.
-pub type World = world::World<Backends>;
+pub type World = rcomm_core::World<Backends>;
 /// Makes a [`World`] from parts of the caller's own.
-pub type WorldBuilder = world::WorldBuilder<Backends>;
+pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
+
+/// The backends, and the traits for one of your own.
+pub mod backend {
+    pub use rcomm_core::backend::{
+        AbortReason, Agreement, Backend, BackendFactory, BackendSet, Call, CommState, Done,
+        GroupContext, Observer, OpenBackend, Pending, Progress, Registration, Stream, Window,
+        WorldContext, fake, wrapper,
+    };
+    pub use rcomm_cpu as cpu;
+    pub use rcomm_nccl as nccl;
+}
+
+/// Which algorithm is used for what.
+pub mod tuning {
+    pub use rcomm_core::tuning::{Algorithm, Choice, MOST_STREAMS, Pattern, Topology, Tuning};
+}

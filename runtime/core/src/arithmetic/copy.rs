@@ -1,0 +1,269 @@
+//! Copies that keep to the caches, copies to another core, and copies past the caches.
+//!
+//! The C library copies more than a few KiB by one string instruction; these are plain vector loads and
+//! stores, so that what they do to the caches is known.
+//!
+//! To write to a line that another core has in its caches, a core must first take it away from there,
+//! and few such requests are under way at once. Cores that share a last-level cache do that at 8 to
+//! 10 GB/s (an EPYC of 2024), and at 40 once the line has left the other's own caches, which is why slots
+//! are used in a long round; read at 30. Cores that share none write at 2 GB/s either way: there,
+//! streaming stores, which need no answer, make 28 and are read at 25; between near cores 16 and 15. No
+//! table says which it is, and under a hypervisor it changes: [`HandOver`] measures.
+
+use super::Level;
+use std::time::{Duration, Instant};
+
+/// Below this the library's copy is a handful of vector moves too.
+const SHORT: usize = 1 << 10;
+
+/// Copies for another core, which reads it next: through the caches, or past them as long as that was
+/// found to be faster.
+#[derive(Debug, Default)]
+pub struct HandOver {
+    /// Pieces since one was timed.
+    untimed: u32,
+    /// Bytes of slow pieces, one after the other.
+    slow: usize,
+    /// Bytes still to be streamed before the caches are tried again.
+    streamed: usize,
+}
+
+impl HandOver {
+    /// From this length on a piece is streamed, if any is.
+    const LONG: usize = 16 << 10;
+    /// Slower than this is too slow, bytes/ns: between the 2.4 and the 8 of which the module speaks.
+    const SLOW: f64 = 3.5;
+    /// One of so many is timed: to read the clock twice is not free.
+    const TIMED: u32 = 8;
+    /// So many slow bytes are no accident: a thread may have been put aside, and the first round through
+    /// memory that was not used for a while is slow anywhere.
+    const ACCIDENT: usize = 4 << 20;
+    /// For so many bytes the verdict holds. Trying again then costs a fiftieth.
+    const HOLDS: usize = 2 << 30;
+
+    /// Whether a piece of `len` bytes would be streamed.
+    #[inline]
+    pub fn streams(&self, len: usize) -> bool {
+        len >= Self::LONG && self.streamed > 0
+    }
+
+    /// Copies a piece.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub fn copy(&mut self, to: &mut [u8], from: &[u8]) {
+        if to.len() < Self::LONG {
+            copy(to, from);
+        } else if self.streamed > 0 {
+            self.streamed = self.streamed.saturating_sub(to.len());
+            copy_past_caches(to, from);
+        } else if self.untimed < Self::TIMED {
+            self.untimed += 1;
+            copy(to, from);
+        } else {
+            let began = Instant::now();
+            copy(to, from);
+            self.learn(to.len(), began.elapsed());
+        }
+    }
+
+    /// Takes in how long a copy through the caches took.
+    fn learn(&mut self, len: usize, took: Duration) {
+        self.untimed = 0;
+        if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
+            self.slow = 0;
+            return;
+        }
+        // Those before it, which were not timed, are taken to have been like it.
+        self.slow += len * (Self::TIMED as usize + 1);
+        if self.slow >= Self::ACCIDENT {
+            self.slow = 0;
+            self.streamed = Self::HOLDS;
+        }
+    }
+}
+
+/// Copies for this core.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "a copy is as long as its original");
+    if to.len() < SHORT {
+        to.copy_from_slice(from);
+    } else {
+        // SAFETY: the level is this processor's.
+        unsafe { copy_at(Level::detect(), to, from, Stores::Cached) }
+    }
+}
+
+/// Copies for somebody who does not read it before many more bytes have passed.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_past_caches(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "a copy is as long as its original");
+    // SAFETY: the level is this processor's.
+    unsafe { copy_at(Level::detect(), to, from, Stores::Streaming) }
+}
+
+/// Where stores go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stores {
+    Cached,
+    Streaming,
+}
+
+/// Copies between slices of one length.
+///
+/// # Safety
+/// The processor has `level`.
+unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
+    /// What one turn of the loops moves.
+    const BLOCK: usize = 256;
+    // Streaming stores are to aligned addresses.
+    let head = to.as_ptr().align_offset(64).min(to.len());
+    let (to_head, to) = to.split_at_mut(head);
+    let (from_head, from) = from.split_at(head);
+    to_head.copy_from_slice(from_head);
+    let whole = to.len() - to.len() % BLOCK;
+    let (to, to_tail) = to.split_at_mut(whole);
+    let (from, from_tail) = from.split_at(whole);
+    let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), whole / BLOCK);
+    // SAFETY: both are exclusive or shared slices of `blocks` blocks, the target starts at a multiple of
+    // 64, and the caller vouches for the level.
+    unsafe {
+        match (level, stores) {
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Stores::Cached) => avx512::<false>(target, source, blocks),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Stores::Streaming) => avx512::<true>(target, source, blocks),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx2, Stores::Cached) => avx2::<false>(target, source, blocks),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx2, Stores::Streaming) => avx2::<true>(target, source, blocks),
+            (Level::Portable, _) => target.copy_from_nonoverlapping(source, whole),
+        }
+    }
+    to_tail.copy_from_slice(from_tail);
+}
+
+/// # Safety
+/// `blocks` blocks of 256 bytes can be read at `from` and written at `to`, which is a multiple of 64;
+/// they do not overlap.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
+    use std::arch::x86_64::*;
+    for block in 0..blocks {
+        // SAFETY: inside both ranges, as the caller promised. Four at a time, so that no compiler makes
+        // the library's copy of it again.
+        unsafe {
+            let from = from.add(block * 256).cast::<__m512i>();
+            let to = to.add(block * 256).cast::<__m512i>();
+            let moved = [0, 1, 2, 3].map(|at| _mm512_loadu_si512(from.add(at)));
+            for (at, vector) in moved.into_iter().enumerate() {
+                if STREAMING {
+                    _mm512_stream_si512(to.add(at), vector);
+                } else {
+                    _mm512_store_si512(to.add(at), vector);
+                }
+            }
+        }
+    }
+    if STREAMING {
+        // Before anything that is stored later: whoever sees that sees these.
+        _mm_sfence();
+    }
+}
+
+/// # Safety
+/// As [`avx512`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
+    use std::arch::x86_64::*;
+    for block in 0..blocks {
+        // SAFETY: as above.
+        unsafe {
+            let from = from.add(block * 256).cast::<__m256i>();
+            let to = to.add(block * 256).cast::<__m256i>();
+            let moved = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| _mm256_loadu_si256(from.add(at)));
+            for (at, vector) in moved.into_iter().enumerate() {
+                if STREAMING {
+                    _mm256_stream_si256(to.add(at), vector);
+                } else {
+                    _mm256_store_si256(to.add(at), vector);
+                }
+            }
+        }
+    }
+    if STREAMING {
+        _mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The levels that this processor has.
+    fn levels() -> Vec<Level> {
+        let mut levels = vec![Level::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::is_x86_feature_detected!("avx2") {
+                levels.push(Level::Avx2);
+            }
+            if Level::detect() == Level::Avx512 {
+                levels.push(Level::Avx512);
+            }
+        }
+        levels
+    }
+
+    #[test]
+    fn pieces_are_streamed_once_the_caches_were_slow_for_long_and_the_caches_are_tried_again() {
+        const PIECE: usize = 64 << 10;
+        let mut hand_over = HandOver::default();
+        let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
+        for took in [slow, slow, fast, slow, slow, slow, slow, slow, slow] {
+            hand_over.learn(PIECE, took);
+            assert!(!hand_over.streams(PIECE), "too early");
+        }
+        hand_over.learn(PIECE, slow);
+        hand_over.learn(PIECE, slow);
+        assert!(hand_over.streams(PIECE) && !hand_over.streams(100));
+        let (from, mut to) = (vec![7; PIECE], vec![0; PIECE]);
+        for _ in 0..HandOver::HOLDS / PIECE {
+            assert!(hand_over.streams(PIECE));
+            hand_over.copy(&mut to, &from);
+        }
+        assert!(!hand_over.streams(PIECE) && to == from);
+    }
+
+    #[test]
+    fn copies_of_any_length_and_place_are_equal_to_their_originals_and_touch_nothing_else() {
+        let from: Vec<u8> = (0..5000_u32).map(|at| (at * 7 % 251) as u8).collect();
+        for level in levels() {
+            for stores in [Stores::Cached, Stores::Streaming] {
+                for (start, len) in [(0, 0), (1, 63), (3, 1000), (17, 1024), (0, 4096), (5, 4500)] {
+                    let mut to = vec![255; 6000];
+                    let source = &from[start..start + len];
+                    let target = &mut to[start + 9..start + 9 + len];
+                    // SAFETY: the processor has the level.
+                    unsafe { copy_at(level, target, source, stores) };
+                    assert_eq!(
+                        &to[start + 9..start + 9 + len],
+                        source,
+                        "{level:?} {stores:?}"
+                    );
+                    assert!(to[..start + 9].iter().all(|&byte| byte == 255));
+                    assert!(to[start + 9 + len..].iter().all(|&byte| byte == 255));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Element-wise reductions: several inputs combined in one pass, at the speed of memory.
+//!
+//! The order of combination is the order of the inputs, always, and narrow floats (`f16`, `bf16`,
+//! fp8) are widened to `f32`, combined there over all inputs, and rounded once. So the same inputs
+//! give the same bits on every rank, on every processor, over every transport.
+//!
+//! Loops are written once ([`fold`]) and compiled for AVX-512, for AVX2 with F16C, and for any
+//! processor; which one runs is asked of the processor. A few bytes of two ranks need none ([`few`]). Plain
+//! copies are next door ([`copy`]). This room moves no data between ranks.
+
+mod copy;
+mod few;
+mod fold;
+mod format;
+mod narrow;
+mod partial;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use copy::{HandOver, copy, copy_past_caches};
+use fold::Job;
+pub use partial::Partial;
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// The instruction sets that the loops are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Whatever the build's target has.
+    Portable,
+    /// AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// The best level of the processor that this runs on.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512dq")
+                && std::is_x86_feature_detected!("avx512vl")
+            {
+                return Self::Avx512;
+            }
+            if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+}
+
+impl Level {
+    /// The best level for so many bytes: a few are done before it is known which one that is.
+    #[inline]
+    fn for_len(bytes: usize) -> Self {
+        if bytes <= few::MOST {
+            Self::Portable
+        } else {
+            Self::detect()
+        }
+    }
+}
+
+/// Whether elements of this type can be combined this way.
+///
+/// Complex numbers have no order, floats no bits to combine, and a truth value no average.
+pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
+    use DType::*;
+    match op {
+        ReduceOp::Sum | ReduceOp::Product => !matches!(dtype, Other),
+        ReduceOp::Avg | ReduceOp::PremulSum => !matches!(dtype, Other | Bool),
+        ReduceOp::Min | ReduceOp::Max => !matches!(dtype, Other | Complex64 | Complex128),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => {
+            matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64 | Bool)
+        }
+    }
+}
+
+/// Combines `inputs` in their order into `out`, and into `also` where there is one.
+///
+/// Lengths are in bytes, equal, and a multiple of the element's size.
+#[inline]
+pub fn combine(
+    op: ReduceOp,
+    dtype: DType,
+    inputs: &[&[u8]],
+    out: &mut [u8],
+    also: Option<&mut [u8]>,
+) {
+    if let (&[first, second], None) = (inputs, &also)
+        && out.len() <= few::MOST
+    {
+        assert_eq!(second.len(), out.len(), "inputs are as long as the output");
+        out.copy_from_slice(first);
+        if few::combine(op, dtype, out, second, true) {
+            return;
+        }
+    }
+    combine_by_loops(op, dtype, inputs, out, also);
+}
+
+fn combine_by_loops(
+    op: ReduceOp,
+    dtype: DType,
+    inputs: &[&[u8]],
+    out: &mut [u8],
+    also: Option<&mut [u8]>,
+) {
+    let mut sources = Sources::new(inputs.len());
+    for input in inputs {
+        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        sources.push(input.as_ptr());
+    }
+    let also = also_at(also, out.len());
+    // SAFETY: inputs and outputs are equally long, and the inputs are apart from what is borrowed for
+    // writing; the level is this processor's.
+    unsafe {
+        run(
+            Level::for_len(out.len()),
+            op,
+            dtype,
+            sources.as_slice(),
+            out,
+            also.as_slice(),
+        )
+    }
+}
+
+/// As [`combine`], with `out` itself as input number `own` among `others`.
+#[inline]
+pub fn combine_in_place(
+    op: ReduceOp,
+    dtype: DType,
+    out: &mut [u8],
+    own: usize,
+    others: &[&[u8]],
+    also: Option<&mut [u8]>,
+) {
+    if let (&[other], None) = (others, &also)
+        && out.len() <= few::MOST
+    {
+        assert_eq!(other.len(), out.len(), "inputs are as long as the output");
+        if few::combine(op, dtype, out, other, own == 0) {
+            return;
+        }
+    }
+    combine_in_place_by_loops(op, dtype, out, own, others, also);
+}
+
+fn combine_in_place_by_loops(
+    op: ReduceOp,
+    dtype: DType,
+    out: &mut [u8],
+    own: usize,
+    others: &[&[u8]],
+    also: Option<&mut [u8]>,
+) {
+    // It is read and written: by one pointer, since a reference would promise that nobody else does.
+    let out: *mut [u8] = out;
+    let mut sources = Sources::new(others.len() + 1);
+    for (at, input) in others.iter().enumerate() {
+        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        if at == own {
+            sources.push(out.cast::<u8>());
+        }
+        sources.push(input.as_ptr());
+    }
+    if own == others.len() {
+        sources.push(out.cast::<u8>());
+    }
+    let also = also_at(also, out.len());
+    // SAFETY: as in `combine`, and one source is the output itself.
+    unsafe {
+        run(
+            Level::for_len(out.len()),
+            op,
+            dtype,
+            sources.as_slice(),
+            out,
+            also.as_slice(),
+        )
+    }
+}
+
+/// Combines what is in `places`, in their order, and writes it to all of them.
+///
+/// Lengths are in bytes, equal, and a multiple of the element's size.
+pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) {
+    let len = places.first().map_or(0, |place| place.len());
+    let mut sources = Sources::new(places.len());
+    let mut outputs = Vec::with_capacity(places.len());
+    for place in places {
+        assert_eq!(place.len(), len, "all places are equally long");
+        // Read and written by one pointer, as in `combine_in_place`.
+        let start = place.as_mut_ptr();
+        sources.push(start);
+        outputs.push(start);
+    }
+    let Some((&first, also)) = outputs.split_first() else {
+        return;
+    };
+    let out = std::ptr::slice_from_raw_parts_mut(first, len);
+    // SAFETY: exclusive slices of one length, so that they do not overlap, each a source and an output; the
+    // level is this processor's.
+    unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
+}
+
+/// Where a second output begins, if there is one, which is as long as the first.
+fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
+    also.map(|also| {
+        assert_eq!(also.len(), len, "both outputs are equally long");
+        also.as_mut_ptr()
+    })
+}
+
+/// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
+pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
+    let Some(size) = dtype.size() else { return };
+    // SAFETY: the range is one exclusive slice, cut to whole elements.
+    unsafe { fold::scale(dtype, data.as_mut_ptr(), data.len() / size, factor) }
+}
+
+/// The addresses of the inputs, on the stack as long as there are few.
+struct Sources {
+    few: [*const u8; Self::FEW],
+    many: Vec<*const u8>,
+    count: usize,
+}
+
+impl Sources {
+    const FEW: usize = 8;
+
+    fn new(expected: usize) -> Self {
+        Self {
+            few: [std::ptr::null(); Self::FEW],
+            many: if expected > Self::FEW {
+                Vec::with_capacity(expected)
+            } else {
+                Vec::new()
+            },
+            count: 0,
+        }
+    }
+
+    fn push(&mut self, source: *const u8) {
+        if self.many.capacity() > 0 {
+            self.many.push(source);
+        } else {
+            self.few[self.count] = source;
+        }
+        self.count += 1;
+    }
+
+    fn as_slice(&self) -> &[*const u8] {
+        if self.many.capacity() > 0 {
+            &self.many
+        } else {
+            &self.few[..self.count]
+        }
+    }
+}
+
+/// Combines what is at `sources` into `out`, and into all of `also`.
+///
+/// # Safety
+/// Every source is readable over as many bytes as `out` has, which are writable there and at all of `also`. A
+/// source either overlaps no output or begins where one does; the outputs do not overlap. The processor has
+/// `level`.
+unsafe fn run(
+    level: Level,
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[*const u8],
+    out: *mut [u8],
+    also: &[*mut u8],
+) {
+    assert!(is_supported(op, dtype), "{op} of {dtype} is refused before");
+    assert!(!sources.is_empty(), "a reduction has at least one input");
+    let Some(size) = dtype.size() else { return };
+    assert_eq!(out.len() % size, 0, "whole elements");
+    let job = Job {
+        sources,
+        out: out.cast(),
+        also,
+        count: out.len() / size,
+        terms: sources.len(),
+    };
+    // SAFETY: the caller's promise is handed on; all outputs hold `count` elements, and there is a source
+    // (checked).
+    unsafe { fold::run(level, op, dtype, &job) }
+}

@@ -1,0 +1,165 @@
+//! Reductions in several steps: what has been combined so far, on its way from one host to the next.
+//!
+//! A reduction that stops after some ranks and goes on elsewhere must give the bits of one that does not
+//! stop. So what travels is what [`combine`](super::combine) keeps in its registers: `f32` for narrow
+//! floats, which are rounded once, at the end; and sums, not averages, which are divided once.
+
+use super::fold::{self, Job, Turn};
+use super::{Level, combine};
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// How a reduction travels. Lengths are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Partial {
+    op: ReduceOp,
+    dtype: DType,
+}
+
+impl Partial {
+    /// Of this reduction of this type.
+    pub fn new(op: ReduceOp, dtype: DType) -> Self {
+        Self { op, dtype }
+    }
+
+    fn is_narrow(self) -> bool {
+        matches!(
+            self.dtype,
+            DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2
+        )
+    }
+
+    /// Bytes that `len` bytes of elements take on their way.
+    pub fn len(self, len: usize) -> usize {
+        match self.dtype.size() {
+            Some(size) if self.is_narrow() => len / size * size_of::<f32>(),
+            _ => len,
+        }
+    }
+
+    /// Combines `before` (unless this is the first step) and then `inputs` in their order into `after`.
+    ///
+    /// `scratch` keeps its memory from call to call.
+    ///
+    /// # Panics
+    /// If the lengths do not fit, or there is nothing to combine.
+    pub fn step(
+        self,
+        before: Option<&[u8]>,
+        inputs: &[&[u8]],
+        after: &mut [u8],
+        scratch: &mut Vec<u8>,
+    ) {
+        let op = match self.op {
+            ReduceOp::Avg => ReduceOp::Sum,
+            op => op,
+        };
+        let mut all: Vec<&[u8]> = Vec::with_capacity(inputs.len() + 1);
+        all.extend(before);
+        if !self.is_narrow() {
+            all.extend(inputs);
+            combine(op, self.dtype, &all, after, None);
+            return;
+        }
+        let width = after.len();
+        scratch.resize(width * inputs.len(), 0);
+        if width > 0 {
+            for (wide, input) in scratch.chunks_exact_mut(width).zip(inputs) {
+                self.convert(Turn::Widen, input, wide);
+            }
+            all.extend(scratch.chunks_exact(width));
+            combine(op, DType::F32, &all, after, None);
+        }
+    }
+
+    /// Makes the result of what all `ranks` have been combined into.
+    ///
+    /// # Panics
+    /// If `out` is not as long as what travelled stands for.
+    pub fn finish(self, travelled: &mut [u8], ranks: usize, out: &mut [u8]) {
+        let dtype = if self.is_narrow() {
+            DType::F32
+        } else {
+            self.dtype
+        };
+        if self.op == ReduceOp::Avg {
+            divide(dtype, travelled, ranks);
+        }
+        if self.is_narrow() {
+            self.convert(Turn::Narrow, travelled, out);
+        } else {
+            out.copy_from_slice(travelled);
+        }
+    }
+
+    fn convert(self, turn: Turn, from: &[u8], to: &mut [u8]) {
+        let (narrow, wide) = match turn {
+            Turn::Widen => (from.len(), to.len()),
+            Turn::Narrow => (to.len(), from.len()),
+        };
+        let size = self.dtype.size().unwrap_or(1);
+        assert_eq!(self.len(narrow), wide, "as many elements on both sides");
+        // SAFETY: both slices hold `narrow / size` elements, of the narrow type and of `f32`; one is
+        // exclusive. The level is the processor's.
+        unsafe {
+            fold::convert(
+                Level::detect(),
+                turn,
+                self.dtype,
+                from.as_ptr(),
+                to.as_mut_ptr(),
+                narrow / size,
+            );
+        }
+    }
+}
+
+/// Divides every element as an average of so many does.
+fn divide(dtype: DType, data: &mut [u8], terms: usize) {
+    let Some(size) = dtype.size() else { return };
+    // Read and written by one pointer.
+    let start = data.as_mut_ptr();
+    let job = Job {
+        sources: &[start.cast_const()],
+        out: start,
+        also: &[],
+        count: data.len() / size,
+        terms,
+    };
+    // SAFETY: the one source is the output itself, an exclusive slice of that many elements; the level is
+    // the processor's.
+    unsafe { fold::run(Level::detect(), ReduceOp::Avg, dtype, &job) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arithmetic::is_supported;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn steps_give_the_bits_of_one_reduction(
+            noise in proptest::collection::vec(any::<u8>(), 16 * 99),
+            cut in 1..4usize,
+        ) {
+            for &dtype in DType::ALL {
+                for &op in ReduceOp::ALL.iter().filter(|&&op| is_supported(op, dtype)) {
+                    let Some(size) = dtype.size() else { continue };
+                    let len = noise.len() / 5 / size * size;
+                    let inputs: Vec<&[u8]> = noise.chunks_exact(len).take(5).collect();
+                    let mut whole = vec![0; len];
+                    combine(op, dtype, &inputs, &mut whole, None);
+                    let partial = Partial::new(op, dtype);
+                    let mut scratch = Vec::new();
+                    let mut first = vec![0; partial.len(len)];
+                    partial.step(None, &inputs[..cut], &mut first, &mut scratch);
+                    let mut second = vec![0; partial.len(len)];
+                    partial.step(Some(&first), &inputs[cut..], &mut second, &mut scratch);
+                    let mut result = vec![0; len];
+                    partial.finish(&mut second, 5, &mut result);
+                    prop_assert!(result == whole, "{op} of {dtype}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! [`FakeBackend`]: who waits for whom, and who meets whom.
+
+use super::carry_out::carry_out;
+use super::fabric::{FabricState, FakeFabric, FakeFault, FakeFaultKind, Message};
+use crate::backend::{AbortReason, Backend, Call, Done, GroupContext, Observer, Pending, Progress};
+use crate::op::Op;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// One rank's side of a group of threads.
+pub struct FakeBackend {
+    pub(super) fabric: Arc<FakeFabric>,
+    pub(super) rank: Rank,
+    pub(super) group: GroupContext,
+}
+
+/// An operation of one rank, waiting for the others.
+pub(super) struct Ticket {
+    state: Mutex<TicketState>,
+    moved: Condvar,
+    /// Until the end: it holds this operation in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+pub(super) struct TicketState {
+    progress: Progress,
+    pub(super) op: Option<Op<'static>>,
+    /// Halves of a coalesced block that still wait.
+    open: usize,
+    done: Done,
+}
+
+impl Ticket {
+    pub(super) fn lock(&self) -> MutexGuard<'_, TicketState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn observer(&self) -> MutexGuard<'_, Option<Arc<dyn Observer>>> {
+        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn end(&self, progress: Progress) {
+        let mut state = self.lock();
+        if state.progress.has_ended() {
+            return;
+        }
+        state.progress = progress;
+        drop(state);
+        self.moved.notify_all();
+        let observer = self.observer().take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().progress.has_ended()
+    }
+}
+
+impl Pending for Ticket {
+    fn progress(&self) -> Progress {
+        self.lock().progress.clone()
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let deadline = deadline.started();
+        let state = self.lock();
+        let waited = self
+            .moved
+            .wait_timeout_while(state, deadline.remaining(), |state| {
+                !state.progress.has_ended()
+            });
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.progress.clone()
+    }
+
+    fn reclaim(&self) -> Option<Op<'static>> {
+        let mut state = self.lock();
+        if !state.progress.has_ended() {
+            return None;
+        }
+        state.op.take()
+    }
+}
+
+impl FakeBackend {
+    /// The name by which a configuration asks for it.
+    pub const NAME: &'static str = "fake";
+
+    fn fault_at(&self, state: &FabricState, seq: u64) -> Option<FakeFaultKind> {
+        let here = |fault: &&FakeFault| {
+            fault.rank == self.rank && fault.group == self.group.info.name && fault.seq == seq
+        };
+        state.faults.iter().find(here).map(|fault| fault.kind)
+    }
+
+    /// Comes to a collective; the last to come carries it out.
+    fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
+        let size = self.group.size() as usize;
+        let meeting = state.groups.entry(self.group.wire_id).or_default();
+        let seats = meeting
+            .turns
+            .entry(turn)
+            .or_insert_with(|| vec![None; size]);
+        seats[self.group.group_rank as usize] = Some(ticket.clone());
+        if let Some(error) = meeting.left.values().next() {
+            ticket.end(Progress::Failed(error.clone()));
+            return;
+        }
+        let all: Vec<Arc<Ticket>> = seats.iter().flatten().cloned().collect();
+        if all.len() == size {
+            meeting.turns.remove(&turn);
+            carry_out(&all, &self.group.info.ranks);
+        }
+    }
+
+    /// Looks for the other half of each message.
+    fn post(&self, state: &mut FabricState, ticket: &Arc<Ticket>, parts: usize) {
+        let meeting = state.groups.entry(self.group.wire_id).or_default();
+        let owner = self.group.group_rank;
+        for part in 0..parts {
+            let wanted = ends_of(&ticket.lock(), part);
+            if let Some(error) = wanted.peer.and_then(|peer| meeting.left.get(&peer)) {
+                ticket.end(Progress::Failed(error.clone()));
+                return;
+            }
+            let other = meeting.mail.iter().position(|message| {
+                let theirs = ends_of(&message.ticket.lock(), message.part);
+                wanted.meets(owner, &theirs, message.owner)
+            });
+            match other {
+                Some(at) => {
+                    let other = meeting.mail.remove(at);
+                    let mine = (ticket, part, owner);
+                    let theirs = (&other.ticket, other.part, other.owner);
+                    if wanted.is_send {
+                        deliver(mine, theirs);
+                    } else {
+                        deliver(theirs, mine);
+                    }
+                }
+                None => meeting.mail.push(Message {
+                    owner,
+                    ticket: ticket.clone(),
+                    part,
+                }),
+            }
+        }
+    }
+}
+
+impl Backend for FakeBackend {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        let is_p2p = op.is_p2p();
+        let parts = match &op {
+            Op::Coalesced(ops) => ops.len(),
+            _ => 1,
+        };
+        let ticket = Arc::new(Ticket {
+            state: Mutex::new(TicketState {
+                progress: Progress::Queued,
+                op: Some(op),
+                open: parts,
+                done: Done::default(),
+            }),
+            moved: Condvar::new(),
+            observer: Mutex::new(Some(observer)),
+        });
+        let mut state = self.fabric.lock();
+        if let Some(error) = state
+            .groups
+            .get(&self.group.wire_id)
+            .and_then(|meeting| meeting.left.get(&self.group.group_rank))
+        {
+            return Err(error.clone());
+        }
+        let fault = if is_p2p {
+            None
+        } else {
+            self.fault_at(&state, call.seq)
+        };
+        match fault {
+            // Held by its caller only: nobody will ever meet it.
+            Some(FakeFaultKind::Stall) => return Ok(ticket),
+            Some(FakeFaultKind::Skip) => {
+                ticket.end(Progress::Completed(Done::default()));
+                return Ok(ticket);
+            }
+            Some(FakeFaultKind::Lie) => {
+                ticket.lock().op = Some(Op::Barrier);
+            }
+            None => {}
+        }
+        ticket.lock().progress = Progress::Started;
+        let observer = ticket.observer().clone();
+        if let Some(observer) = observer {
+            observer.started();
+        }
+        if is_p2p {
+            self.post(&mut state, &ticket, parts);
+            if parts == 0 {
+                ticket.end(Progress::Completed(Done::default()));
+            }
+        } else {
+            self.join(&mut state, &ticket, call.turn);
+        }
+        Ok(ticket)
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        let mut state = self.fabric.lock();
+        let meeting = state.groups.entry(self.group.wire_id).or_default();
+        let own = self.group.group_rank;
+        let lost = Error::new(
+            ErrorKind::PeerLost,
+            format!("rank {} left the group: {reason}", self.rank),
+        )
+        .with_rank(self.rank);
+        meeting.left.entry(own).or_insert(lost.clone());
+        for (_, seats) in std::mem::take(&mut meeting.turns) {
+            for (rank, ticket) in seats.into_iter().enumerate() {
+                let error = if rank == own as usize {
+                    &reason.error
+                } else {
+                    &lost
+                };
+                if let Some(ticket) = ticket {
+                    ticket.end(Progress::Failed(error.clone()));
+                }
+            }
+        }
+        meeting.mail.retain(|message| {
+            let peer = ends_of(&message.ticket.lock(), message.part).peer;
+            let error = match (message.owner == own, peer) {
+                (true, _) => &reason.error,
+                (false, Some(peer)) if peer == own => &lost,
+                _ => return true,
+            };
+            message.ticket.end(Progress::Failed(error.clone()));
+            false
+        });
+    }
+
+    fn shutdown(&self, _: Deadline) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Who a message goes between.
+struct Ends {
+    is_send: bool,
+    peer: Option<u32>,
+    tag: u32,
+}
+
+impl Ends {
+    fn meets(&self, own: u32, other: &Ends, owner: u32) -> bool {
+        self.is_send != other.is_send
+            && self.tag == other.tag
+            && self.peer.is_none_or(|peer| peer == owner)
+            && other.peer.is_none_or(|peer| peer == own)
+    }
+}
+
+fn part_of<'b>(op: &'b mut Op<'static>, part: usize) -> &'b mut Op<'static> {
+    match op {
+        Op::Coalesced(ops) => &mut ops[part],
+        op => op,
+    }
+}
+
+fn ends_of(state: &TicketState, part: usize) -> Ends {
+    let op = match &state.op {
+        Some(Op::Coalesced(ops)) => ops.get(part),
+        op => op.as_ref(),
+    };
+    match op {
+        Some(Op::Send { peer, tag, .. }) => Ends {
+            is_send: true,
+            peer: Some(*peer),
+            tag: *tag,
+        },
+        Some(Op::Recv { peer, tag, .. }) => Ends {
+            is_send: false,
+            peer: *peer,
+            tag: *tag,
+        },
+        // Never in the mail; meets nothing.
+        _ => Ends {
+            is_send: true,
+            peer: Some(u32::MAX),
+            tag: 0,
+        },
+    }
+}
+
+/// Ends both halves of a message, or notes that a half of a block has ended.
+fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
+    let (sender, send_part, source) = send;
+    let (receiver, recv_part, _) = recv;
+    let message = {
+        let mut state = sender.lock();
+        let op = state.op.as_mut().map(|op| part_of(op, send_part));
+        match op {
+            Some(Op::Send { buffer, .. }) => buffer.to_owned(),
+            _ => return,
+        }
+    };
+    let filled = message.and_then(|message| {
+        let mut state = receiver.lock();
+        let op = state.op.as_mut().map(|op| part_of(op, recv_part));
+        match op {
+            Some(Op::Recv { buffer, .. }) => buffer.copy_from(&message),
+            _ => Ok(()),
+        }
+    });
+    let mismatch = filled.err().map(|error| {
+        Error::new(
+            ErrorKind::Mismatch,
+            format!("send and receive differ: {error}"),
+        )
+    });
+    for (ticket, source) in [(sender, None), (receiver, Some(source))] {
+        if let Some(error) = &mismatch {
+            ticket.end(Progress::Failed(error.clone()));
+            continue;
+        }
+        let mut state = ticket.lock();
+        state.open -= 1;
+        state.done.source = state.done.source.or(source);
+        let finished = (state.open == 0).then_some(state.done);
+        drop(state);
+        if let Some(done) = finished {
+            ticket.end(Progress::Completed(done));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What a collective does, for all ranks at once.
+
+use super::backend::Ticket;
+use crate::arithmetic;
+use crate::backend::{Done, Progress};
+use crate::op::buffer::Buffer;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::{Op, Reduction};
+use rcomm_recorder::model::{OpType, Rank, ReduceOp};
+use std::sync::Arc;
+
+/// Carries a collective out for all ranks.
+pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
+    if tickets.iter().any(|ticket| ticket.has_ended()) {
+        return;
+    }
+    let ops: Option<Vec<Op<'static>>> = tickets.iter().map(|it| it.lock().op.take()).collect();
+    let Some(mut ops) = ops else { return };
+    let result = run_all(&mut ops, ranks);
+    for (ticket, op) in tickets.iter().zip(ops) {
+        ticket.lock().op = Some(op);
+        ticket.end(match &result {
+            Ok(()) => Progress::Completed(Done::default()),
+            Err(error) => Progress::Failed(error.clone()),
+        });
+    }
+}
+
+fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
+    if let Some(Op::Coalesced(first)) = ops.first() {
+        let parts = first.len();
+        let mut columns: Vec<Vec<Op<'static>>> = (0..parts).map(|_| Vec::new()).collect();
+        for op in &mut *ops {
+            match op {
+                Op::Coalesced(parts) if parts.len() == columns.len() => {
+                    for (column, part) in columns.iter_mut().zip(parts.drain(..)) {
+                        column.push(part);
+                    }
+                }
+                _ => return Err(differ(ops, ranks)),
+            }
+        }
+        let result = columns.iter_mut().try_for_each(|part| run_all(part, ranks));
+        for column in columns {
+            for (op, part) in ops.iter_mut().zip(column) {
+                if let Op::Coalesced(parts) = op {
+                    parts.push(part);
+                }
+            }
+        }
+        return result;
+    }
+    let facts: Vec<_> = ops.iter().map(comparable).collect();
+    if facts.iter().any(|fact| *fact != facts[0]) {
+        return Err(differ(ops, ranks));
+    }
+    move_bytes(ops).map_err(|error| {
+        Error::new(
+            ErrorKind::Mismatch,
+            format!("the ranks' buffers differ: {error}"),
+        )
+    })
+}
+
+/// What members must agree on, apart from sizes that may differ.
+fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
+    let even = !matches!(
+        op,
+        Op::AllGatherV { .. }
+            | Op::ReduceScatterV { .. }
+            | Op::AllToAll { .. }
+            | Op::AllToAllVSingle { .. }
+            | Op::Gather { .. }
+            | Op::GatherV { .. }
+            | Op::Scatter { .. }
+            | Op::ScatterV { .. }
+    );
+    let shapes = |buffers: &[Buffer<'_>]| -> Vec<_> {
+        let facts = buffers.iter().map(|buffer| (buffer.dtype(), buffer.len()));
+        facts.collect()
+    };
+    let sizes = even.then(|| format!("{:?} {:?}", shapes(op.inputs()), shapes(op.outputs())));
+    let reduction = op.reduction().map(|reduction| reduction.op);
+    (op.op_type(), op.root(), reduction, sizes)
+}
+
+fn differ(ops: &[Op<'_>], ranks: &[Rank]) -> Error {
+    let said: Vec<String> = ranks
+        .iter()
+        .zip(ops)
+        .map(|(rank, op)| format!("rank {rank}: {} {:?}", op.op_type(), op.inputs()))
+        .collect();
+    Error::new(
+        ErrorKind::Mismatch,
+        format!("the ranks issued different operations: {}", said.join(", ")),
+    )
+}
+
+fn bytes_of(buffer: &Buffer<'_>) -> Result<Vec<u8>> {
+    Ok(buffer.as_bytes()?.to_vec())
+}
+
+fn write(buffer: &mut Buffer<'_>, bytes: &[u8]) -> Result<()> {
+    buffer.fill(|target| {
+        if target.len() != bytes.len() {
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!("{} bytes for a buffer of {}", bytes.len(), target.len()),
+            ));
+        }
+        target.copy_from_slice(bytes);
+        Ok(())
+    })
+}
+
+/// The reduction of one input of each rank.
+fn combine(inputs: &[&Buffer<'_>], reductions: &[Reduction]) -> Result<Vec<u8>> {
+    let dtype = inputs[0].dtype();
+    let mut parts = Vec::with_capacity(inputs.len());
+    for (input, reduction) in inputs.iter().zip(reductions) {
+        let mut bytes = bytes_of(input)?;
+        if reduction.op == ReduceOp::PremulSum {
+            arithmetic::scale(dtype, &mut bytes, reduction.factor);
+        }
+        parts.push(bytes);
+    }
+    let mut out = vec![0; parts[0].len()];
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    arithmetic::combine(reductions[0].op, dtype, &parts, &mut out, None);
+    Ok(out)
+}
+
+/// Byte range of part `at` of `parts` equal ones.
+fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
+    let len = bytes.len() / parts;
+    &bytes[at * len..(at + 1) * len]
+}
+
+/// Moves and combines what the ranks have given; all are of one kind.
+fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
+    let size = ops.len();
+    let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();
+    let kind = ops[0].op_type();
+    let root = ops[0].root().unwrap_or(0) as usize;
+    // What each rank's i-th output ends as.
+    let mut results: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
+    for own in 0..size {
+        let outputs = ops[own].outputs().len();
+        let mut result = vec![None; outputs];
+        for (at, result) in result.iter_mut().enumerate() {
+            let all = |pick: usize| -> Vec<&Buffer<'_>> {
+                ops.iter().map(|op| &op.inputs()[pick]).collect()
+            };
+            *result = match kind {
+                OpType::AllReduce | OpType::AllReduceCoalesced => {
+                    Some(combine(&all(at), &reductions)?)
+                }
+                OpType::Reduce if own == root => Some(combine(&all(at), &reductions)?),
+                OpType::Broadcast if own != root => Some(bytes_of(&ops[root].inputs()[at])?),
+                OpType::AllGather | OpType::AllGatherV | OpType::Gather | OpType::GatherV => {
+                    Some(bytes_of(&ops[at].inputs()[0])?)
+                }
+                OpType::AllGatherSingle | OpType::AllGatherCoalesced => {
+                    let parts = all(at).into_iter().map(bytes_of);
+                    Some(parts.collect::<Result<Vec<_>>>()?.concat())
+                }
+                OpType::ReduceScatter | OpType::ReduceScatterV => {
+                    Some(combine(&all(own), &reductions)?)
+                }
+                OpType::ReduceScatterSingle | OpType::ReduceScatterCoalesced => {
+                    let whole = combine(&all(at), &reductions)?;
+                    Some(part(&whole, own, size).to_vec())
+                }
+                OpType::AllToAll => Some(bytes_of(&ops[at].inputs()[own])?),
+                OpType::AllToAllSingle => {
+                    let wholes = all(0).into_iter().map(bytes_of);
+                    let wholes = wholes.collect::<Result<Vec<_>>>()?;
+                    let parts = wholes.iter().map(|whole| part(whole, own, size));
+                    Some(parts.collect::<Vec<_>>().concat())
+                }
+                OpType::AllToAllVSingle => Some(collect_splits(ops, own)?),
+                OpType::Scatter | OpType::ScatterV => Some(bytes_of(&ops[root].inputs()[own])?),
+                _ => None,
+            };
+        }
+        results.push(result);
+    }
+    for (op, results) in ops.iter_mut().zip(results) {
+        for (output, result) in op.outputs_mut().iter_mut().zip(results) {
+            if let Some(bytes) = result {
+                write(output, &bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What comes to rank `own` in an all-to-all of uneven parts.
+fn collect_splits(ops: &[Op<'_>], own: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for op in ops {
+        let Some((input_splits, _)) = op.splits() else {
+            continue;
+        };
+        let input = &op.inputs()[0];
+        let element = crate::op::buffer::element_size(input.dtype());
+        let before: usize = input_splits[..own].iter().sum();
+        let range = before * element..(before + input_splits[own]) * element;
+        bytes.extend_from_slice(&input.as_bytes()?[range]);
+    }
+    Ok(bytes)
+}

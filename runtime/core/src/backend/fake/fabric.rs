@@ -1,0 +1,111 @@
+//! What the ranks of one test share, and what they are to do wrong.
+
+use super::backend::{FakeBackend, Ticket};
+use crate::backend::{Backend, BackendFactory, GroupContext};
+use crate::op::buffer::DeviceKind;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, Result};
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a rank does wrong, at the operation of its group with this sequence number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FakeFault {
+    /// Who, by its rank in the world.
+    pub rank: Rank,
+    /// In which group, by name.
+    pub group: String,
+    /// When: `collective_seq_id` of the operation.
+    pub seq: u64,
+    /// What.
+    pub kind: FakeFaultKind,
+}
+
+/// What a rank does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeFaultKind {
+    /// Its operation never gets under way.
+    Stall,
+    /// Its operation ends well at once, and the others wait for it.
+    Skip,
+    /// It tells the others of another operation than the one it was given.
+    Lie,
+}
+
+/// What the ranks of one test share.
+#[derive(Default)]
+pub struct FakeFabric {
+    state: Mutex<FabricState>,
+}
+
+#[derive(Default)]
+pub(super) struct FabricState {
+    pub(super) faults: Vec<FakeFault>,
+    pub(super) groups: HashMap<u64, Meeting>,
+}
+
+/// One group as the fabric sees it.
+#[derive(Default)]
+pub(super) struct Meeting {
+    /// Who has come to each turn.
+    pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
+    /// Sends and receives that wait for their other half, in order of issue.
+    pub(super) mail: Vec<Message>,
+    /// Why a member takes part no more, by group rank.
+    pub(super) left: HashMap<u32, Error>,
+}
+
+pub(super) struct Message {
+    pub(super) owner: u32,
+    pub(super) ticket: Arc<Ticket>,
+    /// Which operation of a coalesced block it is; 0 otherwise.
+    pub(super) part: usize,
+}
+
+impl FakeFabric {
+    /// A fabric without faults.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// Adds a fault.
+    pub fn add_fault(&self, fault: FakeFault) {
+        self.lock().faults.push(fault);
+    }
+
+    /// The factory for one rank of the world.
+    pub fn factory(self: &Arc<Self>, rank: Rank) -> Arc<dyn BackendFactory> {
+        Arc::new(FakeFactory {
+            fabric: self.clone(),
+            rank,
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, FabricState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct FakeFactory {
+    fabric: Arc<FakeFabric>,
+    rank: Rank,
+}
+
+impl BackendFactory for FakeFactory {
+    fn name(&self) -> &'static str {
+        FakeBackend::NAME
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, _: Deadline) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(FakeBackend {
+            fabric: self.fabric.clone(),
+            rank: self.rank,
+            group,
+        }))
+    }
+}

@@ -1,0 +1,541 @@
+//! What moves the bytes, seen from the group: [`Backend`] starts or runs operations, [`Pending`] is
+//! one that was started.
+//!
+//! A backend knows nothing of sequence numbers beyond what a [`Call`] tells it, records nothing and
+//! dumps nothing: the group does. It answers for three things. Operations of a group happen in the
+//! order of their turns. A buffer is given up only when nothing can touch it any more. And every
+//! wait ends, by completion, deadline or abort.
+
+pub mod fake;
+pub mod support;
+pub mod wrapper;
+
+use crate::group::window::RemoteMemory;
+use crate::op::Op;
+use crate::op::buffer::{Buffer, DeviceKind};
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
+use crate::world::config::Config;
+use crate::world::secret::Secret;
+use crate::world::store::Store;
+use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, Rank};
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What a world's backends share: made once, before the first group.
+#[derive(Clone)]
+pub struct WorldContext {
+    /// This process's rank in the world.
+    pub rank: Rank,
+    /// Ranks in the world.
+    pub world_size: u32,
+    /// Rank among the processes of this host, where the launcher told.
+    pub local_rank: Option<u32>,
+    /// Processes of the job on this host, where the launcher told.
+    pub local_world_size: Option<u32>,
+    /// The job's name, equal on all ranks.
+    pub job: String,
+    /// How often the job was restarted.
+    pub attempt: u32,
+    /// The world's store, under a prefix for backends.
+    pub store: Arc<dyn Store>,
+    /// What every data connection must prove to know.
+    pub secret: Secret,
+    /// All options.
+    pub config: Arc<Config>,
+}
+
+/// What a backend knows of the group that it serves.
+#[derive(Clone)]
+pub struct GroupContext {
+    /// Name, description, members (global ranks in order of group rank).
+    pub info: ProcessGroupInfo,
+    /// This process's rank in the group.
+    pub group_rank: u32,
+    /// A number that is the same on all members and that no two live groups of the world with a
+    /// common member share: what tells their traffic apart on shared connections.
+    pub wire_id: u64,
+    /// The world's store, under a prefix for this group and backend.
+    pub store: Arc<dyn Store>,
+}
+
+impl GroupContext {
+    /// Ranks in the group.
+    pub fn size(&self) -> u32 {
+        // Ranks are `u32`, so a group of distinct ranks has at most that many.
+        self.info.ranks.len() as u32
+    }
+}
+
+/// Makes the backends of a world's groups. Registered by name, chosen by the configuration.
+///
+/// # Thread safety
+/// One for each world. Groups may be made from several threads.
+pub trait BackendFactory: Send + Sync {
+    /// The name by which a configuration asks for it, and that records carry (`cpu`, `nccl`).
+    fn name(&self) -> &'static str;
+
+    /// Whose memory it takes.
+    fn device(&self) -> DeviceKind;
+
+    /// Connects this rank to the members of a group.
+    ///
+    /// # Blocking
+    /// May wait for the other members, until `deadline`. A backend may also put connecting off to
+    /// its first operation.
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
+
+    /// What other ranks need to find this one: keys of [`WorldContext::store`], and values. The world writes
+    /// them, in one request with what it has to say itself, before it makes the first group.
+    fn announcement(&self) -> Vec<(String, Vec<u8>)> {
+        Vec::new()
+    }
+
+    /// Finds out whether all members of a group give the same `value` under the number `wire_id`: the first
+    /// of them decides. `None` where this backend has no faster way for that than the store. Asked of the
+    /// world's first backend, whichever the group will use.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline; not for their values.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn agree(
+        &self,
+        wire_id: u64,
+        value: &[u8],
+        ranks: &[Rank],
+        group_rank: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Agreement>> {
+        let _ = (wire_id, value, ranks, group_rank, deadline);
+        Ok(None)
+    }
+}
+
+/// What came of a rank's value in [`BackendFactory::agree`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// It was the first, or the first gave the same.
+    Same,
+    /// The first gave this one; cut, if it is long.
+    Other(Vec<u8>),
+}
+
+/// Opens a backend for a world.
+pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
+
+/// The backends that a type of [`World`](crate::World) comes with.
+pub trait BackendSet {
+    /// Those that a world of this configuration needs. The first is opened first, before this rank tells the
+    /// others where it is; it takes host memory, and is what the world itself uses to compare and to agree.
+    fn backends(config: &Config) -> Vec<OpenBackend>;
+}
+
+/// One operation's place in its group, given by the group.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// The sequence number: `collective_seq_id`, or `p2p_seq_id` for sends and receives. For
+    /// messages, and for checking that all ranks are at the same operation.
+    pub seq: u64,
+    /// Place in the order of this backend's collectives: 1, 2, 3, ... without gaps. Of any two, the
+    /// one with the smaller turn comes first, whichever thread arrives first. 0 for sends and
+    /// receives, which wait for no collective; issued ones to or from one peer keep the order in
+    /// which they were issued.
+    pub turn: u64,
+    /// When to give up.
+    pub deadline: Deadline,
+    /// What the caller knows about it: of use to some backends, binding to none.
+    pub hints: Hints,
+}
+
+/// What came of an operation besides what it wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    /// How long it ran, where the backend measures.
+    pub duration: Option<Duration>,
+    /// Who sent, as a rank of the group: of a receive from any.
+    pub source: Option<u32>,
+    /// The CUDA graph that it was captured into, by the driver's number, of an operation that was issued:
+    /// nothing more is known of it then.
+    pub graph_id: Option<u64>,
+}
+
+/// Where an issued operation stands.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// Waiting for its turn.
+    Queued,
+    /// Under way.
+    Started,
+    /// Ended well. Stays so.
+    Completed(Done),
+    /// Ended with an error. Stays so.
+    Failed(Error),
+}
+
+impl Progress {
+    /// Whether it has ended, one way or the other.
+    pub const fn has_ended(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Failed(_))
+    }
+}
+
+/// A queue of work on a device: what [`Pending::wait_stream`] makes wait.
+///
+/// A backend implements it for its own type of streams, and finds that type again by
+/// [`as_any`](Self::as_any).
+pub trait Stream: fmt::Debug + Send + Sync {
+    /// The stream as its own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<S: Stream + ?Sized> Stream for Arc<S> {
+    fn as_any(&self) -> &dyn Any {
+        (**self).as_any()
+    }
+}
+
+/// An operation that was issued.
+///
+/// # Thread safety
+/// The caller and the watchdog look at it at the same time.
+pub trait Pending: Send + Sync {
+    /// Where it stands. Never waits.
+    fn progress(&self) -> Progress;
+
+    /// Waits until it has ended or the deadline has passed, and says where it stands then.
+    fn wait(&self, deadline: Deadline) -> Progress;
+
+    /// Has a stream of a device wait for the end of the operation, and the host for nothing.
+    ///
+    /// # Errors
+    /// `Unsupported` if it does not run on a stream, or on one of another kind.
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the operation runs on no stream for which {stream:?} could wait"),
+        ))
+    }
+
+    /// The operation with its buffers, once, after it has ended and the backend has provably let go
+    /// of them. Until then, and for ever if that cannot be proved, `None`.
+    fn reclaim(&self) -> Option<Op<'static>>;
+}
+
+/// Who wants to know at once that an issued operation has moved on.
+///
+/// # Blocking
+/// Called on the backend's thread: implementations are short and wait for nobody.
+pub trait Observer: Send + Sync {
+    /// It has started.
+    fn started(&self);
+
+    /// It has ended: [`Pending::progress`] says how.
+    fn ended(&self);
+}
+
+/// Why everything pending is given up.
+#[derive(Clone, Debug)]
+pub struct AbortReason {
+    /// The error that everything pending ends with. Its kind is `Aborted`, unless this rank's own
+    /// time-out is the reason.
+    pub error: Error,
+}
+
+impl fmt::Display for AbortReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// Moves the bytes of one group.
+///
+/// Every turn is used once, by `issue` or by `run`. One that ends with an error has passed, and a
+/// backend that refuses an operation lets its turn pass.
+///
+/// # Thread safety
+/// `issue` is called in order of turns, one at a time. `run` may be called by several threads at once
+/// and waits for its turn. `abort` may be called at any time.
+pub trait Backend: Send + Sync {
+    /// Its name, as records carry it.
+    fn name(&self) -> &'static str;
+
+    /// Starts `op`.
+    ///
+    /// A backend that can calls `observer`; one that does not is found out by polling, later.
+    ///
+    /// # Blocking
+    /// Waits for no peer.
+    ///
+    /// # Errors
+    /// `Unsupported` for what this backend cannot do. The buffers are dropped.
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>>;
+
+    /// Runs `op` on the caller's thread, over the caller's memory.
+    ///
+    /// Has let go of all buffers when it returns, also with an error. Provided: over copies that the
+    /// backend owns, by `issue`; a backend that cares for speed does better.
+    ///
+    /// `observer` is told of the start if the operation had to wait for its turn, and of no end: the
+    /// caller sees that by itself.
+    ///
+    /// # Blocking
+    /// Until the end of the operation, the call's deadline, or an abort.
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        run_on_copies(self, op, call, observer)
+    }
+
+    /// Makes everything pending, and everything later, fail soon with this reason.
+    ///
+    /// # Blocking
+    /// Waits for nothing that depends on a peer. Safe to call again.
+    fn abort(&self, reason: &AbortReason);
+
+    /// Waits until everything issued has ended, then closes this group's side.
+    ///
+    /// # Errors
+    /// `Timeout` if something is still pending then.
+    fn shutdown(&self, deadline: Deadline) -> Result<()>;
+
+    /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
+    /// members of the new group call it.
+    fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let _ = (group, deadline);
+        Err(self.refuse(OpType::Split.name()))
+    }
+
+    /// Takes part in a split of this group as a member of none of its parts: a backend may need all
+    /// members for it. Does nothing unless [`split`](Self::split) is offered.
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        let _ = deadline;
+        Ok(())
+    }
+
+    /// Makes a backend for the members that are left, from one that was aborted. All that are left
+    /// call it.
+    fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let _ = (group, deadline);
+        Err(self.refuse("shrink"))
+    }
+
+    /// Prepares memory so that later operations on it are faster.
+    ///
+    /// The memory must have an owner ([`Buffer::owner`]), which the registration keeps alive.
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        let _ = memory;
+        Err(self.refuse("registered memory"))
+    }
+
+    /// Undoes [`register`](Self::register).
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        let _ = registration;
+        Err(self.refuse("registered memory"))
+    }
+
+    /// Memory for a window or for collectives, all zero, that other members can reach fastest.
+    ///
+    /// It goes with the last buffer over it; of what may be under way on it by then,
+    /// [`ProcessGroup::allocate`](crate::ProcessGroup::allocate) speaks.
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        let _ = (dtype, len);
+        Err(self.refuse("memory for windows"))
+    }
+
+    /// Makes `memory` readable and writable by the other members. All members call it, each with its
+    /// own part; parts may differ in length, not in element type.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline.
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        let _ = (memory, deadline);
+        Err(self.refuse(OpType::NewWindow.name()))
+    }
+
+    /// Where the first NaN in memory of its device is, as an element; `None` if there is none, or the
+    /// backend cannot look. For debugging: the host waits for what is under way on that memory.
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        let _ = memory;
+        Ok(None)
+    }
+
+    /// What it can say of its communicators, for a dump.
+    ///
+    /// # Blocking
+    /// For a second at most, and for no peer.
+    fn comm_state(&self) -> Vec<CommState> {
+        Vec::new()
+    }
+
+    /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
+    /// where what is left of the operation would harm whatever the process does next.
+    fn ends_process(&self) -> bool {
+        false
+    }
+
+    /// The error for what this backend cannot do.
+    fn refuse(&self, what: &str) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("backend {} does not offer {what}", self.name()),
+        )
+    }
+}
+
+/// What a backend says of one of its communicators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommState {
+    /// What tells it from all others; the same on all its ranks.
+    pub id: String,
+    /// Names and values.
+    pub facts: Vec<(String, String)>,
+}
+
+/// Memory that a backend has prepared. Keeps its owner alive.
+#[derive(Clone)]
+pub struct Registration {
+    /// The backend's own number for it.
+    pub id: u64,
+    /// What the memory belongs to.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Memory of all members of a group, reached without their help.
+///
+/// Offsets are in bytes. What one rank writes while another reads is seen by halves: order comes from
+/// signals. The own rank may be named as peer.
+///
+/// # Errors
+/// `InvalidArgument` for a peer or a range that is not there.
+pub trait Window: Send + Sync {
+    /// Bytes in the part of this rank of the group.
+    fn size_bytes(&self, group_rank: u32) -> usize;
+
+    /// Writes into the part of `peer`. Returns when `from` may be used again.
+    fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()>;
+
+    /// Reads from the part of `peer`.
+    fn get(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: &mut Buffer<'_>,
+        deadline: Deadline,
+    ) -> Result<()>;
+
+    /// Adds one to the count of signals that `peer` has from this rank, after everything put before.
+    fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
+
+    /// Takes one signal of `peer` away, waiting for it if there is none.
+    fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
+
+    /// Takes one signal of `peer` away if there is one, and says whether. Never waits.
+    fn take_signal(&self, peer: u32) -> Result<bool>;
+
+    /// The part of `peer` in this process's own address space.
+    ///
+    /// # Errors
+    /// `Unsupported` where it cannot be mapped; `put` and `get` reach it all the same.
+    fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
+
+    /// Ends the window; all members call it. Gives this rank's memory back, unless a member still has
+    /// it mapped.
+    ///
+    /// # Blocking
+    /// Until all members have come, or the deadline.
+    fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
+
+    /// Ends the window at once, for this rank alone, whoever else still holds it: when this returns nobody
+    /// uses its memory but who has it [mapped](Self::map_remote).
+    ///
+    /// The default does nothing. That will do for memory which its owner keeps alive for as long as anybody
+    /// reaches it.
+    fn give_up(&self) {}
+}
+
+/// [`Backend::run`] for backends that only issue.
+fn run_on_copies<B: Backend + ?Sized>(
+    backend: &B,
+    op: &mut Op<'_>,
+    call: Call,
+    observer: &dyn Observer,
+) -> Result<Done> {
+    let deadline = call.deadline.started();
+    let copy = op.to_owned()?;
+    let news = Arc::new(News::default());
+    let pending = backend.issue(copy, Call { deadline, ..call }, news.clone())?;
+    if news.wait_for_start(&*pending, deadline) {
+        observer.started();
+    }
+    match pending.wait(deadline) {
+        Progress::Completed(done) => {
+            let filled = pending.reclaim().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Backend,
+                    format!(
+                        "backend {} kept the buffers of a completed operation",
+                        backend.name()
+                    ),
+                )
+            })?;
+            op.copy_outputs_from(&filled)?;
+            Ok(done)
+        }
+        Progress::Failed(error) => Err(error),
+        Progress::Queued | Progress::Started => {
+            Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
+        }
+    }
+}
+
+/// Whether an operation has moved, for a caller that waits for it.
+#[derive(Default)]
+struct News {
+    moved: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl News {
+    /// Longest sleep between two looks at a backend that reports nothing.
+    const LOOK: Duration = Duration::from_millis(10);
+
+    fn tell(&self) {
+        *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.wake.notify_all();
+    }
+
+    /// Waits until the operation leaves the queue; `false` if the deadline came first.
+    fn wait_for_start(&self, pending: &dyn Pending, deadline: Deadline) -> bool {
+        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*moved && matches!(pending.progress(), Progress::Queued) {
+            let rest = deadline.remaining();
+            if rest.is_zero() {
+                return false;
+            }
+            let (guard, _) = self
+                .wake
+                .wait_timeout(moved, rest.min(Self::LOOK))
+                .unwrap_or_else(PoisonError::into_inner);
+            moved = guard;
+        }
+        true
+    }
+}
+
+impl Observer for News {
+    fn started(&self) {
+        self.tell();
+    }
+
+    fn ended(&self) {
+        self.tell();
+    }
+}

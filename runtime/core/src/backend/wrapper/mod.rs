@@ -1,0 +1,335 @@
+//! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
+//!
+//! The side group is a backend of its own with the same members. It carries one small `all_gather` for
+//! each collective; only when all ranks have said the same does the collective reach the backend that
+//! is wrapped. So ranks that disagree all get an error that names those that differ and what each of
+//! them issued, whatever the wrapped backend would have made of it; and a rank that does not come is
+//! named before anything has been started. This costs a round of messages for each collective: it is
+//! for finding errors, and off unless asked for
+//! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
+//!
+//! Sends and receives pass through: only two ranks know of them. What is compared is in `statement`.
+
+mod nan;
+mod statement;
+
+use super::{
+    AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
+    Registration, Stream, Window,
+};
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::config::NanCheck;
+use rcomm_recorder::model::{DType, Rank};
+use statement::{STATEMENT_LEN, Statement, compare};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Checks what ranks issue before the backend that it wraps gets to see it.
+pub struct Wrapper {
+    inner: Arc<dyn Backend>,
+    side: Arc<dyn Backend>,
+    ranks: Arc<[Rank]>,
+    nan_check: NanCheck,
+}
+
+impl Wrapper {
+    /// Wraps `inner`; ranks compare over `side`, which has the same members in the same order and is
+    /// used for nothing else. With [`NanCheck::On`], inputs that hold a NaN are refused
+    /// as well, on all ranks.
+    pub fn new(
+        inner: Arc<dyn Backend>,
+        side: Arc<dyn Backend>,
+        ranks: &[Rank],
+        nan_check: NanCheck,
+    ) -> Self {
+        Self {
+            inner,
+            side,
+            ranks: ranks.into(),
+            nan_check,
+        }
+    }
+
+    fn statement(&self, op: &Op<'_>, call: Call) -> Statement {
+        let nan = match self.nan_check {
+            NanCheck::On => nan::find(op, &*self.inner),
+            NanCheck::Off => None,
+        };
+        Statement::of(op, call.seq, nan)
+    }
+}
+
+/// The comparison as an operation of the side group.
+fn exchange(statement: &Statement, size: usize) -> Op<'static> {
+    Op::AllGatherSingle {
+        input: Buffer::from_vec(statement.encode().to_vec()),
+        output: Buffer::from_vec(vec![0u8; size * STATEMENT_LEN]),
+    }
+}
+
+/// What came of the comparison.
+fn judge(heard: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
+    let Some(Op::AllGatherSingle { output, .. }) = heard else {
+        return Err(Error::new(
+            ErrorKind::Backend,
+            "the side group kept the buffers of a comparison",
+        ));
+    };
+    compare(output.as_bytes()?, ranks)
+}
+
+fn while_comparing(error: Error) -> Error {
+    error.with_more("found while the ranks compared what they are about to do")
+}
+
+impl Backend for Wrapper {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        if op.is_p2p() {
+            return self.inner.issue(op, call, observer);
+        }
+        let call = Call {
+            deadline: call.deadline.started(),
+            ..call
+        };
+        let question = exchange(&self.statement(&op, call), self.ranks.len());
+        let checked = Arc::new(Checked {
+            stage: Mutex::new(Stage::Comparing { op, side: None }),
+            moved: Condvar::new(),
+            inner: self.inner.clone(),
+            ranks: self.ranks.clone(),
+            call,
+            observer: Mutex::new(Some(observer)),
+        });
+        let side = self.side.issue(question, call, checked.clone())?;
+        if let Stage::Comparing { side: place, .. } = &mut *checked.lock() {
+            *place = Some(side);
+        }
+        // It may have ended before its place was filled.
+        checked.look();
+        Ok(checked)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        if op.is_p2p() {
+            return self.inner.run(op, call, observer);
+        }
+        let call = Call {
+            deadline: call.deadline.started(),
+            ..call
+        };
+        let mut question = exchange(&self.statement(op, call), self.ranks.len());
+        self.side
+            .run(&mut question, call, observer)
+            .map_err(while_comparing)?;
+        judge(Some(question), &self.ranks)?;
+        self.inner.run(op, call, observer)
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.inner.abort(reason);
+        self.side.abort(reason);
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        // What has been compared is with the wrapped backend by then.
+        self.side.shutdown(deadline)?;
+        self.inner.shutdown(deadline)
+    }
+
+    fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        self.inner.split(group, deadline)
+    }
+
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        self.inner.decline_split(deadline)
+    }
+
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        self.inner.find_nan(memory)
+    }
+
+    fn ends_process(&self) -> bool {
+        self.inner.ends_process()
+    }
+
+    fn comm_state(&self) -> Vec<CommState> {
+        self.inner.comm_state()
+    }
+
+    fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        self.inner.shrink(group, deadline)
+    }
+
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        self.inner.register(memory)
+    }
+
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        self.inner.deregister(registration)
+    }
+
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        self.inner.allocate(dtype, len)
+    }
+
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        self.inner.new_window(memory, deadline)
+    }
+}
+
+/// An issued collective: compared first, then with the wrapped backend.
+struct Checked {
+    stage: Mutex<Stage>,
+    moved: Condvar,
+    inner: Arc<dyn Backend>,
+    ranks: Arc<[Rank]>,
+    call: Call,
+    /// Until the operation is passed on: it holds this in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+enum Stage {
+    /// The ranks compare; `side` is there once it was issued.
+    Comparing {
+        op: Op<'static>,
+        side: Option<Arc<dyn Pending>>,
+    },
+    /// On its way to the wrapped backend.
+    Passing,
+    /// With the wrapped backend.
+    Passed(Arc<dyn Pending>),
+    /// Goes no further; the operation until it is reclaimed.
+    Refused(Error, Option<Op<'static>>),
+}
+
+impl Checked {
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Passes the operation on if the comparison has ended. The side group ends them in order of
+    /// turns, so that is the order in which they are passed on.
+    fn look(&self) {
+        let mut stage = self.lock();
+        let Stage::Comparing {
+            side: Some(side), ..
+        } = &*stage
+        else {
+            return;
+        };
+        let verdict = match side.progress() {
+            Progress::Queued | Progress::Started => return,
+            Progress::Completed(_) => judge(side.reclaim(), &self.ranks),
+            Progress::Failed(error) => Err(while_comparing(error)),
+        };
+        let Stage::Comparing { op, .. } = std::mem::replace(&mut *stage, Stage::Passing) else {
+            return;
+        };
+        // The backend may call the observer at once, who asks for the progress.
+        drop(stage);
+        let observer = self.observer.lock();
+        let Some(observer) = observer.unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let next = match verdict {
+            Err(error) => Stage::Refused(error, Some(op)),
+            Ok(()) => match self.inner.issue(op, self.call, observer.clone()) {
+                Ok(pending) => Stage::Passed(pending),
+                Err(error) => Stage::Refused(error, None),
+            },
+        };
+        *self.lock() = next;
+        self.moved.notify_all();
+        // What the observer was told while the operation was on its way, it could not see.
+        if self.progress().has_ended() {
+            observer.ended();
+        }
+    }
+}
+
+impl Observer for Checked {
+    fn started(&self) {}
+
+    fn ended(&self) {
+        self.look();
+    }
+}
+
+impl Pending for Checked {
+    fn progress(&self) -> Progress {
+        self.look();
+        match &*self.lock() {
+            Stage::Comparing { .. } | Stage::Passing => Progress::Queued,
+            Stage::Passed(pending) => pending.progress(),
+            Stage::Refused(error, _) => Progress::Failed(error.clone()),
+        }
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let deadline = deadline.started();
+        loop {
+            let (side, pending) = match &*self.lock() {
+                Stage::Comparing { side, .. } => (side.clone(), None),
+                Stage::Passing => (None, None),
+                Stage::Passed(pending) => (None, Some(pending.clone())),
+                Stage::Refused(error, _) => return Progress::Failed(error.clone()),
+            };
+            if let Some(pending) = pending {
+                return pending.wait(deadline);
+            }
+            if deadline.has_passed() {
+                return Progress::Queued;
+            }
+            if let Some(side) = side {
+                // A backend that tells its observer of nothing is waited for by its own means.
+                side.wait(deadline);
+                self.look();
+            }
+            let stage = self.lock();
+            let waited = self
+                .moved
+                .wait_timeout_while(stage, deadline.remaining(), |stage| {
+                    matches!(stage, Stage::Passing)
+                });
+            drop(waited);
+        }
+    }
+
+    /// Waits for the comparison, as the host must.
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        loop {
+            self.look();
+            match &*self.lock() {
+                Stage::Passed(pending) => return pending.wait_stream(stream),
+                Stage::Refused(error, _) => return Err(error.clone()),
+                Stage::Comparing { .. } | Stage::Passing => {}
+            }
+            if self.call.deadline.has_passed() {
+                let message = "the ranks did not compare it before its deadline";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn reclaim(&self) -> Option<Op<'static>> {
+        match &mut *self.lock() {
+            Stage::Passed(pending) => pending.reclaim(),
+            Stage::Refused(_, op) => op.take(),
+            Stage::Comparing { .. } | Stage::Passing => None,
+        }
+    }
+}

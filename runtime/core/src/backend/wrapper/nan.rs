@@ -1,0 +1,66 @@
+//! Looks for NaNs in what an operation reads.
+
+use crate::backend::Backend;
+use crate::op::Op;
+use crate::op::buffer::{Buffer, Device};
+use crate::op::element::Element;
+use crate::op::float8::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+use num_complex::Complex;
+use rcomm_recorder::model::DType;
+
+/// Where the first NaN is: which input, which element. In memory of a device `backend` looks for it.
+pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
+    if let Op::Coalesced(ops) = op {
+        return ops.iter().find_map(|op| find(op, backend));
+    }
+    (0..).zip(op.inputs()).find_map(|(at, input)| {
+        let element = match input.device() {
+            Device::Cpu => first_nan(input).map(|element| element as u64),
+            Device::Cuda(_) => backend.find_nan(input).unwrap_or_else(|error| {
+                tracing::warn!(%error, ?input, "no NaN could be looked for");
+                None
+            }),
+        };
+        Some((at, element?))
+    })
+}
+
+fn first_nan(buffer: &Buffer<'_>) -> Option<usize> {
+    fn position<T: Element>(buffer: &Buffer<'_>, is_nan: impl Fn(&T) -> bool) -> Option<usize> {
+        buffer.as_slice::<T>()?.iter().position(is_nan)
+    }
+    match buffer.dtype() {
+        DType::F32 => position::<f32>(buffer, |x| x.is_nan()),
+        DType::F64 => position::<f64>(buffer, |x| x.is_nan()),
+        DType::F16 => position::<f16>(buffer, |x| x.is_nan()),
+        DType::Bf16 => position::<bf16>(buffer, |x| x.is_nan()),
+        DType::F8E4M3 => position::<F8E4M3>(buffer, |x| x.to_f32().is_nan()),
+        DType::F8E5M2 => position::<F8E5M2>(buffer, |x| x.to_f32().is_nan()),
+        DType::Complex64 => position::<Complex<f32>>(buffer, |x| x.is_nan()),
+        DType::Complex128 => position::<Complex<f64>>(buffer, |x| x.is_nan()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_nan_is_found_in_every_floating_type() {
+        fn place<T: Element>(nan: T) -> Option<usize> {
+            first_nan(&Buffer::from_vec(vec![T::default(), nan, nan]))
+        }
+        assert_eq!(place(f32::NAN), Some(1));
+        assert_eq!(place(f64::NAN), Some(1));
+        assert_eq!(place(f16::NAN), Some(1));
+        assert_eq!(place(bf16::NAN), Some(1));
+        assert_eq!(place(F8E4M3::from_f32(f32::NAN)), Some(1));
+        assert_eq!(place(F8E5M2::from_f32(f32::NAN)), Some(1));
+        assert_eq!(place(Complex::new(0.0, f32::NAN)), Some(1));
+        assert_eq!(place(Complex::new(f64::NAN, 0.0)), Some(1));
+        assert_eq!(place(f32::INFINITY), None);
+        assert_eq!(place(i32::MIN), None);
+    }
+}

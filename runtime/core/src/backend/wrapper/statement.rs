@@ -1,0 +1,271 @@
+//! What a rank says of a collective before it, and what all ranks' statements come to.
+
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
+
+/// Bytes of a statement on the wire.
+pub(super) const STATEMENT_LEN: usize = 512;
+const HEAD: usize = 24;
+/// Ranks that an error names before it counts.
+const NAMED: usize = 8;
+/// In place of an input without a NaN.
+const NONE: u32 = u32::MAX;
+
+/// One rank's view of one collective, in words that are equal on ranks that agree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Statement {
+    /// Of the whole text, of which the wire may carry the beginning only.
+    hash: u64,
+    nan: Option<(u32, u64)>,
+    text: String,
+}
+
+impl Statement {
+    pub(super) fn of(op: &Op<'_>, seq: u64, nan: Option<(u32, u64)>) -> Self {
+        let text = format!("#{seq} {}", describe(op));
+        let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+        let hash = digest
+            .iter()
+            .take(8)
+            .fold(0, |hash, &byte| hash << 8 | u64::from(byte));
+        Self { hash, nan, text }
+    }
+
+    pub(super) fn encode(&self) -> [u8; STATEMENT_LEN] {
+        let mut bytes = [0; STATEMENT_LEN];
+        let (input, element) = self.nan.unwrap_or((NONE, 0));
+        bytes[..8].copy_from_slice(&self.hash.to_le_bytes());
+        bytes[8..16].copy_from_slice(&element.to_le_bytes());
+        bytes[16..20].copy_from_slice(&input.to_le_bytes());
+        let text = self.text.as_bytes();
+        let len = text.len().min(STATEMENT_LEN - HEAD);
+        bytes[20..24].copy_from_slice(&(len as u32).to_le_bytes());
+        bytes[HEAD..HEAD + len].copy_from_slice(&text[..len]);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| -> Option<u32> {
+            Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+        };
+        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let len = word(20)? as usize;
+        let text = bytes.get(HEAD..HEAD.checked_add(len)?)?;
+        let input = word(16)?;
+        Some(Self {
+            hash: long(0)?,
+            nan: (input != NONE).then_some((input, long(8)?)),
+            text: String::from_utf8_lossy(text).into_owned(),
+        })
+    }
+}
+
+/// What all members must agree on. Sizes that may differ from rank to rank are left out.
+fn describe(op: &Op<'_>) -> String {
+    let kind = op.op_type();
+    let reduction = match op.reduction().map(|reduction| reduction.op) {
+        Some(op) => format!("({op})"),
+        None => String::new(),
+    };
+    let what = match op {
+        Op::AllReduce { buffer, .. } | Op::Reduce { buffer, .. } | Op::Broadcast { buffer, .. } => {
+            format!(" of {buffer:?}")
+        }
+        Op::AllReduceCoalesced { buffers, .. } => format!(" of {buffers:?}"),
+        Op::AllGather { input, .. }
+        | Op::AllGatherSingle { input, .. }
+        | Op::AllToAllSingle { input, .. }
+        | Op::Gather { input, .. }
+        | Op::ReduceScatterSingle { input, .. } => format!(" of {input:?}"),
+        Op::ReduceScatter { output, .. } | Op::Scatter { output, .. } => {
+            format!(" into {output:?}")
+        }
+        Op::AllGatherCoalesced { inputs, .. }
+        | Op::ReduceScatterCoalesced { inputs, .. }
+        | Op::ReduceScatterV { inputs, .. } => format!(" of {inputs:?}"),
+        Op::AllGatherV { outputs, .. } => format!(" into {outputs:?}"),
+        Op::AllToAll { inputs, .. } => {
+            let dtype = inputs.first().map(Buffer::dtype);
+            dtype.map_or_else(String::new, |dtype| format!(" of {dtype}"))
+        }
+        Op::AllToAllVSingle { input, .. } | Op::GatherV { input, .. } => {
+            format!(" of {}", input.dtype())
+        }
+        Op::ScatterV { output, .. } => format!(" of {}", output.dtype()),
+        Op::Coalesced(ops) => {
+            let ops: Vec<String> = ops.iter().map(describe).collect();
+            format!(" [{}]", ops.join("; "))
+        }
+        Op::Barrier | Op::Send { .. } | Op::Recv { .. } => String::new(),
+    };
+    let root = match op.root() {
+        Some(root) => format!(" with root {root}"),
+        None => String::new(),
+    };
+    format!("{kind}{reduction}{what}{root}")
+}
+
+/// Fails, in the same words on all ranks, unless all statements are equal and without a NaN.
+///
+/// `said[r]` is what rank r of the group said, one after the other; `ranks` are their ranks in the
+/// world.
+pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
+    let mut camps: Vec<(Statement, Vec<Rank>)> = Vec::new();
+    let mut with_nan = None;
+    for (bytes, &rank) in said.chunks_exact(STATEMENT_LEN).zip(ranks) {
+        let statement = Statement::decode(bytes).ok_or_else(|| {
+            let message = format!("rank {rank} sent no statement where ranks compare operations");
+            Error::new(ErrorKind::Backend, message).with_rank(rank)
+        })?;
+        if with_nan.is_none() {
+            with_nan = statement.nan.map(|place| (rank, place));
+        }
+        match camps
+            .iter_mut()
+            .find(|(other, _)| other.hash == statement.hash)
+        {
+            Some((_, camp)) => camp.push(rank),
+            None => camps.push((statement, vec![rank])),
+        }
+    }
+    if camps.len() > 1 {
+        return Err(disagreement(camps));
+    }
+    match (with_nan, camps.first()) {
+        (Some((rank, (input, element))), Some((statement, _))) => Err(Error::new(
+            ErrorKind::NotANumber,
+            format!(
+                "rank {rank} put in a NaN: element {element} of input {input} of {}",
+                statement.text
+            ),
+        )
+        .with_rank(rank)),
+        _ => Ok(()),
+    }
+}
+
+/// Most ranks are taken to be right; of camps of one size, that of the lowest rank.
+fn disagreement(mut camps: Vec<(Statement, Vec<Rank>)>) -> Error {
+    let mut largest = 0;
+    for at in 1..camps.len() {
+        if camps[at].1.len() > camps[largest].1.len() {
+            largest = at;
+        }
+    }
+    let (usual, majority) = camps.remove(largest);
+    let more = camps.len().saturating_sub(NAMED);
+    let culprit = camps.first().and_then(|(_, ranks)| ranks.first().copied());
+    let others: Vec<String> = camps
+        .iter()
+        .take(NAMED)
+        .map(|(statement, ranks)| format!("{} issued {}", list(ranks), statement.text))
+        .collect();
+    let more = match more {
+        0 => String::new(),
+        more => format!(", and {more} more statements"),
+    };
+    let error = Error::new(
+        ErrorKind::Mismatch,
+        format!(
+            "the ranks disagree: {}{more}, but {} issued {}",
+            others.join(", "),
+            list(&majority),
+            usual.text
+        ),
+    );
+    match culprit {
+        Some(rank) => error.with_rank(rank),
+        None => error,
+    }
+}
+
+fn list(ranks: &[Rank]) -> String {
+    let named: Vec<String> = ranks.iter().take(NAMED).map(Rank::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    match ranks.len().saturating_sub(NAMED) {
+        0 => format!("{noun} {}", named.join(", ")),
+        more => format!("{noun} {} and {more} more", named.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rcomm_recorder::model::ReduceOp;
+
+    fn sum(len: usize, op: ReduceOp) -> Statement {
+        let op = Op::AllReduce {
+            buffer: Buffer::from_vec(vec![0f32; len]),
+            op: op.into(),
+        };
+        Statement::of(&op, 4, None)
+    }
+
+    fn compared(statements: &[Statement]) -> Result<()> {
+        let said: Vec<u8> = statements.iter().flat_map(Statement::encode).collect();
+        let ranks: Vec<Rank> = (10..).take(statements.len()).collect();
+        compare(&said, &ranks)
+    }
+
+    #[test]
+    fn ranks_that_differ_are_named_with_what_they_issued() {
+        let (usual, short) = (sum(4, ReduceOp::Sum), sum(3, ReduceOp::Sum));
+        let max = sum(4, ReduceOp::Max);
+        assert!(compared(&[usual.clone(), usual.clone()]).is_ok());
+        let error = compared(&[short, usual.clone(), max, usual]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert_eq!(error.rank(), Some(10));
+        assert_eq!(
+            error.to_string(),
+            "the ranks disagree: rank 10 issued #4 all_reduce(sum) of Float[3], \
+             rank 12 issued #4 all_reduce(max) of Float[4], \
+             but ranks 11, 13 issued #4 all_reduce(sum) of Float[4]"
+        );
+    }
+
+    #[test]
+    fn a_long_list_that_differs_at_its_end_differs() {
+        let block = |last: usize| {
+            let mut lens = vec![1; 400];
+            lens.push(last);
+            let buffers = lens
+                .iter()
+                .map(|&n| Buffer::from_vec(vec![0u8; n]))
+                .collect();
+            let op = ReduceOp::Sum.into();
+            Statement::of(&Op::AllReduceCoalesced { buffers, op }, 1, None)
+        };
+        assert!(compared(&[block(1), block(1)]).is_ok());
+        assert!(compared(&[block(1), block(2)]).is_err());
+    }
+
+    #[test]
+    fn sizes_that_may_differ_do_not_count() {
+        let gather = |len: usize| {
+            let input = Buffer::from_vec(vec![0i64; len]);
+            let (outputs, root) = (Vec::new(), 0);
+            Statement::of(
+                &Op::GatherV {
+                    input,
+                    outputs,
+                    root,
+                },
+                1,
+                None,
+            )
+        };
+        assert!(compared(&[gather(1), gather(5)]).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_statement_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 2 * STATEMENT_LEN)) {
+            // What it says does not matter; that it says something does.
+            let _ = compare(&bytes, &[0, 1]);
+        }
+    }
+}

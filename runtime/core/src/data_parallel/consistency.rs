@@ -1,0 +1,102 @@
+//! Whether all ranks train the same model.
+
+use super::gradient::Gradient;
+use crate::group::process_group::ProcessGroup;
+use crate::op::buffer::Buffer;
+use crate::op::error::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// A parameter of the model, as ranks compare it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+impl Parameter {
+    /// A parameter of this name and shape.
+    pub fn new(name: impl Into<String>, shape: &[u64]) -> Self {
+        Self {
+            name: name.into(),
+            shape: shape.to_vec(),
+        }
+    }
+
+    /// Its elements; `None` if they do not fit in memory.
+    pub(super) fn len(&self) -> Option<usize> {
+        let len = self
+            .shape
+            .iter()
+            .try_fold(1u64, |all, &n| all.checked_mul(n))?;
+        usize::try_from(len)
+            .ok()
+            .filter(|&len| len <= isize::MAX as usize / size_of::<f64>())
+    }
+}
+
+/// Fails on all ranks, with the first difference, unless all have the same parameters in the same order.
+pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Result<()> {
+    let all: Vec<Vec<Parameter>> = group.all_gather_object(&own.to_vec())?;
+    let first = &all[0];
+    for (theirs, &rank) in all.iter().zip(group.ranks()) {
+        let differs = |message: String| {
+            let error = Error::new(ErrorKind::Mismatch, message).with_rank(rank);
+            Err(error.in_group(group.desc()))
+        };
+        let zero = group.ranks()[0];
+        if theirs.len() != first.len() {
+            return differs(format!(
+                "rank {rank} has {} parameters, rank {zero} has {}",
+                theirs.len(),
+                first.len()
+            ));
+        }
+        for (at, (their, own)) in theirs.iter().zip(first).enumerate() {
+            if their != own {
+                return differs(format!(
+                    "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {zero}",
+                    their.name, their.shape, own.name, own.shape
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fails on all ranks, naming the parameter and the ranks that differ from the group's first, unless all
+/// have the same values, to the bit.
+pub(super) fn check_values<T: Gradient>(
+    group: &ProcessGroup,
+    parameters: &[Parameter],
+    values: &[Vec<T>],
+) -> Result<()> {
+    const HASH: usize = 32;
+    let mut own = Vec::with_capacity(values.len() * HASH);
+    for values in values {
+        let bytes = Buffer::from_slice(values);
+        own.extend_from_slice(&Sha256::digest(bytes.as_bytes()?));
+    }
+    let mut all = vec![0; own.len() * group.size() as usize];
+    group.all_gather_single(&own, &mut all)?;
+    if own.is_empty() {
+        return Ok(());
+    }
+    let hash = |rank: usize, at: usize| &all[rank * own.len() + at * HASH..][..HASH];
+    for (at, parameter) in parameters.iter().enumerate() {
+        let ranks = group.ranks();
+        let differ = (0..ranks.len()).filter(|&rank| hash(rank, at) != hash(0, at));
+        let differ: Vec<_> = differ.map(|rank| ranks[rank]).collect();
+        if let Some(&first) = differ.first() {
+            let message = format!(
+                "parameter {} has other values on ranks {differ:?} than on rank {}",
+                parameter.name, ranks[0]
+            );
+            let error = Error::new(ErrorKind::Mismatch, message).with_rank(first);
+            return Err(error.in_group(group.desc()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! How the gradients of a bucket become their average over the ranks.
+
+use super::gradient::Gradient;
+use crate::group::process_group::ProcessGroup;
+use crate::op::error::Result;
+use half::{bf16, f16};
+use rcomm_recorder::model::ReduceOp;
+
+/// Gradients that travel together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket<T = f32> {
+    /// Which bucket it is: 0 is sent first. The same parameters are in it on every rank, in every step.
+    pub index: usize,
+    /// How many buckets there are.
+    pub count: usize,
+    /// The parameters in it and how many elements each has, in the order of `gradients`.
+    pub parameters: Vec<(usize, usize)>,
+    /// This rank's gradients, one after the other.
+    pub gradients: Vec<T>,
+}
+
+/// A bucket under way: waits, and returns the averages in the bucket's order.
+pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
+
+/// Averages buckets over the ranks.
+///
+/// Called for the buckets of a step in order, with the same bucket on every rank. A hook may keep state
+/// between steps (the error that its compression made, a low-rank basis), and may use several
+/// operations of the group, the same on all ranks, some of them in the [`Averaging`] it returns: these
+/// are called in order of buckets, after the last bucket was given.
+pub trait CommHook<T = f32>: Send {
+    /// Starts to average a bucket. Should not wait for peers: the caller computes the next gradients.
+    ///
+    /// # Errors
+    /// End the step on this rank.
+    fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>>;
+}
+
+/// Averages as they are: one `all_reduce` for each bucket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllReduceHook;
+
+impl<T: Gradient> CommHook<T> for AllReduceHook {
+    fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
+        let work = group.all_reduce_async(bucket.gradients, ReduceOp::Avg)?;
+        Ok(Box::new(move || work.wait()))
+    }
+}
+
+macro_rules! compress {
+    ($(#[$doc:meta])* $name:ident: $narrow:ty) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name;
+
+        impl<T: Gradient> CommHook<T> for $name {
+            fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
+                // Divided first, so that the sum does not overflow the narrow type.
+                let part = 1.0 / group.size() as f32;
+                let narrow = |&gradient: &T| <$narrow>::from_f32(gradient.to_f32() * part);
+                let narrow: Vec<$narrow> = bucket.gradients.iter().map(narrow).collect();
+                let work = group.all_reduce_async(narrow, ReduceOp::Sum)?;
+                Ok(Box::new(move || {
+                    let sum = work.wait()?;
+                    Ok(sum.into_iter().map(|sum| T::from_f32(sum.to_f32())).collect())
+                }))
+            }
+        }
+    };
+}
+
+compress! {
+    /// Sends gradients as `f16`, half the bytes of `f32`, added in `f32` and rounded once.
+    F16CompressHook: f16
+}
+
+compress! {
+    /// Sends gradients as `bf16`, half the bytes of `f32`, added in `f32` and rounded once.
+    Bf16CompressHook: bf16
+}

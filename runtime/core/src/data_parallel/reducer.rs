@@ -1,0 +1,303 @@
+//! [`Reducer`]: averages gradients while others are still computed.
+
+use super::bucket::{BucketSizes, assign_buckets};
+use super::consistency::{Parameter, check_parameters, check_values};
+use super::gradient::Gradient;
+use super::hook::{AllReduceHook, Averaging, Bucket, CommHook};
+use crate::group::process_group::ProcessGroup;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::ReduceOp;
+use std::fmt;
+
+/// What is done about parameters that get no gradient in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnusedParameters {
+    /// It is an error that names them: most often a mistake in the model.
+    #[default]
+    Refuse,
+    /// A rank without a gradient counts as one with a gradient of zero, and a parameter that no rank
+    /// has used has none (`None`). Costs one more small operation in each step.
+    Find,
+}
+
+/// What a [`Reducer`] may be told.
+pub struct ReducerOptions<T = f32> {
+    /// How large buckets are.
+    pub buckets: BucketSizes,
+    /// What is done about parameters without a gradient.
+    pub unused: UnusedParameters,
+    /// How buckets are averaged; `None` = [`AllReduceHook`].
+    pub hook: Option<Box<dyn CommHook<T>>>,
+}
+
+impl<T> Default for ReducerOptions<T> {
+    fn default() -> Self {
+        Self {
+            buckets: BucketSizes::default(),
+            unused: UnusedParameters::default(),
+            hook: None,
+        }
+    }
+}
+
+/// Averages the gradients of a model over the ranks of a group, while others are still computed. They
+/// are of one type, `T`.
+///
+/// One step: [`ready`](Self::ready) once for each parameter, in any order, as its gradient is there;
+/// then [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several
+/// backward passes, add them up first and call these for the last.
+///
+/// # Thread safety
+/// One thread at a time. Nothing else may use the group meanwhile: give it one of its own.
+pub struct Reducer<T = f32> {
+    group: ProcessGroup,
+    parameters: Vec<Parameter>,
+    lens: Vec<usize>,
+    /// Each parameter's bucket and where it begins there.
+    places: Vec<(usize, usize)>,
+    buckets: Vec<Vec<usize>>,
+    unused: UnusedParameters,
+    hook: Box<dyn CommHook<T>>,
+    step: Step<T>,
+}
+
+/// Where a step stands.
+struct Step<T> {
+    /// The gradients of each bucket, until it is sent.
+    filled: Vec<Vec<T>>,
+    /// Parameters that each bucket still waits for.
+    missing: Vec<usize>,
+    is_ready: Vec<bool>,
+    under_way: Vec<Averaging<T>>,
+}
+
+impl<T: Gradient> Reducer<T> {
+    /// A reducer for a model with these parameters. All ranks of the group call it.
+    ///
+    /// # Blocking
+    /// Until all ranks have come: they compare names and shapes.
+    ///
+    /// # Errors
+    /// `Mismatch` names the rank and the first parameter that differs; `InvalidArgument` a shape that
+    /// does not fit in memory.
+    pub fn new(
+        group: &ProcessGroup,
+        parameters: Vec<Parameter>,
+        options: ReducerOptions<T>,
+    ) -> Result<Self> {
+        check_parameters(group, &parameters)?;
+        let mut lens = Vec::with_capacity(parameters.len());
+        for parameter in &parameters {
+            let len = parameter.len().ok_or_else(|| {
+                let message = format!(
+                    "parameter {} of shape {:?} does not fit in memory",
+                    parameter.name, parameter.shape
+                );
+                Error::new(ErrorKind::InvalidArgument, message).in_group(group.desc())
+            })?;
+            lens.push(len);
+        }
+        let bytes: Vec<usize> = lens.iter().map(|len| len * size_of::<T>()).collect();
+        let buckets = assign_buckets(&bytes, options.buckets);
+        let mut places = vec![(0, 0); parameters.len()];
+        for (at, bucket) in buckets.iter().enumerate() {
+            let mut start = 0;
+            for &parameter in bucket {
+                places[parameter] = (at, start);
+                start += lens[parameter];
+            }
+        }
+        let mut reducer = Self {
+            group: group.clone(),
+            parameters,
+            lens,
+            places,
+            buckets,
+            unused: options.unused,
+            hook: options.hook.unwrap_or_else(|| Box::new(AllReduceHook)),
+            step: Step {
+                filled: Vec::new(),
+                missing: Vec::new(),
+                is_ready: Vec::new(),
+                under_way: Vec::new(),
+            },
+        };
+        reducer.begin();
+        Ok(reducer)
+    }
+
+    /// The parameters of each bucket, in the order in which buckets are sent.
+    pub fn buckets(&self) -> &[Vec<usize>] {
+        &self.buckets
+    }
+
+    /// Gives all ranks the values that the group's rank 0 has.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the values are not of the parameters' shapes.
+    pub fn broadcast_parameters(&self, values: &mut [Vec<T>]) -> Result<()> {
+        self.check_lens(values)?;
+        self.group.coalesce(|block| {
+            for values in values {
+                block.broadcast(values.as_mut_slice(), 0);
+            }
+        })
+    }
+
+    /// Checks that all ranks have the same values, to the bit.
+    ///
+    /// # Errors
+    /// `Mismatch` names the first parameter that differs, and the ranks; on all ranks.
+    pub fn check_consistency(&self, values: &[Vec<T>]) -> Result<()> {
+        self.check_lens(values)?;
+        check_values(&self.group, &self.parameters, values)
+    }
+
+    /// The gradient of a parameter is there. Sends its bucket if that is full now and its turn.
+    ///
+    /// # Blocking
+    /// Not for other ranks.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such parameter, it had its gradient in this step, or the length
+    /// is not that of its shape; nothing was sent then. Otherwise that of the hook.
+    pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
+        let Some(known) = self.parameters.get(parameter) else {
+            let count = self.parameters.len();
+            return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
+        };
+        let name = &known.name;
+        if self.step.is_ready[parameter] {
+            return Err(self.refuse(format!("{name} had its gradient in this step")));
+        }
+        let len = self.lens[parameter];
+        if gradient.len() != len {
+            let given = gradient.len();
+            let message = format!("the gradient of {name} has {given} elements, not {len}");
+            return Err(self.refuse(message));
+        }
+        let (bucket, start) = self.places[parameter];
+        self.step.filled[bucket][start..start + len].copy_from_slice(gradient);
+        self.note_ready(parameter);
+        self.send_full_buckets()
+    }
+
+    /// Waits for the averages, and returns one gradient for each parameter: `None` for one that no rank
+    /// has used (with [`UnusedParameters::Find`] only). The next step may begin.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the parameters without a gradient where these are refused: the others
+    /// then wait for this rank, so it should end. Otherwise that of the hook or the group.
+    pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
+        let used: Vec<u8> = self.step.is_ready.iter().map(|&it| u8::from(it)).collect();
+        let missing = self.step.is_ready.iter().enumerate();
+        let missing: Vec<usize> = missing.filter(|(_, is)| !**is).map(|(at, _)| at).collect();
+        if !missing.is_empty() && self.unused == UnusedParameters::Refuse {
+            let names = missing.iter().map(|&at| self.parameters[at].name.as_str());
+            let names: Vec<&str> = names.take(8).collect();
+            let more = match missing.len() - names.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let message = format!(
+                "no gradient came for {}{more}; where that is meant, ask for UnusedParameters::Find",
+                names.join(", ")
+            );
+            return Err(self.refuse(message));
+        }
+        for parameter in missing {
+            self.note_ready(parameter);
+        }
+        self.send_full_buckets()?;
+        let used_by_anybody = match self.unused {
+            UnusedParameters::Refuse => None,
+            UnusedParameters::Find => Some(self.group.all_reduce_async(used, ReduceOp::Max)?),
+        };
+        let under_way = std::mem::take(&mut self.step.under_way);
+        let mut gradients: Vec<Option<Vec<T>>> = vec![None; self.parameters.len()];
+        for (bucket, averaging) in self.buckets.iter().zip(under_way) {
+            let averages = averaging()?;
+            let expected: usize = bucket.iter().map(|&parameter| self.lens[parameter]).sum();
+            if averages.len() != expected {
+                let given = averages.len();
+                let message = format!("the hook returned {given} gradients, not {expected}");
+                return Err(self.refuse(message));
+            }
+            for &parameter in bucket {
+                let (_, start) = self.places[parameter];
+                let part = &averages[start..start + self.lens[parameter]];
+                gradients[parameter] = Some(part.to_vec());
+            }
+        }
+        if let Some(used) = used_by_anybody {
+            for (gradient, used) in gradients.iter_mut().zip(used.wait()?) {
+                if used == 0 {
+                    *gradient = None;
+                }
+            }
+        }
+        self.begin();
+        Ok(gradients)
+    }
+
+    fn begin(&mut self) {
+        let sizes = self.buckets.iter().map(|bucket| {
+            let lens = bucket.iter().map(|&parameter| self.lens[parameter]);
+            vec![T::default(); lens.sum()]
+        });
+        self.step = Step {
+            filled: sizes.collect(),
+            missing: self.buckets.iter().map(Vec::len).collect(),
+            is_ready: vec![false; self.parameters.len()],
+            under_way: Vec::new(),
+        };
+    }
+
+    fn note_ready(&mut self, parameter: usize) {
+        self.step.is_ready[parameter] = true;
+        self.step.missing[self.places[parameter].0] -= 1;
+    }
+
+    /// Sends, in order, the buckets whose turn has come.
+    fn send_full_buckets(&mut self) -> Result<()> {
+        loop {
+            let next = self.step.under_way.len();
+            if self.step.missing.get(next) != Some(&0) {
+                return Ok(());
+            }
+            let parameters = self.buckets[next].iter();
+            let bucket = Bucket {
+                index: next,
+                count: self.buckets.len(),
+                parameters: parameters.map(|&at| (at, self.lens[at])).collect(),
+                gradients: std::mem::take(&mut self.step.filled[next]),
+            };
+            let averaging = self.hook.start(&self.group, bucket)?;
+            self.step.under_way.push(averaging);
+        }
+    }
+
+    fn check_lens(&self, values: &[Vec<T>]) -> Result<()> {
+        let lens: Vec<usize> = values.iter().map(Vec::len).collect();
+        if lens == self.lens {
+            return Ok(());
+        }
+        let expected = &self.lens;
+        let message = format!("values of lengths {lens:?} for parameters of lengths {expected:?}");
+        Err(self.refuse(message))
+    }
+
+    fn refuse(&self, message: String) -> Error {
+        Error::new(ErrorKind::InvalidArgument, message).in_group(self.group.desc())
+    }
+}
+
+impl<T> fmt::Debug for Reducer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reducer")
+            .field("group", &self.group.desc())
+            .field("parameters", &self.parameters.len())
+            .field("buckets", &self.buckets.len())
+            .finish()
+    }
+}

@@ -1,0 +1,120 @@
+//! Several operations issued as one.
+//!
+//! The members of a block share a sequence number, and none waits for another; all ranks of the group
+//! list the same collectives in the same order.
+
+use crate::group::collectives::other_op;
+use crate::group::process_group::ProcessGroup;
+use crate::group::work::Work;
+use crate::op::buffer::Buffer;
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::{Op, Reduction};
+
+/// Takes the operations of one block. Sends and receives, or collectives, not both.
+#[derive(Debug, Default)]
+pub struct Coalescer<'a> {
+    ops: Vec<Op<'a>>,
+}
+
+impl<'a> Coalescer<'a> {
+    /// Adds any operation.
+    pub fn push(&mut self, op: Op<'a>) {
+        self.ops.push(op);
+    }
+
+    /// Adds an `all_reduce`.
+    pub fn all_reduce(&mut self, buffer: impl Into<Buffer<'a>>, op: impl Into<Reduction>) {
+        self.push(Op::AllReduce {
+            buffer: buffer.into(),
+            op: op.into(),
+        });
+    }
+
+    /// Adds a `broadcast`.
+    pub fn broadcast(&mut self, buffer: impl Into<Buffer<'a>>, root: u32) {
+        self.push(Op::Broadcast {
+            buffer: buffer.into(),
+            root,
+        });
+    }
+
+    /// Adds an `all_gather_single`.
+    pub fn all_gather_single(
+        &mut self,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+    ) {
+        self.push(Op::AllGatherSingle {
+            input: input.into(),
+            output: output.into(),
+        });
+    }
+
+    /// Adds a `reduce_scatter_single`.
+    pub fn reduce_scatter_single(
+        &mut self,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+        op: impl Into<Reduction>,
+    ) {
+        self.push(Op::ReduceScatterSingle {
+            input: input.into(),
+            output: output.into(),
+            op: op.into(),
+        });
+    }
+
+    /// Adds a `send`.
+    pub fn send<T: Element>(&mut self, buffer: &'a [T], peer: u32, tag: u32) {
+        self.push(Op::Send {
+            buffer: Buffer::from_slice(buffer),
+            peer,
+            tag,
+        });
+    }
+
+    /// Adds a `recv`.
+    pub fn recv<T: Element>(&mut self, buffer: &'a mut [T], peer: u32, tag: u32) {
+        self.push(Op::Recv {
+            buffer: Buffer::from_mut(buffer),
+            peer: Some(peer),
+            tag,
+        });
+    }
+}
+
+impl ProcessGroup {
+    /// Runs what `fill` lists as one operation, over the caller's memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if nothing is listed, or sends beside collectives.
+    #[track_caller]
+    pub fn coalesce<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<()> {
+        self.run(self.collect(fill)?)?;
+        Ok(())
+    }
+
+    /// As [`coalesce`](Self::coalesce), at once; the operations come back in their order, with their
+    /// buffers.
+    #[track_caller]
+    pub fn coalesce_async(
+        &self,
+        fill: impl FnOnce(&mut Coalescer<'static>),
+    ) -> Result<Work<Vec<Op<'static>>>> {
+        self.submit(self.collect(fill)?, |op, _| match op {
+            Op::Coalesced(ops) => Ok(ops),
+            op => Err(other_op(op)),
+        })
+    }
+
+    fn collect<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<Op<'a>> {
+        let mut block = Coalescer::default();
+        fill(&mut block);
+        if block.ops.is_empty() {
+            let message = "a coalesced block holds nothing";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()));
+        }
+        Ok(Op::Coalesced(block.ops))
+    }
+}

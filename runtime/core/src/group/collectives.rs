@@ -1,0 +1,342 @@
+//! The typed face of a group's collectives.
+//!
+//! Each comes twice: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when the
+//! result is there; `all_reduce_async(Vec<T>, ..)` takes the memory, returns a [`Work`] at once, and
+//! `wait` gives the memory back. Where a collective has inputs and outputs, the asynchronous form takes
+//! and returns both. Nothing is copied on the way. What a collective means is said at [`Op`].
+//!
+//! In-place forms are those with one buffer. Where there is an input and an output, Rust's borrows see
+//! to it that they do not overlap.
+
+use crate::backend::Done;
+use crate::group::process_group::ProcessGroup;
+use crate::group::work::Work;
+use crate::op::buffer::Buffer;
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::{Op, Reduction};
+
+/// One vector for each rank, or for each of several tensors.
+pub type Vecs<T> = Vec<Vec<T>>;
+
+pub(crate) fn vec_of<T: Element>(buffer: Buffer<'static>) -> Result<Vec<T>> {
+    buffer.into_vec().map_err(|buffer| {
+        Error::new(
+            ErrorKind::Backend,
+            format!("the backend gave back {buffer:?}, which is not what it was given"),
+        )
+    })
+}
+
+fn vecs_of<T: Element>(buffers: Vec<Buffer<'static>>) -> Result<Vecs<T>> {
+    buffers.into_iter().map(vec_of).collect()
+}
+
+fn owned<T: Element>(vecs: Vecs<T>) -> Vec<Buffer<'static>> {
+    vecs.into_iter().map(Buffer::from_vec).collect()
+}
+
+fn read<'a, T: Element>(slices: &'a [&'a [T]]) -> Vec<Buffer<'a>> {
+    slices
+        .iter()
+        .map(|slice| Buffer::from_slice(slice))
+        .collect()
+}
+
+fn write<'a, T: Element>(slices: &'a mut [&mut [T]]) -> Vec<Buffer<'a>> {
+    let slices = slices.iter_mut();
+    slices.map(|slice| Buffer::from_mut(slice)).collect()
+}
+
+pub(crate) fn other_op(op: Op<'static>) -> Error {
+    Error::new(
+        ErrorKind::Backend,
+        format!("the backend gave back another operation: {}", op.op_type()),
+    )
+}
+
+/// The unpacking of an operation with a lone buffer.
+pub(crate) fn lone<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
+    match op {
+        Op::AllReduce { buffer, .. }
+        | Op::Reduce { buffer, .. }
+        | Op::Broadcast { buffer, .. }
+        | Op::Send { buffer, .. }
+        | Op::Recv { buffer, .. } => vec_of(buffer),
+        op => Err(other_op(op)),
+    }
+}
+
+/// The unpacking of an operation with one input and one output.
+fn pair<T: Element>(op: Op<'static>, _: Done) -> Result<(Vec<T>, Vec<T>)> {
+    match op {
+        Op::AllGatherSingle { input, output }
+        | Op::ReduceScatterSingle { input, output, .. }
+        | Op::AllToAllSingle { input, output }
+        | Op::AllToAllVSingle { input, output, .. } => Ok((vec_of(input)?, vec_of(output)?)),
+        op => Err(other_op(op)),
+    }
+}
+
+/// The unpacking of an operation with one input and a list of outputs.
+fn one_to_list<T: Element>(op: Op<'static>, _: Done) -> Result<(Vec<T>, Vecs<T>)> {
+    match op {
+        Op::AllGather { input, outputs }
+        | Op::AllGatherV { input, outputs }
+        | Op::Gather { input, outputs, .. }
+        | Op::GatherV { input, outputs, .. } => Ok((vec_of(input)?, vecs_of(outputs)?)),
+        op => Err(other_op(op)),
+    }
+}
+
+/// The unpacking of an operation with a list of inputs and one output.
+fn list_to_one<T: Element>(op: Op<'static>, _: Done) -> Result<(Vecs<T>, Vec<T>)> {
+    match op {
+        Op::ReduceScatter { inputs, output, .. }
+        | Op::ReduceScatterV { inputs, output, .. }
+        | Op::Scatter { inputs, output, .. }
+        | Op::ScatterV { inputs, output, .. } => Ok((vecs_of(inputs)?, vec_of(output)?)),
+        op => Err(other_op(op)),
+    }
+}
+
+/// The unpacking of an operation with two lists.
+fn lists<T: Element>(op: Op<'static>, _: Done) -> Result<(Vecs<T>, Vecs<T>)> {
+    match op {
+        Op::AllGatherCoalesced { inputs, outputs }
+        | Op::ReduceScatterCoalesced {
+            inputs, outputs, ..
+        }
+        | Op::AllToAll { inputs, outputs } => Ok((vecs_of(inputs)?, vecs_of(outputs)?)),
+        op => Err(other_op(op)),
+    }
+}
+
+/// Writes the two forms of a collective on one lone buffer.
+macro_rules! lone {
+    ($(#[$doc:meta])* $name:ident, $name_async:ident, $variant:ident { $($field:ident: $type:ty),* }) => {
+        $(#[$doc])*
+        #[track_caller]
+        pub fn $name<T: Element>(&self, buffer: &mut [T], $($field: $type),*) -> Result<()> {
+            let buffer = Buffer::from_mut(buffer);
+            self.run(Op::$variant { buffer, $($field: $field.into()),* })?;
+            Ok(())
+        }
+
+        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), at once; the vector comes back with the [`Work`].")]
+        #[track_caller]
+        pub fn $name_async<T: Element>(&self, buffer: Vec<T>, $($field: $type),*) -> Result<Work<Vec<T>>> {
+            let buffer = Buffer::from_vec(buffer);
+            self.submit(Op::$variant { buffer, $($field: $field.into()),* }, lone)
+        }
+    };
+}
+
+/// Writes the two forms of a collective with inputs and outputs. A list is `&[&[T]]` or
+/// `&mut [&mut [T]]` when lent, `Vec<Vec<T>>` when owned.
+macro_rules! in_out {
+    (@lend in one $x:ident) => { Buffer::from_slice($x) };
+    (@lend in list $x:ident) => { read($x) };
+    (@lend out one $x:ident) => { Buffer::from_mut($x) };
+    (@lend out list $x:ident) => { write($x) };
+    (@own one $x:ident) => { Buffer::from_vec($x) };
+    (@own list $x:ident) => { owned($x) };
+    (@lent in one $t:ident) => { &[$t] };
+    (@lent in list $t:ident) => { &[&[$t]] };
+    (@lent out one $t:ident) => { &mut [$t] };
+    (@lent out list $t:ident) => { &mut [&mut [$t]] };
+    (@owned one $t:ident) => { Vec<$t> };
+    (@owned list $t:ident) => { Vecs<$t> };
+    (
+        $(#[$doc:meta])*
+        $name:ident, $name_async:ident,
+        $variant:ident { $input:ident: $in_shape:ident, $output:ident: $out_shape:ident $(, $field:ident: $type:ty)* },
+        $unpack:ident
+    ) => {
+        $(#[$doc])*
+        #[track_caller]
+        pub fn $name<T: Element>(
+            &self,
+            $input: in_out!(@lent in $in_shape T),
+            $output: in_out!(@lent out $out_shape T),
+            $($field: $type),*
+        ) -> Result<()> {
+            let $input = in_out!(@lend in $in_shape $input);
+            let $output = in_out!(@lend out $out_shape $output);
+            self.run(Op::$variant { $input, $output, $($field: $field.into()),* })?;
+            Ok(())
+        }
+
+        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), at once; the vectors come back with the [`Work`].")]
+        #[track_caller]
+        pub fn $name_async<T: Element>(
+            &self,
+            $input: in_out!(@owned $in_shape T),
+            $output: in_out!(@owned $out_shape T),
+            $($field: $type),*
+        ) -> Result<Work<(in_out!(@owned $in_shape T), in_out!(@owned $out_shape T))>> {
+            let $input = in_out!(@own $in_shape $input);
+            let $output = in_out!(@own $out_shape $output);
+            self.submit(Op::$variant { $input, $output, $($field: $field.into()),* }, $unpack)
+        }
+    };
+}
+
+impl ProcessGroup {
+    lone! {
+        /// Every rank's `buffer` ends as the reduction of all.
+        all_reduce, all_reduce_async, AllReduce { op: impl Into<Reduction> }
+    }
+
+    lone! {
+        /// The root's `buffer` ends as the reduction of all; the others' stay as they are.
+        reduce, reduce_async, Reduce { op: impl Into<Reduction>, root: u32 }
+    }
+
+    lone! {
+        /// Every rank's `buffer` ends as the root's.
+        broadcast, broadcast_async, Broadcast { root: u32 }
+    }
+
+    /// Each buffer ends as the reduction of everybody's; all of them as one operation.
+    #[track_caller]
+    pub fn all_reduce_coalesced<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: impl Into<Reduction>,
+    ) -> Result<()> {
+        let buffers = write(buffers);
+        self.run(Op::AllReduceCoalesced {
+            buffers,
+            op: op.into(),
+        })?;
+        Ok(())
+    }
+
+    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced), at once; the vectors come back with the
+    /// [`Work`].
+    #[track_caller]
+    pub fn all_reduce_coalesced_async<T: Element>(
+        &self,
+        buffers: Vecs<T>,
+        op: impl Into<Reduction>,
+    ) -> Result<Work<Vecs<T>>> {
+        let op = Op::AllReduceCoalesced {
+            buffers: owned(buffers),
+            op: op.into(),
+        };
+        self.submit(op, |op, _| match op {
+            Op::AllReduceCoalesced { buffers, .. } => vecs_of(buffers),
+            op => Err(other_op(op)),
+        })
+    }
+
+    /// Returns when every rank has come.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        self.run(Op::Barrier)?;
+        Ok(())
+    }
+
+    /// As [`barrier`](Self::barrier), at once.
+    #[track_caller]
+    pub fn barrier_async(&self) -> Result<Work<()>> {
+        self.submit(Op::Barrier, |_, _| Ok(()))
+    }
+
+    in_out! {
+        /// `outputs[r]` ends as rank r's `input`.
+        all_gather, all_gather_async, AllGather { input: one, outputs: list }, one_to_list
+    }
+
+    in_out! {
+        /// `output` ends as the inputs of all ranks, one after the other.
+        all_gather_single, all_gather_single_async,
+        AllGatherSingle { input: one, output: one }, pair
+    }
+
+    in_out! {
+        /// `outputs[r]` ends as rank r's `input`, whose length may differ from rank to rank.
+        all_gather_v, all_gather_v_async, AllGatherV { input: one, outputs: list }, one_to_list
+    }
+
+    in_out! {
+        /// As [`all_gather_single`](Self::all_gather_single) for each pair, as one operation.
+        all_gather_coalesced, all_gather_coalesced_async,
+        AllGatherCoalesced { inputs: list, outputs: list }, lists
+    }
+
+    in_out! {
+        /// `output` ends as the reduction of everybody's `inputs[own rank]`.
+        reduce_scatter, reduce_scatter_async,
+        ReduceScatter { inputs: list, output: one, op: impl Into<Reduction> }, list_to_one
+    }
+
+    in_out! {
+        /// As [`reduce_scatter`](Self::reduce_scatter), the parts one after the other in `input`.
+        reduce_scatter_single, reduce_scatter_single_async,
+        ReduceScatterSingle { input: one, output: one, op: impl Into<Reduction> }, pair
+    }
+
+    in_out! {
+        /// As [`reduce_scatter`](Self::reduce_scatter); the lengths may differ from rank to rank.
+        reduce_scatter_v, reduce_scatter_v_async,
+        ReduceScatterV { inputs: list, output: one, op: impl Into<Reduction> }, list_to_one
+    }
+
+    in_out! {
+        /// As [`reduce_scatter_single`](Self::reduce_scatter_single) for each pair, as one operation.
+        reduce_scatter_coalesced, reduce_scatter_coalesced_async,
+        ReduceScatterCoalesced { inputs: list, outputs: list, op: impl Into<Reduction> }, lists
+    }
+
+    in_out! {
+        /// `outputs[r]` ends as rank r's `inputs[own rank]`.
+        all_to_all, all_to_all_async, AllToAll { inputs: list, outputs: list }, lists
+    }
+
+    in_out! {
+        /// As [`all_to_all`](Self::all_to_all) with equal parts, one after the other.
+        all_to_all_single, all_to_all_single_async,
+        AllToAllSingle { input: one, output: one }, pair
+    }
+
+    in_out! {
+        /// As [`all_to_all`](Self::all_to_all), the parts one after the other: `input_splits[r]` elements
+        /// go to rank r, `output_splits[r]` come from it.
+        all_to_all_v_single, all_to_all_v_single_async,
+        AllToAllVSingle { input: one, output: one, input_splits: &[usize], output_splits: &[usize] }, pair
+    }
+
+    in_out! {
+        /// On the root, `outputs[r]` ends as rank r's `input`; elsewhere `outputs` is empty.
+        gather, gather_async, Gather { input: one, outputs: list, root: u32 }, one_to_list
+    }
+
+    in_out! {
+        /// As [`gather`](Self::gather); the lengths may differ from rank to rank.
+        gather_v, gather_v_async, GatherV { input: one, outputs: list, root: u32 }, one_to_list
+    }
+
+    in_out! {
+        /// `output` ends as the root's `inputs[own rank]`; elsewhere `inputs` is empty.
+        scatter, scatter_async, Scatter { inputs: list, output: one, root: u32 }, list_to_one
+    }
+
+    in_out! {
+        /// As [`scatter`](Self::scatter); the lengths may differ from rank to rank.
+        scatter_v, scatter_v_async, ScatterV { inputs: list, output: one, root: u32 }, list_to_one
+    }
+
+    /// Runs an operation as it is: for memory that is neither slice nor vector.
+    #[track_caller]
+    pub fn execute(&self, op: Op<'_>) -> Result<Done> {
+        self.run(op)
+    }
+
+    /// Starts an operation as it is; it comes back with its buffers.
+    #[track_caller]
+    pub fn execute_async(&self, op: Op<'static>) -> Result<Work<(Op<'static>, Done)>> {
+        self.submit(op, |op, done| Ok((op, done)))
+    }
+}

@@ -1,0 +1,12 @@
+//! A group of ranks and what it does: [`ProcessGroup`](process_group::ProcessGroup), its operations, and
+//! [`Work`](work::Work) under way.
+
+pub(crate) mod coalescing;
+pub(crate) mod collectives;
+pub(crate) mod monitored_barrier;
+pub(crate) mod objects;
+mod p2p;
+pub(crate) mod process_group;
+pub(crate) mod sparse;
+pub(crate) mod window;
+pub(crate) mod work;

@@ -1,0 +1,312 @@
+//! What members agree on through the store, without their backend: the monitored barrier, which names
+//! who does not come, and shrinking a group to those who are left.
+
+use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use crate::group::work::Work;
+use crate::op::deadline::{Deadline, in_words};
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::group_init::{GroupOptions, Origin};
+use crate::world::store::{PrefixStore, Store, which_came};
+use rcomm_recorder::model::{OpType, Peer, Rank};
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Whether a monitored barrier stops at the first rank that does not come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RollCall {
+    /// The first is named.
+    #[default]
+    First,
+    /// All are named.
+    All,
+}
+
+impl ProcessGroup {
+    /// A barrier in which rank 0 of the group calls the roll, and everybody learns who did not come.
+    ///
+    /// Goes through the store, so it works where the backend hangs; slower than
+    /// [`barrier`](Self::barrier) by far. A failed one leaves the group usable.
+    ///
+    /// # Blocking
+    /// Until all have come, or the handle's time-out has passed; a little longer on other ranks than 0,
+    /// which wait for its verdict.
+    ///
+    /// # Errors
+    /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group was meanwhile.
+    #[track_caller]
+    pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
+        let roll = self.roll(roll_call)?;
+        let site = Location::caller();
+        self.carry_out(&ROLL_CALL, site, |share| roll.call(share))
+    }
+
+    /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
+    /// the other.
+    ///
+    /// This rank has come when the operations on objects and windows that were issued before have ended;
+    /// the time-out counts from the call.
+    #[track_caller]
+    pub fn monitored_barrier_async(&self, roll_call: RollCall) -> Result<Work<()>> {
+        let roll = self.roll(roll_call)?;
+        let site = Location::caller();
+        self.set_aside(&ROLL_CALL, site, move |share| roll.call(share))
+    }
+
+    fn roll(&self, roll_call: RollCall) -> Result<Roll> {
+        Ok(Roll {
+            store: self.notes()?,
+            ranks: self.ranks().to_vec(),
+            rank: self.rank(),
+            roll_call,
+        })
+    }
+
+    /// A group of the members that are left, after `excluding` (ranks of the world) were lost. All that
+    /// are left call it with the same list; this group may be aborted.
+    ///
+    /// # Blocking
+    /// Until all that are left have come, or the handle's time-out has passed.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if
+    /// another member wants to exclude others; `Timeout` names who did not come.
+    pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
+        let mut excluding = excluding.to_vec();
+        excluding.sort_unstable();
+        excluding.dedup();
+        if let Some(stranger) = excluding.iter().find(|rank| !self.ranks().contains(rank)) {
+            let message = format!("rank {stranger} is not a member and cannot be excluded");
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        let world = self.group.world()?;
+        let own = self.ranks()[self.rank() as usize];
+        if excluding.contains(&own) {
+            let message = format!("rank {own} excludes itself");
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        let left: Vec<Rank> = self
+            .ranks()
+            .iter()
+            .copied()
+            .filter(|rank| !excluding.contains(rank))
+            .collect();
+        let store = self.notes()?;
+        // A call that failed may be followed by one with another list: the first calls of all members
+        // belong together, and so on.
+        let round = store.add(&format!("shrink/calls/{own}"), 1)?;
+        let wanted = format!("{excluding:?}");
+        let list = format!("shrink/{round}/list");
+        let agreed = store.compare_set(&list, b"", wanted.as_bytes())?;
+        if agreed != wanted.as_bytes() {
+            let agreed = String::from_utf8_lossy(&agreed).into_owned();
+            let message = format!("this rank excludes {wanted}, another member {agreed}");
+            return Err(refuse(ErrorKind::Mismatch, message));
+        }
+        let here = |rank: &Rank| format!("shrink/{round}/{rank}");
+        store.set(&here(&own), b"1")?;
+        let keys: Vec<String> = left.iter().map(here).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if store.wait(&keys, self.timeout()).is_err() {
+            let came = |rank: &&Rank| store.check(&[&here(rank)]).unwrap_or(false);
+            let absent = left.iter().filter(|rank| !came(rank));
+            let absent: Vec<String> = absent.map(Rank::to_string).collect();
+            let message = format!(
+                "these did not come to shrink it: rank {}",
+                absent.join(", ")
+            );
+            return Err(refuse(ErrorKind::Timeout, message));
+        }
+        world.new_group(&left, options, Origin::Shrink(&self.group))
+    }
+
+    /// Finds out which members do not come within this time, after the group has failed: all members
+    /// that still run call it, and get the same answer.
+    ///
+    /// Goes through the store. Whoever has waited long enough first says who is absent, and that counts
+    /// for all; so `within` must cover the time that the slowest member takes to notice the failure.
+    ///
+    /// # Blocking
+    /// Until all have come, until a member has said who is absent, or for this long.
+    ///
+    /// # Errors
+    /// `PeerLost` if the others have gone on without the caller.
+    pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
+        let store = self.notes()?;
+        let own = self.ranks()[self.rank() as usize];
+        let round = store.add(&format!("absent/calls/{own}"), 1)?;
+        let here = |rank: &Rank| format!("absent/{round}/{rank}");
+        store.set(&here(&own), b"1")?;
+        let keys: Vec<String> = self.ranks().iter().map(here).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let verdict = format!("absent/{round}/verdict");
+        let deadline = Deadline::In(within).started();
+        let mut absent = Vec::new();
+        loop {
+            match store.wait(&keys, deadline.remaining().clamp(A_MOMENT, LOOK)) {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                Err(error) => return Err(error),
+            }
+            // Who sits out a time of its own although another has spoken comes late to all that follows.
+            if store.check(&[&verdict])? {
+                break;
+            }
+            if deadline.has_passed() {
+                for (rank, key) in self.ranks().iter().zip(&keys) {
+                    if !store.check(&[key])? {
+                        absent.push(*rank);
+                    }
+                }
+                break;
+            }
+        }
+        let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
+        // In brackets, since an empty value counts as none.
+        let list = format!("[{}]", list.join(","));
+        // The first verdict counts; where there is one, what was found here does not.
+        let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
+        let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
+            Error::new(
+                ErrorKind::Store,
+                format!("{verdict} holds no list of ranks"),
+            )
+            .with_source(error)
+            .in_group(self.desc())
+        })?;
+        if agreed.contains(&own) {
+            let message = format!("the others go on without rank {own}, which came too late");
+            return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
+        }
+        Ok(agreed)
+    }
+
+    /// The group's own corner of the store.
+    fn notes(&self) -> Result<Arc<dyn Store>> {
+        let world = self.group.world()?;
+        let prefix = format!(
+            "rcomm/{}/group/{:016x}",
+            world.place.attempt,
+            self.group.wire_id()
+        );
+        Ok(Arc::new(PrefixStore::new(prefix, world.root.clone())))
+    }
+}
+
+const ROLL_CALL: Noted<'static> = Noted {
+    op: OpType::MonitoredBarrier,
+    backend: "store",
+    peer: Peer::None,
+    tensor: None,
+    parts: Parts::None,
+    end: End::Own,
+};
+
+/// How long the others wait for the verdict of rank 0 after their time-out has passed.
+const VERDICT_TIME: Duration = Duration::from_secs(5);
+/// How often who waits looks whether the group was aborted.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// One rank's part in a monitored barrier.
+struct Roll {
+    store: Arc<dyn Store>,
+    ranks: Vec<Rank>,
+    rank: u32,
+    roll_call: RollCall,
+}
+
+impl Roll {
+    fn call(&self, share: &Share) -> Result<()> {
+        let verdict = if self.rank == 0 {
+            self.ask(share)?
+        } else {
+            self.answer(share)?
+        };
+        if verdict.is_empty() {
+            return Ok(());
+        }
+        let within = in_words(share.timeout());
+        let message = format!("within {within} these did not come: rank {verdict}");
+        Err(Error::new(ErrorKind::Timeout, message).sparing_group())
+    }
+
+    /// Finds out who does not come, and tells.
+    fn ask(&self, share: &Share) -> Result<String> {
+        let here: Vec<String> = (1..self.ranks.len())
+            .map(|rank| key(share, &rank.to_string()))
+            .collect();
+        let here: Vec<&str> = here.iter().map(String::as_str).collect();
+        if here.is_empty() {
+            return Ok(String::new());
+        }
+        let mut absent: Vec<Rank> = Vec::new();
+        if !self.wait(share, &here, share.due())? {
+            let came = which_came(&*self.store, &here, Instant::now() + VERDICT_TIME / 2);
+            let others = self.ranks[1..].iter().zip(came);
+            absent.extend(others.filter_map(|(&rank, came)| (!came).then_some(rank)));
+        }
+        if self.roll_call == RollCall::First {
+            absent.truncate(1);
+        }
+        let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
+        let verdict = names.join(", ");
+        let told = self.store.set(&key(share, VERDICT), verdict.as_bytes());
+        told.map_err(Error::sparing_group)?;
+        // Nobody else reads them, and a job may call the roll for ever.
+        for here in here {
+            self.store.delete(here).map_err(Error::sparing_group)?;
+        }
+        Ok(verdict)
+    }
+
+    /// Comes, and hears the verdict.
+    fn answer(&self, share: &Share) -> Result<String> {
+        let verdict = key(share, VERDICT);
+        let here = key(share, &self.rank.to_string());
+        self.store.set(&here, b"1").map_err(Error::sparing_group)?;
+        if !self.wait(share, &[&verdict], share.due() + VERDICT_TIME)? {
+            let message = format!("rank {} never called the roll", self.ranks[0]);
+            return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
+        }
+        self.hear(share, &verdict).map_err(Error::sparing_group)
+    }
+
+    /// Reads the verdict; the last who does so takes it away.
+    fn hear(&self, share: &Share, verdict: &str) -> Result<String> {
+        let names = self.store.get(verdict, LOOK)?;
+        let heard = key(share, "heard");
+        if self.store.add(&heard, 1)? == self.ranks.len() as i64 - 1 {
+            self.store.delete(verdict)?;
+            self.store.delete(&heard)?;
+        }
+        Ok(String::from_utf8_lossy(&names).into_owned())
+    }
+
+    /// Waits for all of these keys until then; says whether they are there.
+    fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            match self.store.wait(keys, rest.clamp(A_MOMENT, LOOK)) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind() != ErrorKind::Timeout => {
+                    return Err(error.sparing_group());
+                }
+                Err(_) => {}
+            }
+            if let Some(reason) = share.judgement() {
+                return Err(reason);
+            }
+            if rest.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+const A_MOMENT: Duration = Duration::from_millis(1);
+const VERDICT: &str = "verdict";
+
+fn key(share: &Share, what: &str) -> String {
+    format!("roll/{}/{what}", share.seq())
+}

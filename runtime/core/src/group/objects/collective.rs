@@ -1,0 +1,278 @@
+//! Collectives of values.
+
+use super::encoding::{UNWRITABLE, check_lengths, decode, decode_all, encode, length_of, zeros};
+use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use crate::group::work::Work;
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::error::Result;
+use rcomm_recorder::model::{OpType, Peer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::panic::Location;
+
+impl ProcessGroup {
+    /// Every rank's `object` ends as the root's.
+    ///
+    /// # Errors
+    /// On all ranks: `InvalidArgument` if the root's value is too long or cannot be written, `Mismatch`
+    /// if a rank cannot read it as its own type (on that rank).
+    #[track_caller]
+    pub fn broadcast_object<T>(&self, object: &mut T, root: u32) -> Result<()>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = self.place_with(root)?;
+        let bytes = if place.is(root) {
+            encode(object)
+        } else {
+            Vec::new()
+        };
+        let noted = noted(OpType::Broadcast);
+        let value = self.carry_out(&noted, Location::caller(), |share| {
+            broadcast(share, place, bytes, root)
+        })?;
+        if !place.is(root) {
+            *object = decode(&value, root).map_err(|error| error.in_group(self.desc()))?;
+        }
+        Ok(())
+    }
+
+    /// As [`broadcast_object`](Self::broadcast_object), at once; the root's value comes with the
+    /// [`Work`].
+    #[track_caller]
+    pub fn broadcast_object_async<T>(&self, object: T, root: u32) -> Result<Work<T>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let place = self.place_with(root)?;
+        let bytes = if place.is(root) {
+            encode(&object)
+        } else {
+            Vec::new()
+        };
+        let noted = noted(OpType::Broadcast);
+        self.set_aside(&noted, Location::caller(), move |share| {
+            let value = broadcast(share, place, bytes, root)?;
+            if place.is(root) {
+                return Ok(object);
+            }
+            decode(&value, root)
+        })
+    }
+
+    /// Everybody's objects, by rank.
+    ///
+    /// # Errors
+    /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
+    #[track_caller]
+    pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let (bytes, place) = (encode(object), self.place());
+        let noted = noted(OpType::AllGatherV);
+        self.carry_out(&noted, Location::caller(), |share| {
+            decode_all(&all_gather(share, place, &bytes)?)
+        })
+    }
+
+    /// As [`all_gather_object`](Self::all_gather_object), at once.
+    #[track_caller]
+    pub fn all_gather_object_async<T>(&self, object: &T) -> Result<Work<Vec<T>>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let (bytes, place) = (encode(object), self.place());
+        let noted = noted(OpType::AllGatherV);
+        self.set_aside(&noted, Location::caller(), move |share| {
+            decode_all(&all_gather(share, place, &bytes)?)
+        })
+    }
+
+    /// On the root, everybody's objects by rank; elsewhere `None`.
+    ///
+    /// # Errors
+    /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
+    #[track_caller]
+    pub fn gather_object<T>(&self, object: &T, root: u32) -> Result<Option<Vec<T>>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let (bytes, place) = (encode(object), self.place_with(root)?);
+        let noted = noted(OpType::GatherV);
+        self.carry_out(&noted, Location::caller(), |share| {
+            let parts = gather(share, place, &bytes, root)?;
+            parts.map(|parts| decode_all(&parts)).transpose()
+        })
+    }
+
+    /// As [`gather_object`](Self::gather_object), at once.
+    #[track_caller]
+    pub fn gather_object_async<T>(&self, object: &T, root: u32) -> Result<Work<Option<Vec<T>>>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let (bytes, place) = (encode(object), self.place_with(root)?);
+        let noted = noted(OpType::GatherV);
+        self.set_aside(&noted, Location::caller(), move |share| {
+            let parts = gather(share, place, &bytes, root)?;
+            parts.map(|parts| decode_all(&parts)).transpose()
+        })
+    }
+
+    /// The root's object for this rank. Elsewhere than on the root, `objects` is not looked at.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the root does not give one for each rank; else as
+    /// [`broadcast_object`](Self::broadcast_object).
+    #[track_caller]
+    pub fn scatter_object<T>(&self, objects: &[T], root: u32) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = self.place_with(root)?;
+        let parts = parts_of(place, objects, root);
+        let noted = noted(OpType::ScatterV);
+        self.carry_out(&noted, Location::caller(), |share| {
+            decode(&scatter(share, place, &parts, root)?, root)
+        })
+    }
+
+    /// As [`scatter_object`](Self::scatter_object), at once.
+    #[track_caller]
+    pub fn scatter_object_async<T>(&self, objects: &[T], root: u32) -> Result<Work<T>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let place = self.place_with(root)?;
+        let parts = parts_of(place, objects, root);
+        let noted = noted(OpType::ScatterV);
+        self.set_aside(&noted, Location::caller(), move |share| {
+            decode(&scatter(share, place, &parts, root)?, root)
+        })
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            rank: self.rank(),
+            size: self.size(),
+        }
+    }
+
+    /// The same, if there is such a root.
+    fn place_with(&self, root: u32) -> Result<Place> {
+        let buffer = Buffer::from_vec(vec![0u8]);
+        Op::Broadcast { buffer, root }
+            .validate(self.rank(), self.size())
+            .map_err(|error| error.in_group(self.desc()))?;
+        Ok(self.place())
+    }
+}
+
+/// This rank among those of its group.
+#[derive(Clone, Copy)]
+struct Place {
+    rank: u32,
+    size: u32,
+}
+
+impl Place {
+    fn is(self, rank: u32) -> bool {
+        self.rank == rank
+    }
+}
+
+/// Lengths, then values.
+fn noted(op: OpType) -> Noted<'static> {
+    Noted {
+        op,
+        backend: "objects",
+        peer: Peer::None,
+        tensor: None,
+        parts: Parts::Collectives(2),
+        end: End::Watched,
+    }
+}
+
+fn broadcast(share: &mut Share, place: Place, mut bytes: Vec<u8>, root: u32) -> Result<Vec<u8>> {
+    let mut len = [0];
+    if place.is(root) {
+        len = [length_of(&bytes)];
+    }
+    let buffer = Buffer::from_mut(&mut len);
+    share.run(&mut Op::Broadcast { buffer, root })?;
+    check_lengths(&len, |_| root)?;
+    bytes.resize(len[0] as usize, 0);
+    let buffer = Buffer::from_mut(&mut bytes);
+    share.run(&mut Op::Broadcast { buffer, root })?;
+    Ok(bytes)
+}
+
+fn all_gather(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut parts = zeros(&exchange_lengths(share, place, bytes)?);
+    let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));
+    share.run(&mut Op::AllGatherV {
+        input: Buffer::from_slice(bytes),
+        outputs: outputs.collect(),
+    })?;
+    Ok(parts)
+}
+
+fn gather(
+    share: &mut Share,
+    place: Place,
+    bytes: &[u8],
+    root: u32,
+) -> Result<Option<Vec<Vec<u8>>>> {
+    let lens = exchange_lengths(share, place, bytes)?;
+    let mut parts = if place.is(root) {
+        zeros(&lens)
+    } else {
+        Vec::new()
+    };
+    let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));
+    share.run(&mut Op::GatherV {
+        input: Buffer::from_slice(bytes),
+        outputs: outputs.collect(),
+        root,
+    })?;
+    Ok(place.is(root).then_some(parts))
+}
+
+/// What the root gives, written; nothing elsewhere.
+fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>> {
+    if place.is(root) {
+        objects.iter().map(encode).collect()
+    } else {
+        Vec::new()
+    }
+}
+
+fn scatter(share: &mut Share, place: Place, parts: &[Vec<u8>], root: u32) -> Result<Vec<u8>> {
+    let mut lens = vec![UNWRITABLE; place.size as usize];
+    if place.is(root) && parts.len() == lens.len() {
+        lens = parts.iter().map(|part| length_of(part)).collect();
+    }
+    let buffer = Buffer::from_mut(&mut lens);
+    share.run(&mut Op::Broadcast { buffer, root })?;
+    check_lengths(&lens, |_| root)?;
+    let mut own = vec![0; lens[place.rank as usize] as usize];
+    let inputs = parts.iter().map(|part| Buffer::from_slice(part));
+    share.run(&mut Op::ScatterV {
+        inputs: inputs.collect(),
+        output: Buffer::from_mut(&mut own),
+        root,
+    })?;
+    Ok(own)
+}
+
+fn exchange_lengths(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec<u64>> {
+    let mut lens = vec![0; place.size as usize];
+    share.run(&mut Op::AllGatherSingle {
+        input: Buffer::from_slice(&[length_of(bytes)]),
+        output: Buffer::from_mut(&mut lens),
+    })?;
+    check_lengths(&lens, |rank| rank)?;
+    Ok(lens)
+}

@@ -1,0 +1,62 @@
+//! Values as bytes, and what is refused of them.
+
+use crate::op::error::{Error, ErrorKind, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The most bytes of one value, written as JSON.
+pub const MAX_OBJECT_BYTES: usize = 64 << 20;
+
+/// Sent in place of a length by a rank that could not write its value.
+pub(super) const UNWRITABLE: u64 = u64::MAX;
+
+/// Refuses, on every rank alike, what is too long or was not written.
+pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
+    for (rank, &len) in (0u32..).zip(lens) {
+        let owner = owner(rank);
+        let message = if len == UNWRITABLE {
+            format!("rank {owner} of the group could not write its value, or gave none")
+        } else if len > MAX_OBJECT_BYTES as u64 {
+            format!(
+                "the value of rank {owner} of the group has {len} bytes, more than {MAX_OBJECT_BYTES}"
+            )
+        } else {
+            continue;
+        };
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    Ok(())
+}
+
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8], owner: u32) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        Error::new(
+            ErrorKind::Mismatch,
+            format!("the value of rank {owner} of the group is not of this rank's type"),
+        )
+        .with_source(error)
+        .sparing_group()
+    })
+}
+
+pub(super) fn decode_all<T: DeserializeOwned>(parts: &[Vec<u8>]) -> Result<Vec<T>> {
+    let parts = (0u32..).zip(parts);
+    parts.map(|(rank, part)| decode(part, rank)).collect()
+}
+
+/// The value as JSON; empty, which no value is, if it cannot be written.
+pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
+    serde_json::to_vec(object).unwrap_or_default()
+}
+
+pub(super) fn length_of(bytes: &[u8]) -> u64 {
+    if bytes.is_empty() {
+        UNWRITABLE
+    } else {
+        bytes.len() as u64
+    }
+}
+
+pub(super) fn zeros(lens: &[u64]) -> Vec<Vec<u8>> {
+    lens.iter().map(|&len| vec![0; len as usize]).collect()
+}

@@ -1,0 +1,128 @@
+//! Values that go to one rank.
+
+use super::encoding::{check_lengths, decode, encode, length_of};
+use crate::backend::Done;
+use crate::group::collectives::lone;
+use crate::group::process_group::{End, Line, Next, Noted, Parts, ProcessGroup};
+use crate::group::work::Work;
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::error::Result;
+use rcomm_recorder::model::{OpType, Peer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::panic::Location;
+
+impl ProcessGroup {
+    /// Sends a value to `peer`, which receives it with [`recv_object`](Self::recv_object).
+    ///
+    /// # Blocking
+    /// Until it is on its way, or received if it is long.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the value is too long or cannot be written; the receiver is told too.
+    #[track_caller]
+    pub fn send_object<T: Serialize>(&self, object: &T, peer: u32, tag: u32) -> Result<()> {
+        self.send_object_async(object, peer, tag)?.wait()
+    }
+
+    /// As [`send_object`](Self::send_object), at once.
+    #[track_caller]
+    pub fn send_object_async<T: Serialize>(
+        &self,
+        object: &T,
+        peer: u32,
+        tag: u32,
+    ) -> Result<Work<()>> {
+        let bytes = encode(object);
+        let len = length_of(&bytes);
+        let send = |buffer| Op::Send { buffer, peer, tag };
+        let mut first = send(Buffer::from_vec(vec![len]));
+        self.refuse_peer(&first)?;
+        let own = self.rank();
+        let fits = check_lengths(&[len], |_| own);
+        if fits.is_ok() {
+            first = Op::Coalesced(vec![first, send(Buffer::from_vec(bytes))]);
+        }
+        let noted = noted(OpType::Send, peer);
+        self.issue_in_steps(&noted, Location::caller(), None, first, move |_| {
+            fits.clone().map(Next::Done)
+        })
+    }
+
+    /// Receives a value from `peer`.
+    ///
+    /// # Blocking
+    /// Until it has come, and those before it of the same peer and tag.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the sender could not write it or it is too long; `Mismatch` if it cannot be
+    /// read as a `T`.
+    #[track_caller]
+    pub fn recv_object<T: DeserializeOwned>(&self, peer: u32, tag: u32) -> Result<T> {
+        let work = self.receive(Location::caller(), peer, tag)?;
+        self.read(&work.wait()?, peer)
+    }
+
+    /// As [`recv_object`](Self::recv_object), at once; the value comes with the [`Work`].
+    ///
+    /// Any number may be under way, and they get the values in the order of the calls. Until they have
+    /// ended nothing else may be received from this peer under this tag: an object is two messages.
+    #[track_caller]
+    pub fn recv_object_async<T>(&self, peer: u32, tag: u32) -> Result<Work<T>>
+    where
+        T: DeserializeOwned + Send + 'static,
+    {
+        let work = self.receive(Location::caller(), peer, tag)?;
+        let group = self.clone();
+        Ok(work.and_then(move |bytes| group.read(&bytes, peer)))
+    }
+
+    fn receive(
+        &self,
+        site: &'static Location<'static>,
+        peer: u32,
+        tag: u32,
+    ) -> Result<Work<Vec<u8>>> {
+        let receive = move |buffer| Op::Recv {
+            buffer,
+            peer: Some(peer),
+            tag,
+        };
+        let first = receive(Buffer::from_vec(vec![0u64]));
+        self.refuse_peer(&first)?;
+        let mut has_length = false;
+        let then = move |op| {
+            if has_length {
+                return Ok(Next::Done(lone::<u8>(op, Done::default())?));
+            }
+            let len = lone::<u64>(op, Done::default())?;
+            check_lengths(&len, |_| peer)?;
+            has_length = true;
+            let bytes = vec![0u8; len[0] as usize];
+            Ok(Next::Issue(receive(Buffer::from_vec(bytes))))
+        };
+        let (noted, line) = (noted(OpType::Recv, peer), Line { peer, tag });
+        self.issue_in_steps(&noted, site, Some(line), first, then)
+    }
+
+    fn read<T: DeserializeOwned>(&self, bytes: &[u8], peer: u32) -> Result<T> {
+        decode(bytes, peer).map_err(|error| error.in_group(self.desc()))
+    }
+
+    fn refuse_peer(&self, op: &Op<'_>) -> Result<()> {
+        op.validate(self.rank(), self.size())
+            .map_err(|error| error.in_group(self.desc()))
+    }
+}
+
+fn noted(op: OpType, peer: u32) -> Noted<'static> {
+    Noted {
+        op,
+        backend: "objects",
+        peer: Peer::Rank(peer),
+        tensor: None,
+        parts: Parts::Messages,
+        end: End::Watched,
+    }
+}

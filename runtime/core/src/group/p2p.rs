@@ -1,0 +1,112 @@
+//! Messages from one rank to another, alone and in batches.
+
+use crate::backend::Done;
+use crate::group::collectives::{lone, other_op};
+use crate::group::process_group::ProcessGroup;
+use crate::group::work::Work;
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+
+impl ProcessGroup {
+    /// Sends `buffer` to `peer` under a tag: it meets a receive with the same tag.
+    ///
+    /// # Blocking
+    /// Until the memory may be used again; small messages may then still be on their way.
+    ///
+    /// # Errors
+    /// `Mismatch` if the receiver expects another type or length. Where the message was on its way
+    /// already (on the CPU backend, up to 64 KiB), the group's next operation on this rank fails, and
+    /// says so.
+    #[track_caller]
+    pub fn send<T: Element>(&self, buffer: &[T], peer: u32, tag: u32) -> Result<()> {
+        let buffer = Buffer::from_slice(buffer);
+        self.run(Op::Send { buffer, peer, tag })?;
+        Ok(())
+    }
+
+    /// As [`send`](Self::send), at once; the vector comes back with the [`Work`].
+    #[track_caller]
+    pub fn send_async<T: Element>(
+        &self,
+        buffer: Vec<T>,
+        peer: u32,
+        tag: u32,
+    ) -> Result<Work<Vec<T>>> {
+        let buffer = Buffer::from_vec(buffer);
+        self.submit(Op::Send { buffer, peer, tag }, lone)
+    }
+
+    /// Receives the next message of `peer` under this tag into `buffer`, which must have its length.
+    #[track_caller]
+    pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32, tag: u32) -> Result<()> {
+        let buffer = Buffer::from_mut(buffer);
+        let peer = Some(peer);
+        self.run(Op::Recv { buffer, peer, tag })?;
+        Ok(())
+    }
+
+    /// As [`recv`](Self::recv), at once; the vector comes back with the [`Work`].
+    #[track_caller]
+    pub fn recv_async<T: Element>(
+        &self,
+        buffer: Vec<T>,
+        peer: u32,
+        tag: u32,
+    ) -> Result<Work<Vec<T>>> {
+        let buffer = Buffer::from_vec(buffer);
+        let peer = Some(peer);
+        self.submit(Op::Recv { buffer, peer, tag }, lone)
+    }
+
+    /// Receives the next message of anybody under this tag; says whose it was.
+    #[track_caller]
+    pub fn recv_any<T: Element>(&self, buffer: &mut [T], tag: u32) -> Result<u32> {
+        let buffer = Buffer::from_mut(buffer);
+        let peer = None;
+        source_of(self.run(Op::Recv { buffer, peer, tag })?)
+    }
+
+    /// As [`recv_any`](Self::recv_any), at once; the vector and the sender come with the [`Work`].
+    #[track_caller]
+    pub fn recv_any_async<T: Element>(
+        &self,
+        buffer: Vec<T>,
+        tag: u32,
+    ) -> Result<Work<(Vec<T>, u32)>> {
+        let buffer = Buffer::from_vec(buffer);
+        let peer = None;
+        self.submit(Op::Recv { buffer, peer, tag }, |op, done| {
+            Ok((lone(op, done)?, source_of(done)?))
+        })
+    }
+
+    /// Starts several sends and receives at once; in whatever order both ends list them, none waits
+    /// for another. The operations come back in their order, with their buffers.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the list is empty or holds anything but sends and receives.
+    #[track_caller]
+    pub fn batch_isend_irecv(&self, ops: Vec<Op<'static>>) -> Result<Work<Vec<Op<'static>>>> {
+        if ops.is_empty() || !ops.iter().all(|op| op.op_type().is_p2p()) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a batch holds one or more sends and receives, and nothing else",
+            ));
+        }
+        self.submit(Op::Coalesced(ops), |op, _| match op {
+            Op::Coalesced(ops) => Ok(ops),
+            op => Err(other_op(op)),
+        })
+    }
+}
+
+fn source_of(done: Done) -> Result<u32> {
+    done.source.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Backend,
+            "the backend did not say whose message it received",
+        )
+    })
+}

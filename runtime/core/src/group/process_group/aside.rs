@@ -1,0 +1,186 @@
+//! The thread `rcomm/aside/<group>`: does what a group's callers have set aside, one after the other.
+//!
+//! For operations that no backend can issue, since they are made of several collectives, or are a
+//! conversation with a window or the store. Started with the first of them, joined with the group.
+
+use crate::backend::{Done, Observer, Pending, Progress};
+use crate::op::Op;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What was set aside in one group.
+pub(super) struct Asides {
+    /// What the thread is called, between `rcomm/` and the group.
+    kind: &'static str,
+    desk: Arc<Desk>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    queue: Mutex<Queue>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Set aside and not done.
+    open: usize,
+    closed: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Asides {
+    /// Nothing yet, for a thread of this name.
+    pub(super) fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            desk: Arc::default(),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Starts the thread, if it does not run yet.
+    pub(super) fn start(&self, group: &str) -> Result<()> {
+        let mut thread = lock(&self.thread);
+        if thread.is_some() {
+            return Ok(());
+        }
+        let desk = self.desk.clone();
+        let started = std::thread::Builder::new()
+            .name(format!("rcomm/{}/{group}", self.kind))
+            .spawn(move || desk.work());
+        *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
+        Ok(())
+    }
+
+    /// Adds to what is to be done.
+    pub(super) fn push(&self, job: Job) {
+        let mut queue = lock(&self.desk.queue);
+        queue.open += 1;
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.desk.bell.notify_all();
+    }
+
+    /// Something has begun that counts as not done until it is released.
+    pub(super) fn hold(&self) {
+        lock(&self.desk.queue).open += 1;
+    }
+
+    /// It is done.
+    pub(super) fn release(&self) {
+        lock(&self.desk.queue).open -= 1;
+        self.desk.bell.notify_all();
+    }
+
+    /// Waits until all is done; says whether it is.
+    pub(super) fn drain(&self, deadline: Deadline) -> bool {
+        let deadline = deadline.started();
+        let queue = lock(&self.desk.queue);
+        let waited = self
+            .desk
+            .bell
+            .wait_timeout_while(queue, deadline.remaining(), |queue| queue.open > 0);
+        let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.open == 0
+    }
+}
+
+impl Drop for Asides {
+    /// Joins the thread. If it was itself the last to hold the group, it ends by itself.
+    fn drop(&mut self) {
+        lock(&self.desk.queue).closed = true;
+        self.desk.bell.notify_all();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            // A panic in it was already reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Desk {
+    fn work(&self) {
+        loop {
+            let queue = lock(&self.queue);
+            let waited = self
+                .bell
+                .wait_while(queue, |queue| queue.jobs.is_empty() && !queue.closed);
+            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+            let Some(job) = queue.jobs.pop_front() else {
+                return;
+            };
+            drop(queue);
+            job();
+            lock(&self.queue).open -= 1;
+            self.bell.notify_all();
+        }
+    }
+}
+
+/// One operation that was set aside, as those who watch it see it.
+pub(super) struct Aside {
+    progress: Mutex<Progress>,
+    ended: Condvar,
+    /// Until the end: it holds this in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+impl Aside {
+    pub(super) fn new(observer: Arc<dyn Observer>) -> Arc<Self> {
+        Arc::new(Self {
+            progress: Mutex::new(Progress::Queued),
+            ended: Condvar::new(),
+            observer: Mutex::new(Some(observer)),
+        })
+    }
+
+    /// Does it, and tells.
+    pub(super) fn run(&self, body: impl FnOnce() -> Result<()>) {
+        *lock(&self.progress) = Progress::Started;
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = &observer {
+            observer.started();
+        }
+        let result = body();
+        *lock(&self.progress) = match result {
+            Ok(()) => Progress::Completed(Done::default()),
+            Err(error) => Progress::Failed(error),
+        };
+        self.ended.notify_all();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
+    }
+}
+
+impl Pending for Aside {
+    fn progress(&self) -> Progress {
+        lock(&self.progress).clone()
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let deadline = deadline.started();
+        let progress = lock(&self.progress);
+        let waited = self
+            .ended
+            .wait_timeout_while(progress, deadline.remaining(), |it| !it.has_ended());
+        let (progress, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        progress.clone()
+    }
+
+    /// It has no buffers of its own: what it makes goes to its caller another way.
+    fn reclaim(&self) -> Option<Op<'static>> {
+        None
+    }
+}

@@ -1,0 +1,352 @@
+//! Operations that go another way than [`Op`]s do: made of several, carried by a window, or settled
+//! through the store. They are numbered and recorded as all others are.
+//!
+//! One that is made of collectives has its turns set apart when it is issued, so whatever is issued
+//! later comes later on every rank, whether the operation is carried out on the caller's thread
+//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/aside/<group>`
+//! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
+//! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
+
+use super::aside::Aside;
+use super::group::Group;
+use super::handle::ProcessGroup;
+use super::issue::Terms;
+use super::steps::{Line, Next, Steps};
+use crate::backend::{Call, Done, Observer, Pending};
+use crate::group::work::{Flight, Tickets, Voyage, Work};
+use crate::op::Op;
+use crate::op::buffer::DeviceKind;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
+use rcomm_recorder::model::{OpType, Peer};
+use rcomm_recorder::record::{Operation, SignatureKey, SignatureRef, Tensor};
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An operation that goes another way than [`Op`]s do, as it is recorded.
+pub(crate) struct Noted<'a> {
+    pub(crate) op: OpType,
+    /// What carries it.
+    pub(crate) backend: &'a str,
+    /// The other end; `Peer::None` of what all members do together.
+    pub(crate) peer: Peer,
+    pub(crate) tensor: Option<Tensor<'a>>,
+    pub(crate) parts: Parts,
+    pub(crate) end: End,
+}
+
+/// What an operation is made of, over host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    /// Nothing that is an [`Op`].
+    None,
+    /// Sends or receives.
+    Messages,
+    /// So many collectives.
+    Collectives(u64),
+}
+
+/// What ends an operation in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The watchdog, and its group with it.
+    Watched,
+    /// Itself: it looks at the clock and at its group, and waits for nothing that does not.
+    Own,
+}
+
+/// What an operation may have of its group's backend: the collectives that were set apart for it, or
+/// messages.
+pub(crate) struct Share {
+    group: Arc<Group>,
+    lane: usize,
+    /// The turn of the next one, and of the first that belongs to somebody else.
+    next: u64,
+    end: u64,
+    seq: u64,
+    timeout: Duration,
+    due: Instant,
+    deadline: Deadline,
+    hints: Hints,
+}
+
+impl Share {
+    /// When what carries the operation has to have given up.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// Its sequence number.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// How long it may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// When that will have passed since it was issued.
+    pub(crate) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Why its group has failed or was aborted, if so.
+    pub(crate) fn judgement(&self) -> Option<Error> {
+        self.group.judgement()
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Starts messages.
+    pub(super) fn issue(
+        &self,
+        op: Op<'static>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        op.validate(self.group.group_rank, self.group.size())?;
+        let call = Call {
+            seq: self.seq,
+            turn: 0,
+            deadline: self.deadline,
+            hints: self.hints,
+        };
+        // A backend is asked to issue by one at a time.
+        let _issue = self.group.lock();
+        self.group.lanes[self.lane]
+            .backend
+            .issue(op, call, observer)
+    }
+
+    /// Runs the next of the collectives.
+    pub(crate) fn run(&mut self, op: &mut Op<'_>) -> Result<Done> {
+        if self.next == self.end {
+            return Err(Error::new(
+                ErrorKind::Backend,
+                format!("no turn was set apart for {}", op.op_type()),
+            ));
+        }
+        op.validate(self.group.group_rank, self.group.size())?;
+        let call = Call {
+            seq: self.seq,
+            turn: self.next,
+            deadline: self.deadline,
+            hints: self.hints,
+        };
+        self.next += 1;
+        let result = self.group.lanes[self.lane].backend.run(op, call, &Silent);
+        self.group.note_turn();
+        result
+    }
+
+    /// Runs `body`. What it leaves undone after an error that all ranks have come to is done as
+    /// barriers, so that whoever waits for a later turn gets it.
+    fn give_to<R>(mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let result = body(&mut self);
+        match &result {
+            Err(error) if !error.is_recoverable() => return result,
+            _ => {}
+        }
+        while self.next < self.end {
+            self.run(&mut Op::Barrier)?;
+        }
+        result
+    }
+}
+
+/// Collectives of an operation that has its own record need none.
+struct Silent;
+
+impl Observer for Silent {
+    fn started(&self) {}
+
+    fn ended(&self) {}
+}
+
+impl Group {
+    /// Gives a number and a record to an operation, and sets its collectives' turns apart.
+    pub(crate) fn note(
+        self: &Arc<Self>,
+        noted: &Noted<'_>,
+        terms: Terms<'_>,
+        site: &'static Location<'static>,
+    ) -> Result<(Voyage, Tickets, Share)> {
+        let lane = match noted.parts {
+            Parts::None => Some(0),
+            Parts::Messages | Parts::Collectives(_) => {
+                let mut lanes = self.lanes.iter();
+                lanes.position(|lane| lane.device == DeviceKind::Cpu)
+            }
+        };
+        let collectives = match noted.parts {
+            Parts::None | Parts::Messages => 0,
+            Parts::Collectives(count) => count,
+        };
+        let lane = lane.ok_or_else(|| {
+            let message = "the group has no backend for cpu memory";
+            let error = Error::new(ErrorKind::Unsupported, message);
+            error.in_group(self.label()).during(noted.op)
+        })?;
+        let mut issue = self.lock();
+        self.check_open(noted.op)?;
+        let extension = self.extension(&mut issue, collectives > 0);
+        let timeout = terms.timeout.saturating_add(extension);
+        let is_p2p = noted.peer != Peer::None;
+        let seq = if is_p2p {
+            issue.p2p_seq += 1;
+            issue.p2p_seq
+        } else {
+            issue.collective_seq += 1;
+            issue.collective_seq
+        };
+        issue.op_id += 1;
+        let next = issue.turns[lane] + 1;
+        issue.turns[lane] += collectives;
+        let key = SignatureKey {
+            backend: noted.backend,
+            op_name: noted.op.name(),
+            inputs: noted.tensor.as_slice(),
+            ..SignatureKey::default()
+        };
+        let own = self.recorder.begin(&Operation {
+            collective_seq_id: issue.collective_seq,
+            p2p_seq_id: issue.p2p_seq,
+            op_id: issue.op_id,
+            is_p2p,
+            peer: noted.peer,
+            timeout,
+            call_site: Some(site.into()),
+            ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
+        });
+        drop(issue);
+        let voyage = Voyage {
+            record_id: own.record_id(),
+            op: noted.op,
+            seq,
+            is_p2p,
+            takes_turn: false,
+            ends_itself: noted.end == End::Own,
+            timeout,
+        };
+        let due = Deadline::In(timeout).start();
+        let share = Share {
+            group: self.clone(),
+            lane,
+            next,
+            end: next + collectives,
+            seq,
+            timeout,
+            due,
+            deadline: Deadline::At(due),
+            hints: *terms.hints,
+        };
+        let members = Vec::new();
+        Ok((voyage, Tickets { members, own }, share))
+    }
+
+    /// The turn of a collective is over.
+    fn note_turn(&self) {
+        self.ended.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl ProcessGroup {
+    /// Numbers and records what `body` does, and settles its error as an operation's.
+    pub(crate) fn carry_out<R>(
+        &self,
+        noted: &Noted<'_>,
+        site: &'static Location<'static>,
+        body: impl FnOnce(&mut Share) -> Result<R>,
+    ) -> Result<R> {
+        let group = &self.group;
+        let (voyage, tickets, share) = group.note(noted, self.terms(), site)?;
+        tickets.started(group.recorder());
+        let result = match share.give_to(body) {
+            Ok(value) => {
+                tickets.completed(group.recorder(), Done::default());
+                Ok(value)
+            }
+            Err(error) => {
+                let error = group.settle_error(&voyage, error);
+                tickets.failed(group.recorder());
+                Err(error)
+            }
+        };
+        tickets.retired(group.recorder());
+        result
+    }
+
+    /// Numbers and records an operation that ends by itself, and has it watched.
+    pub(crate) fn watch_over(
+        &self,
+        noted: &Noted<'_>,
+        site: &'static Location<'static>,
+        pending: Arc<dyn Pending>,
+    ) -> Result<Work<()>> {
+        let group = &self.group;
+        let (voyage, tickets, _) = group.note(noted, self.terms(), site)?;
+        let flight = Flight::new(group.clone(), voyage, tickets);
+        flight.take_off(pending);
+        group.watch().add_flight(flight.clone());
+        Ok(Work::aside(flight, || Some(())))
+    }
+
+    /// As [`carry_out`](Self::carry_out), at once: `body` runs on the group's own thread, after all that
+    /// were set aside before it.
+    pub(crate) fn set_aside<R: Send + 'static>(
+        &self,
+        noted: &Noted<'_>,
+        site: &'static Location<'static>,
+        body: impl FnOnce(&mut Share) -> Result<R> + Send + 'static,
+    ) -> Result<Work<R>> {
+        let group = &self.group;
+        group.asides().start(group.label())?;
+        let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
+        share.deadline = Deadline::At(share.due + group.patience());
+        let flight = Flight::new(group.clone(), voyage, tickets);
+        let made = Arc::new(Mutex::new(None));
+        let pending = Aside::new(flight.clone());
+        let (place, aside) = (made.clone(), pending.clone());
+        group.asides().push(Box::new(move || {
+            aside.run(|| {
+                let value = share.give_to(body)?;
+                *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+                Ok(())
+            });
+        }));
+        flight.take_off(pending);
+        group.watch().add_flight(flight.clone());
+        Ok(Work::aside(flight, move || {
+            made.lock().unwrap_or_else(PoisonError::into_inner).take()
+        }))
+    }
+
+    /// Starts an operation that is made of messages, `first` and what `then` makes of each, and waits for
+    /// none of them. It stands in `line` behind those that were started before it.
+    pub(crate) fn issue_in_steps<R: Send + 'static>(
+        &self,
+        noted: &Noted<'_>,
+        site: &'static Location<'static>,
+        line: Option<Line>,
+        first: Op<'static>,
+        then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
+    ) -> Result<Work<R>> {
+        let group = &self.group;
+        group.stairs().start(group.label())?;
+        let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        // As above.
+        share.deadline = Deadline::At(share.due + group.patience());
+        let flight = Flight::new(group.clone(), voyage, tickets);
+        let steps = Steps::new(share, &flight, line, first, then);
+        flight.take_off(steps.clone());
+        group.watch().add_flight(flight.clone());
+        steps.enter();
+        Ok(Work::aside(flight, move || steps.take()))
+    }
+}

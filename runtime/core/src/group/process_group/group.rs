@@ -1,0 +1,311 @@
+//! What the handles of a group share, and how a group ends: by a failure, an abort, or a shutdown.
+
+use super::aside::Asides;
+use super::issue::Issue;
+use super::steps::Stairs;
+use crate::backend::{AbortReason, Backend, CommState};
+use crate::group::work::Voyage;
+use crate::op::buffer::DeviceKind;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::watchdog::{Fault, Running, Watch};
+use crate::world::WorldShared;
+use crate::world::config::Config;
+use rcomm_recorder::model::{OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
+use rcomm_recorder::record::{FlightRecorder, GroupHandle};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+/// One backend of a group.
+pub(crate) struct Lane {
+    pub(crate) device: DeviceKind,
+    pub(crate) backend: Arc<dyn Backend>,
+}
+
+/// Which operation a group failed in, and with what.
+struct Verdict {
+    record_id: Option<u64>,
+    error: Error,
+}
+
+/// The group itself, shared by its handles and by the operations under way.
+pub(crate) struct Group {
+    pub(super) info: ProcessGroupInfo,
+    pub(super) group_rank: u32,
+    pub(super) wire_id: u64,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) recorder: Arc<FlightRecorder>,
+    pub(super) handle: GroupHandle,
+    pub(super) watch: Arc<Watch>,
+    world: Weak<WorldShared>,
+    config: Arc<Config>,
+    timeout_ms: AtomicU64,
+    pub(super) issue: Mutex<Issue>,
+    /// Collectives that have ended.
+    pub(super) ended: AtomicU64,
+    asides: Asides,
+    stairs: Stairs,
+    pub(super) running: Running,
+    /// Why it takes nothing more; set once.
+    closed: OnceLock<Error>,
+    verdict: Mutex<Option<Verdict>>,
+    judged: Condvar,
+}
+
+/// What a group is made from.
+pub(crate) struct GroupParts {
+    pub(crate) info: ProcessGroupInfo,
+    pub(crate) group_rank: u32,
+    pub(crate) wire_id: u64,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) timeout: Duration,
+    pub(crate) world: Arc<WorldShared>,
+}
+
+impl Group {
+    pub(crate) fn new(parts: GroupParts) -> Arc<Self> {
+        let world = &parts.world;
+        let handle = world.recorder.add_group(&parts.info, parts.timeout);
+        let issue = Issue::new(parts.lanes.len());
+        let group = Arc::new(Self {
+            handle,
+            recorder: world.recorder.clone(),
+            watch: world.watch.clone(),
+            config: world.config.clone(),
+            world: Arc::downgrade(world),
+            info: parts.info,
+            group_rank: parts.group_rank,
+            wire_id: parts.wire_id,
+            lanes: parts.lanes,
+            timeout_ms: AtomicU64::new(0),
+            issue: Mutex::new(issue),
+            ended: AtomicU64::new(0),
+            asides: Asides::new("aside"),
+            stairs: Stairs::new(),
+            running: Running::default(),
+            closed: OnceLock::new(),
+            verdict: Mutex::new(None),
+            judged: Condvar::new(),
+        });
+        group.set_timeout(parts.timeout);
+        group.watch.add_group(&group);
+        group
+    }
+
+    pub(crate) fn info(&self) -> &ProcessGroupInfo {
+        &self.info
+    }
+
+    pub(crate) fn size(&self) -> u32 {
+        self.info.ranks.len() as u32
+    }
+
+    /// This process's rank in the world.
+    pub(crate) fn global_rank(&self) -> Rank {
+        let rank = self.info.global_rank_of(self.group_rank);
+        rank.unwrap_or(self.group_rank)
+    }
+
+    /// The backend of this name, if the group has it.
+    pub(crate) fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
+        let lane = self.lanes.iter().find(|lane| lane.backend.name() == name);
+        lane.map(|lane| &lane.backend)
+    }
+
+    /// What its backends say of their communicators.
+    pub(crate) fn comm_state(&self) -> impl Iterator<Item = CommState> {
+        self.lanes.iter().flat_map(|lane| lane.backend.comm_state())
+    }
+
+    /// Whether the process is to end after a failure.
+    pub(crate) fn ends_process(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.backend.ends_process())
+    }
+
+    pub(crate) fn wire_id(&self) -> u64 {
+        self.wire_id
+    }
+
+    pub(crate) fn recorder(&self) -> &FlightRecorder {
+        &self.recorder
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    pub(crate) fn running(&self) -> &Running {
+        &self.running
+    }
+
+    pub(crate) fn world(&self) -> Result<Arc<WorldShared>> {
+        self.world.upgrade().ok_or_else(|| {
+            let gone = Error::new(ErrorKind::Closed, "the world was shut down");
+            gone.in_group(self.label())
+        })
+    }
+
+    pub(crate) fn status(&self) -> ProcessGroupStatus {
+        self.recorder.status(self.handle)
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_timeout(&self, timeout: Duration) {
+        let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.timeout_ms.store(ms.max(1), Ordering::Relaxed);
+        self.recorder.set_group_timeout(self.handle, timeout);
+    }
+
+    /// What errors and logs call the group.
+    pub(crate) fn label(&self) -> &str {
+        match self.info.desc.as_str() {
+            "" | "undefined" => &self.info.name,
+            desc => desc,
+        }
+    }
+
+    /// Why the group takes nothing more, if so.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        self.closed.get()
+    }
+
+    /// Whether it has failed or was aborted, and everybody has been told why.
+    pub(crate) fn is_judged(&self) -> bool {
+        let verdict = self.verdict.lock();
+        verdict.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Why it has failed or was aborted, if so.
+    pub(crate) fn judgement(&self) -> Option<Error> {
+        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        verdict.as_ref().map(|verdict| verdict.error.clone())
+    }
+
+    /// How long after its deadline an operation may still be in clean-up.
+    pub(crate) fn patience(&self) -> Duration {
+        // The flag in the store, the others' answers, the dump, and then some.
+        self.config.status_wait * 2 + Duration::from_secs(20)
+    }
+
+    /// What was set aside.
+    pub(super) fn asides(&self) -> &Asides {
+        &self.asides
+    }
+
+    /// What is under way in steps.
+    pub(super) fn stairs(&self) -> &Stairs {
+        &self.stairs
+    }
+
+    /// An operation has ended, and its turn with it.
+    pub(crate) fn note_end(&self, voyage: &Voyage) {
+        if voyage.takes_turn {
+            self.ended.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, Issue> {
+        self.issue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn check_open(&self, op: OpType) -> Result<()> {
+        match self.closed.get() {
+            None => Ok(()),
+            Some(why) => Err(self.refuse(op, why)),
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, op: OpType, why: &Error) -> Error {
+        let message = match why.kind() {
+            ErrorKind::Closed => why.to_string(),
+            _ => format!("the group was aborted before: {why}"),
+        };
+        let kind = match why.kind() {
+            ErrorKind::Closed => ErrorKind::Closed,
+            _ => ErrorKind::Aborted,
+        };
+        Error::new(kind, message).in_group(self.label()).during(op)
+    }
+
+    /// Names group, operation and number in an error that does not yet.
+    pub(crate) fn explain(&self, voyage: &Voyage, error: Error) -> Error {
+        if error.group().is_some() {
+            return error;
+        }
+        error.in_group(self.label()).at(voyage.op, voyage.seq)
+    }
+
+    /// The error that a failed operation's caller gets, after the group has been cleaned up.
+    ///
+    /// # Blocking
+    /// Waits for the watchdog to make the dump, ask the others and abort; for `patience` at most.
+    pub(crate) fn settle_error(&self, voyage: &Voyage, error: Error) -> Error {
+        if error.is_recoverable() {
+            return self.explain(voyage, error);
+        }
+        self.watch.report(Fault {
+            wire_id: self.wire_id,
+            voyage: *voyage,
+            error: error.clone(),
+        });
+        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        let (verdict, _) = self
+            .judged
+            .wait_timeout_while(verdict, self.patience(), |verdict| verdict.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*verdict {
+            None => self.explain(voyage, error),
+            Some(verdict) if verdict.record_id == Some(voyage.record_id) => verdict.error.clone(),
+            Some(verdict) => Error::new(
+                ErrorKind::Aborted,
+                format!("given up with its group: {}", verdict.error),
+            )
+            .in_group(self.label())
+            .at(voyage.op, voyage.seq),
+        }
+    }
+
+    /// Ends everything pending and refuses everything later, with this error.
+    pub(crate) fn close(&self, voyage: Option<&Voyage>, error: Error) {
+        // The first reason is the one that counts.
+        let _ = self.closed.set(error.clone());
+        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        verdict.get_or_insert_with(|| Verdict {
+            record_id: voyage.map(|voyage| voyage.record_id),
+            error: error.clone(),
+        });
+        drop(verdict);
+        let reason = AbortReason { error };
+        for lane in &self.lanes {
+            lane.backend.abort(&reason);
+        }
+        self.judged.notify_all();
+        self.watch.wake();
+    }
+
+    /// Refuses what comes from now on, waits for what is pending, and closes the backends.
+    pub(crate) fn shut_down(&self, deadline: Deadline) -> Result<()> {
+        let closed = Error::new(ErrorKind::Closed, "the group was shut down");
+        if self.closed.set(closed).is_err() {
+            return Ok(());
+        }
+        // Whoever issues now has seen that it is closed, or is before us in the lock.
+        drop(self.lock());
+        let deadline = deadline.started();
+        if !self.asides.drain(deadline) || !self.stairs.drain(deadline) {
+            let message = "operations on objects or windows have not ended";
+            return Err(Error::new(ErrorKind::Timeout, message).in_group(self.label()));
+        }
+        for lane in &self.lanes {
+            lane.backend
+                .shutdown(deadline)
+                .map_err(|error| error.in_group(self.label()))?;
+        }
+        Ok(())
+    }
+}

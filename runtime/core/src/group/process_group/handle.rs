@@ -1,0 +1,204 @@
+//! [`ProcessGroup`]: what programs hold of a group.
+
+use super::group::Group;
+use super::issue::Terms;
+use crate::backend::{Backend, Done};
+use crate::group::work::Work;
+use crate::op::Op;
+use crate::op::buffer::DeviceKind;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
+use rcomm_recorder::model::{ProcessGroupStatus, Rank};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ranks that do things together.
+///
+/// A cheap handle: clones are the same group. All members must issue the same collectives in the same
+/// order. Ranks in arguments are ranks of the group.
+///
+/// # Blocking
+/// Methods named after an operation return when its result is there, or with an error at its time-out
+/// at the latest. Methods ending in `_async` return at once with a [`Work`].
+///
+/// # Errors
+/// After an error that [`is_recoverable`](Error::is_recoverable), found before anything was sent in most
+/// cases, the group can be used on. Any other has aborted the group on this rank: pending and later
+/// operations fail, and say why.
+///
+/// # Thread safety
+/// Any thread may issue. Operations of one group happen in the order of issue, so threads that issue
+/// collectives must agree on one on all ranks.
+#[derive(Clone)]
+pub struct ProcessGroup {
+    pub(crate) group: Arc<Group>,
+    /// What this handle's calls use in place of the group's time-out.
+    timeout: Option<Duration>,
+    /// What this handle's calls tell the backend.
+    hints: Hints,
+}
+
+impl ProcessGroup {
+    pub(crate) fn over(group: Arc<Group>) -> Self {
+        Self {
+            group,
+            timeout: None,
+            hints: Hints::NONE,
+        }
+    }
+
+    /// The name, equal on all members.
+    pub fn name(&self) -> &str {
+        &self.group.info.name
+    }
+
+    /// What the group is for.
+    pub fn desc(&self) -> &str {
+        &self.group.info.desc
+    }
+
+    /// This process's rank in the group.
+    pub fn rank(&self) -> u32 {
+        self.group.group_rank
+    }
+
+    /// Ranks in the group.
+    pub fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    /// The members' ranks in the world, in the order of their ranks in the group.
+    pub fn ranks(&self) -> &[Rank] {
+        &self.group.info.ranks
+    }
+
+    /// A member's rank in the world, by its rank in the group.
+    pub fn global_rank(&self, group_rank: u32) -> Option<Rank> {
+        self.group.info.global_rank_of(group_rank)
+    }
+
+    /// A member's rank in the group, by its rank in the world.
+    pub fn group_rank(&self, rank: Rank) -> Option<u32> {
+        self.group.info.group_rank_of(rank)
+    }
+
+    /// The backend for this kind of device, if the group has one.
+    pub fn backend(&self, device: DeviceKind) -> Option<&Arc<dyn Backend>> {
+        let lane = self.group.lanes.iter().find(|lane| lane.device == device);
+        lane.map(|lane| &lane.backend)
+    }
+
+    /// How far the group has come on this rank. Takes no lock.
+    pub fn status(&self) -> ProcessGroupStatus {
+        self.group.status()
+    }
+
+    /// How long an operation of this handle may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or_else(|| self.group.timeout())
+    }
+
+    /// Sets the group's time-out for operations issued from now on, on this rank.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.group.set_timeout(timeout);
+    }
+
+    /// Gives the operations issued from now on this much more time, until the first collective among
+    /// them has ended: for a step that is known to be slow, such as the first one. Adds up. Counts
+    /// beside the time-out of the group or call, on this rank.
+    pub fn extend_timeout(&self, extra: Duration) {
+        self.group.extend_timeout(extra);
+    }
+
+    /// How much more time than its time-out the next operation has, by
+    /// [`extend_timeout`](Self::extend_timeout).
+    pub fn timeout_extension(&self) -> Duration {
+        self.group.timeout_extension()
+    }
+
+    /// The same group with another time-out for what is called through the handle returned:
+    /// `group.within(Duration::from_secs(5)).barrier()`.
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> Self {
+        Self {
+            timeout: Some(timeout),
+            ..self.clone()
+        }
+    }
+
+    /// The same group, with hints to the backend for what is called through the handle returned:
+    /// `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. [`Hints`] says what they change.
+    #[must_use]
+    pub fn hinted(&self, hints: Hints) -> Self {
+        Self {
+            hints,
+            ..self.clone()
+        }
+    }
+
+    /// What each call of this handle asks for.
+    pub(crate) fn terms(&self) -> Terms<'_> {
+        Terms {
+            timeout: self.timeout(),
+            hints: &self.hints,
+        }
+    }
+
+    /// Why the group takes no more operations, if so.
+    pub fn refusal(&self) -> Option<&Error> {
+        self.group.refusal()
+    }
+
+    /// Makes everything pending fail soon, and everything later at once, with this reason.
+    ///
+    /// May be called from any thread, while others are stuck in the group. The other members notice
+    /// by lost connections or their own time-outs.
+    pub fn abort(&self, reason: &str) {
+        let error = Error::new(
+            ErrorKind::Aborted,
+            format!("aborted by the program: {reason}"),
+        );
+        tracing::warn!(group = self.group.label(), reason, "group aborted");
+        self.group.close(None, error.in_group(self.group.label()));
+    }
+
+    /// Waits for what is pending, then frees the group's connections. Later operations are refused.
+    ///
+    /// # Errors
+    /// `Timeout` if something is still pending after the group's time-out; it can still be aborted.
+    pub fn destroy(self) -> Result<()> {
+        let timeout = self.timeout();
+        self.group.shut_down(Deadline::In(timeout).started())
+    }
+
+    #[track_caller]
+    pub(crate) fn run(&self, mut op: Op<'_>) -> Result<Done> {
+        let site = Location::caller();
+        self.group.run(&mut op, self.terms(), site)
+    }
+
+    #[track_caller]
+    pub(crate) fn submit<T>(
+        &self,
+        op: Op<'static>,
+        unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
+    ) -> Result<Work<T>> {
+        let site = Location::caller();
+        let flight = self.group.submit(op, self.terms(), site)?;
+        Ok(Work::new(flight, unpack))
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("name", &self.name())
+            .field("desc", &self.desc())
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .finish()
+    }
+}

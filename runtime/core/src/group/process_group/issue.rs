@@ -1,0 +1,441 @@
+//! The road of every operation: check, take the issue lock, give the sequence number, record, hand to
+//! the backend, release the lock.
+
+use super::group::Group;
+use crate::backend::{Call, Done, Observer};
+use crate::group::work::{Flight, Tickets, Voyage};
+use crate::op::Op;
+use crate::op::buffer::Buffer;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
+use rcomm_recorder::model::DType;
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef, Start,
+    Tensor, Ticket,
+};
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What a handle asks for each of its calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms<'a> {
+    pub(crate) timeout: Duration,
+    pub(crate) hints: &'a Hints,
+}
+
+/// How an operation is issued.
+struct Manner {
+    lane: usize,
+    is_p2p: bool,
+    timeout: Duration,
+    site: &'static Location<'static>,
+    start: Start,
+}
+
+/// Where an operation stands in its group.
+struct Numbers {
+    seq: u64,
+    turn: u64,
+}
+
+/// What is counted under the issue lock.
+#[derive(Default)]
+pub(super) struct Issue {
+    pub(super) collective_seq: u64,
+    pub(super) p2p_seq: u64,
+    pub(super) op_id: u64,
+    /// One for each lane.
+    pub(super) turns: Vec<u64>,
+    extension: Extension,
+    signatures: SignatureCache,
+    /// Space for the splits of one record: input, output.
+    splits: [Vec<u64>; 2],
+}
+
+/// More time for the next operations, until the first collective among them has ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extension {
+    extra: Duration,
+    /// The first collective of a backend that has it, counted from 1; 0 before one was issued.
+    first: u64,
+}
+
+impl Issue {
+    /// Nothing issued yet, in a group of this many lanes.
+    pub(super) fn new(lanes: usize) -> Self {
+        Self {
+            turns: vec![0; lanes],
+            ..Self::default()
+        }
+    }
+
+    /// The numbers of the next operation.
+    #[inline]
+    fn next(&mut self, lane: usize, is_p2p: bool) -> Numbers {
+        if is_p2p {
+            self.p2p_seq += 1;
+            return Numbers {
+                seq: self.p2p_seq,
+                turn: 0,
+            };
+        }
+        self.collective_seq += 1;
+        let turn = &mut self.turns[lane];
+        *turn += 1;
+        Numbers {
+            seq: self.collective_seq,
+            turn: *turn,
+        }
+    }
+}
+
+impl Extension {
+    /// What is left of it after this many collectives have ended.
+    fn after(self, ended: u64) -> Self {
+        if self.first != 0 && ended >= self.first {
+            return Self::default();
+        }
+        self
+    }
+}
+
+impl Group {
+    /// The lane that takes this operation's buffers.
+    #[inline]
+    fn lane_of(&self, op: &Op<'_>) -> Result<usize> {
+        let Some(first) = op.any_buffer() else {
+            return Ok(0);
+        };
+        let device = first.device().kind();
+        let lane = self.lanes.iter().position(|lane| lane.device == device);
+        lane.ok_or_else(|| no_lane_for(first))
+    }
+
+    #[inline]
+    fn check(&self, op: &Op<'_>) -> Result<usize> {
+        let checked = op.validate(self.group_rank, self.size());
+        match checked.and_then(|()| self.lane_of(op)) {
+            Ok(lane) => Ok(lane),
+            Err(error) => Err(error.in_group(self.label())),
+        }
+    }
+
+    /// Runs an operation on the caller's thread.
+    ///
+    /// What is put together here stays where it is: to hand it on by copies stalls the processor, which
+    /// reads back as a whole what it has just written in parts.
+    pub(crate) fn run(
+        &self,
+        op: &mut Op<'_>,
+        terms: Terms<'_>,
+        site: &'static Location<'static>,
+    ) -> Result<Done> {
+        let lane = self.check(op)?;
+        let is_p2p = op.is_p2p();
+        let mut issue = self.lock();
+        self.check_open(op.op_type())?;
+        // With nothing before it its turn has come already.
+        let start = if is_p2p || self.ended.load(Ordering::Acquire) == issue.turns[lane] {
+            Start::AtOnce
+        } else {
+            Start::InTurn
+        };
+        let extension = self.extension(&mut issue, !is_p2p);
+        let manner = Manner {
+            lane,
+            is_p2p,
+            timeout: terms.timeout.saturating_add(extension),
+            site,
+            start,
+        };
+        let Numbers { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(&mut issue, op, &manner);
+        let voyage = Voyage {
+            record_id: tickets.own.record_id(),
+            op: op.op_type(),
+            seq,
+            is_p2p,
+            takes_turn: !is_p2p,
+            ends_itself: false,
+            timeout: manner.timeout,
+        };
+        let slot = self.running.enter(&voyage);
+        drop(issue);
+        let call = Call {
+            seq,
+            turn,
+            deadline: Deadline::In(manner.timeout),
+            hints: *terms.hints,
+        };
+        let observer = Recorded {
+            recorder: &self.recorder,
+            tickets: &tickets,
+        };
+        let mut result = self.lanes[lane].backend.run(op, call, &observer);
+        match &mut result {
+            Ok(done) => tickets.settled(&self.recorder, done.duration),
+            Err(error) => {
+                *error = self.settle_error(&voyage, error.clone());
+                tickets.failed(&self.recorder);
+                tickets.retired(&self.recorder);
+            }
+        }
+        self.note_end(&voyage);
+        self.running.leave(slot);
+        result
+    }
+
+    /// Starts an operation.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        op: Op<'static>,
+        terms: Terms<'_>,
+        site: &'static Location<'static>,
+    ) -> Result<Arc<Flight>> {
+        let lane = self.check(&op)?;
+        let is_p2p = op.is_p2p();
+        let mut issue = self.lock();
+        self.check_open(op.op_type())?;
+        let extension = self.extension(&mut issue, !is_p2p);
+        let manner = Manner {
+            lane,
+            is_p2p,
+            timeout: terms.timeout.saturating_add(extension),
+            site,
+            start: Start::InTurn,
+        };
+        let Numbers { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(&mut issue, &op, &manner);
+        let voyage = Voyage {
+            record_id: tickets.own.record_id(),
+            op: op.op_type(),
+            seq,
+            is_p2p,
+            takes_turn: !is_p2p,
+            ends_itself: false,
+            timeout: manner.timeout,
+        };
+        // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
+        let deadline = Deadline::In(manner.timeout.saturating_add(self.patience())).started();
+        let call = Call {
+            seq,
+            turn,
+            deadline,
+            hints: *terms.hints,
+        };
+        let flight = Flight::new(self.clone(), voyage, tickets);
+        // Before the call: one that does not come back is overdue as well.
+        self.watch.add_flight(flight.clone());
+        match self.lanes[lane].backend.issue(op, call, flight.clone()) {
+            Ok(pending) => {
+                flight.take_off(pending);
+                Ok(flight)
+            }
+            Err(error) => {
+                drop(issue);
+                flight.stay(error.clone());
+                let error = self.settle_error(&voyage, error);
+                flight.announce_failure();
+                flight.retire();
+                self.note_end(&voyage);
+                Err(error)
+            }
+        }
+    }
+
+    /// Records an operation, and the members of a block. Under the issue lock.
+    #[inline(always)]
+    fn record_all(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Tickets {
+        let members = match op {
+            Op::Coalesced(ops) => self.record_members(issue, ops, manner),
+            _ => Vec::new(),
+        };
+        let own = self.record(issue, op, manner);
+        Tickets { members, own }
+    }
+
+    #[cold]
+    fn record_members(&self, issue: &mut Issue, ops: &[Op<'_>], manner: &Manner) -> Vec<Ticket> {
+        let members = ops.iter().map(|op| self.record(issue, op, manner));
+        members.collect()
+    }
+
+    /// How much more time the operation that is issued now has; one that `counts` is a collective of a
+    /// backend. Under the issue lock.
+    #[inline]
+    pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+        if issue.extension.extra.is_zero() {
+            return Duration::ZERO;
+        }
+        self.use_extension(issue, counts)
+    }
+
+    #[cold]
+    fn use_extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+        issue.extension = issue.extension.after(self.ended.load(Ordering::Acquire));
+        if counts && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
+            issue.extension.first = issue.turns.iter().sum::<u64>() + 1;
+        }
+        issue.extension.extra
+    }
+
+    /// Adds to the time that the operations issued from now on have, until the first collective among
+    /// them has ended.
+    pub(super) fn extend_timeout(&self, extra: Duration) {
+        let mut issue = self.lock();
+        let left = issue.extension.after(self.ended.load(Ordering::Acquire));
+        issue.extension = Extension {
+            extra: left.extra.saturating_add(extra),
+            ..left
+        };
+    }
+
+    /// How much more time the next operation has.
+    pub(super) fn timeout_extension(&self) -> Duration {
+        let extension = self.lock().extension;
+        extension.after(self.ended.load(Ordering::Acquire)).extra
+    }
+
+    #[inline(always)]
+    fn record(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Ticket {
+        issue.op_id += 1;
+        let Issue {
+            signatures, splits, ..
+        } = issue;
+        for side in &mut *splits {
+            side.clear();
+        }
+        if let Some((input, output)) = op.splits() {
+            splits[0].extend(input.iter().map(|&n| n as u64));
+            splits[1].extend(output.iter().map(|&n| n as u64));
+        }
+        let (backend, kind) = (self.lanes[manner.lane].backend.name(), op.op_type());
+        let inputs = op.inputs().iter().map(tensor_of);
+        let outputs = op.outputs().iter().map(tensor_of);
+        let known = match signatures.find(backend, kind, inputs, outputs) {
+            Some(id) => Some(id),
+            None => self.intern(signatures, backend, op),
+        };
+        match known {
+            Some(id) => self.begin(issue, op, manner, SignatureRef::Id(id)),
+            None => self.begin_with_key(issue, op, manner, backend),
+        }
+    }
+
+    /// The signatures' table is full: the record itself says what it is over.
+    #[cold]
+    fn begin_with_key(
+        &self,
+        issue: &Issue,
+        op: &Op<'_>,
+        manner: &Manner,
+        backend: &'static str,
+    ) -> Ticket {
+        with_signature(backend, op, |key| {
+            self.begin(issue, op, manner, SignatureRef::Key(key))
+        })
+    }
+
+    #[inline(always)]
+    fn begin(
+        &self,
+        issue: &Issue,
+        op: &Op<'_>,
+        manner: &Manner,
+        signature: SignatureRef<'_>,
+    ) -> Ticket {
+        self.recorder.begin(&Operation {
+            collective_seq_id: issue.collective_seq,
+            p2p_seq_id: issue.p2p_seq,
+            op_id: issue.op_id,
+            is_p2p: manner.is_p2p,
+            peer: op.peer(),
+            root: op.root(),
+            reduce_op: op.reduction().map(|reduction| reduction.op),
+            input_splits: &issue.splits[0],
+            output_splits: &issue.splits[1],
+            timeout: manner.timeout,
+            call_site: Some(manner.site.into()),
+            start: manner.start,
+            ..Operation::new(self.handle, op.op_type(), signature)
+        })
+    }
+
+    /// Interns the signature of an operation that was not found among the last ones, if there is room.
+    #[cold]
+    fn intern(
+        &self,
+        signatures: &mut SignatureCache,
+        backend: &'static str,
+        op: &Op<'_>,
+    ) -> Option<SignatureId> {
+        with_signature(backend, op, |key| {
+            let id = self.recorder.intern(key)?;
+            signatures.keep(backend, op.op_type(), key, id);
+            Some(id)
+        })
+    }
+}
+
+#[cold]
+fn no_lane_for(buffer: &Buffer<'_>) -> Error {
+    let device = buffer.device().kind();
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("{buffer:?}: the group has no backend for {device} memory"),
+    )
+}
+
+/// Records the start of a blocking operation whose turn comes late.
+struct Recorded<'a> {
+    recorder: &'a FlightRecorder,
+    tickets: &'a Tickets,
+}
+
+impl Observer for Recorded<'_> {
+    fn started(&self) {
+        self.tickets.started(self.recorder);
+    }
+
+    fn ended(&self) {}
+}
+
+#[inline]
+fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
+    Tensor {
+        dtype: buffer.dtype(),
+        shape: buffer.shape(),
+    }
+}
+
+/// Calls `then` with the operation's signature. Allocates only for long lists.
+fn with_signature<R>(backend: &str, op: &Op<'_>, then: impl FnOnce(&SignatureKey<'_>) -> R) -> R {
+    const FEW: usize = 4;
+    let (inputs, outputs) = (op.inputs(), op.outputs());
+    let blank = Tensor {
+        dtype: DType::Other,
+        shape: &[],
+    };
+    let mut few = [[blank; FEW]; 2];
+    let many: [Vec<Tensor<'_>>; 2];
+    let [inputs, outputs] = if inputs.len() <= FEW && outputs.len() <= FEW {
+        for (side, buffers) in few.iter_mut().zip([inputs, outputs]) {
+            for (tensor, buffer) in side.iter_mut().zip(buffers) {
+                *tensor = tensor_of(buffer);
+            }
+        }
+        [&few[0][..inputs.len()], &few[1][..outputs.len()]]
+    } else {
+        many = [inputs, outputs].map(|side| side.iter().map(tensor_of).collect());
+        [&many[0][..], &many[1][..]]
+    };
+    then(&SignatureKey {
+        backend,
+        op_name: op.op_type().name(),
+        inputs,
+        outputs,
+    })
+}

@@ -1,0 +1,276 @@
+//! Messages of which one says what the next is: issued one after the other, with nobody waiting.
+//!
+//! What follows is issued by the thread `rcomm/steps/<group>`, which waits for no peer: whoever sees a
+//! step end (the backend, a caller, the watchdog) leaves word there, since it may hold locks that
+//! issuing needs. Receives of one peer and tag stand in line, so that none takes what belongs to
+//! another.
+
+use super::aside::Asides;
+use super::composite::Share;
+use crate::backend::{Done, Observer, Pending, Progress};
+use crate::group::work::Flight;
+use crate::op::Op;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// What is to be done with the messages of a step.
+pub(crate) enum Next<R> {
+    /// Another step.
+    Issue(Op<'static>),
+    /// That was the last.
+    Done(R),
+}
+
+/// Whose messages under which tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Line {
+    pub(crate) peer: u32,
+    pub(crate) tag: u32,
+}
+
+/// What one group has under way in steps.
+pub(super) struct Stairs {
+    thread: Asides,
+    /// Who stands in line; the first of each is under way.
+    lines: Mutex<HashMap<Line, VecDeque<Arc<dyn Begin>>>>,
+}
+
+impl Stairs {
+    pub(super) fn new() -> Self {
+        Self {
+            thread: Asides::new("steps"),
+            lines: Mutex::default(),
+        }
+    }
+
+    /// Starts the thread, if it does not run yet.
+    pub(super) fn start(&self, group: &str) -> Result<()> {
+        self.thread.start(group)
+    }
+
+    /// Waits until all have ended; says whether they have.
+    pub(super) fn drain(&self, deadline: Deadline) -> bool {
+        self.thread.drain(deadline)
+    }
+
+    /// Takes a place in line, and says whether it is the first.
+    fn enter(&self, line: Line, steps: Arc<dyn Begin>) -> bool {
+        let mut lines = lock(&self.lines);
+        let waiting = lines.entry(line).or_default();
+        waiting.push_back(steps);
+        waiting.len() == 1
+    }
+
+    /// The first in line has ended; who is the first now.
+    fn leave(&self, line: Line) -> Option<Arc<dyn Begin>> {
+        let mut lines = lock(&self.lines);
+        let waiting = lines.get_mut(&line)?;
+        waiting.pop_front();
+        let next = waiting.front().cloned();
+        if next.is_none() {
+            lines.remove(&line);
+        }
+        next
+    }
+}
+
+/// Something that stands in line.
+trait Begin: Send + Sync {
+    fn begin(&self);
+}
+
+type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
+
+/// One operation in steps, as those who watch it see it.
+pub(super) struct Steps<R> {
+    own: Weak<Self>,
+    share: Share,
+    line: Option<Line>,
+    stage: Mutex<Stage>,
+    ended: Condvar,
+    then: Mutex<Then<R>>,
+    made: Mutex<Option<R>>,
+    /// Until the end: it holds this in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+enum Stage {
+    /// In line, with its first step.
+    Waiting(Option<Op<'static>>),
+    /// Between steps, or in one.
+    UnderWay(Option<Arc<dyn Pending>>),
+    Ended(Progress),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: Send + 'static> Steps<R> {
+    /// One that has yet to [`enter`](Self::enter).
+    pub(super) fn new(
+        share: Share,
+        flight: &Arc<Flight>,
+        line: Option<Line>,
+        first: Op<'static>,
+        then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            share,
+            line,
+            stage: Mutex::new(Stage::Waiting(Some(first))),
+            ended: Condvar::new(),
+            then: Mutex::new(Box::new(then)),
+            made: Mutex::new(None),
+            observer: Mutex::new(Some(flight.clone())),
+        })
+    }
+
+    /// Takes a place in line, or begins.
+    pub(super) fn enter(self: &Arc<Self>) {
+        self.stairs().thread.hold();
+        let line = self.line;
+        if line.is_none_or(|line| self.stairs().enter(line, self.clone())) {
+            self.begin();
+        }
+    }
+
+    /// What came of it, once.
+    pub(super) fn take(&self) -> Option<R> {
+        lock(&self.made).take()
+    }
+
+    fn stairs(&self) -> &Stairs {
+        self.share.group().stairs()
+    }
+
+    fn issue(&self, op: Op<'static>) {
+        let Some(own) = self.own.upgrade() else {
+            return;
+        };
+        match self.share.issue(op, own) {
+            Err(error) => self.end(Progress::Failed(error)),
+            Ok(pending) => {
+                *lock(&self.stage) = Stage::UnderWay(Some(pending));
+                // Its end may have been told before there was anything to look at.
+                self.look();
+            }
+        }
+    }
+
+    /// Leaves word if a step has ended, and says where it stands. Waits for nothing.
+    fn look(&self) -> Progress {
+        let step = match &*lock(&self.stage) {
+            Stage::Waiting(_) => return Progress::Queued,
+            Stage::UnderWay(step) => step.clone(),
+            Stage::Ended(progress) => return progress.clone(),
+        };
+        match step.map(|step| step.progress()) {
+            Some(Progress::Queued) => Progress::Queued,
+            Some(Progress::Completed(_) | Progress::Failed(_)) => {
+                self.leave_word();
+                Progress::Started
+            }
+            Some(Progress::Started) | None => Progress::Started,
+        }
+    }
+
+    fn leave_word(&self) {
+        if let Some(own) = self.own.upgrade() {
+            self.stairs().thread.push(Box::new(move || own.go_on()));
+        }
+    }
+
+    /// Takes the next step if one has ended. On the group's thread alone.
+    fn go_on(&self) {
+        let step = match &*lock(&self.stage) {
+            Stage::UnderWay(Some(step)) => step.clone(),
+            _ => return,
+        };
+        let next = match step.progress() {
+            Progress::Queued | Progress::Started => return,
+            Progress::Completed(_) => match step.reclaim() {
+                Some(op) => lock(&self.then)(op),
+                None => Err(Error::new(
+                    ErrorKind::Backend,
+                    "the backend kept the buffers of a completed operation",
+                )),
+            },
+            Progress::Failed(error) => Err(error),
+        };
+        *lock(&self.stage) = Stage::UnderWay(None);
+        match next {
+            Ok(Next::Issue(op)) => self.issue(op),
+            Ok(Next::Done(made)) => {
+                *lock(&self.made) = Some(made);
+                self.end(Progress::Completed(Done::default()));
+            }
+            Err(error) => self.end(Progress::Failed(error)),
+        }
+    }
+
+    fn end(&self, progress: Progress) {
+        *lock(&self.stage) = Stage::Ended(progress);
+        self.ended.notify_all();
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
+        if let Some(next) = self.line.and_then(|line| self.stairs().leave(line)) {
+            // Not from here: a line that was aborted is as deep as it is long.
+            self.stairs().thread.push(Box::new(move || next.begin()));
+        }
+        self.stairs().thread.release();
+    }
+}
+
+impl<R: Send + 'static> Begin for Steps<R> {
+    fn begin(&self) {
+        let first = match &mut *lock(&self.stage) {
+            Stage::Waiting(first) => first.take(),
+            _ => None,
+        };
+        if let Some(first) = first {
+            self.issue(first);
+        }
+    }
+}
+
+impl<R: Send + 'static> Observer for Steps<R> {
+    fn started(&self) {
+        let observer = lock(&self.observer).clone();
+        if let Some(observer) = observer {
+            observer.started();
+        }
+    }
+
+    fn ended(&self) {
+        self.leave_word();
+    }
+}
+
+impl<R: Send + 'static> Pending for Steps<R> {
+    fn progress(&self) -> Progress {
+        self.look()
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let deadline = deadline.started();
+        let stage = lock(&self.stage);
+        let waited = self
+            .ended
+            .wait_timeout_while(stage, deadline.remaining(), |stage| {
+                !matches!(stage, Stage::Ended(_))
+            });
+        drop(waited);
+        self.look()
+    }
+
+    /// It has no buffers of its own: what it makes goes to its caller another way.
+    fn reclaim(&self) -> Option<Op<'static>> {
+        None
+    }
+}

@@ -1,0 +1,315 @@
+//! Sums of sparse tensors, of which each rank holds other places.
+//!
+//! Ranks exchange how many places each of them has, then the places, then the values (the way of
+//! gloo's sparse all-reduce), and each adds up what comes to the same place, in order of ranks: so all
+//! end with the same bits.
+
+use crate::arithmetic;
+use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use crate::group::work::Work;
+use crate::op::buffer::Buffer;
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::{Op, Reduction};
+use rcomm_recorder::model::{OpType, Peer, Rank, ReduceOp};
+use rcomm_recorder::record::Tensor;
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+/// Dimensions that a sparse tensor may have.
+const MAX_DIMENSIONS: usize = 16;
+
+/// A tensor of which only some places are written down (COO).
+///
+/// The first `sparse_dims` dimensions are sparse: a *place* is one index in each of them. At each place
+/// there is a block of the remaining, dense, dimensions (one value if there are none).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SparseTensor<T> {
+    shape: Vec<u64>,
+    sparse_dims: usize,
+    indices: Vec<i64>,
+    values: Vec<T>,
+}
+
+impl<T: Element> SparseTensor<T> {
+    /// A tensor of this shape. `indices` holds a row for each sparse dimension, one after the other, each
+    /// with one index per place; `values` one block per place. A place may come more than once: its
+    /// blocks add up.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if lengths do not fit each other, or an index is not in its dimension.
+    pub fn new(
+        shape: Vec<u64>,
+        sparse_dims: usize,
+        indices: Vec<i64>,
+        values: Vec<T>,
+    ) -> Result<Self> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
+        if sparse_dims == 0 || sparse_dims > shape.len() || shape.len() > MAX_DIMENSIONS {
+            return refuse(format!(
+                "{sparse_dims} sparse dimensions of a tensor of shape {shape:?}: there must be one at \
+                 least, and {MAX_DIMENSIONS} dimensions at most"
+            ));
+        }
+        let tensor = Self {
+            shape,
+            sparse_dims,
+            indices,
+            values,
+        };
+        let places = tensor.places();
+        if tensor.indices.len() != places * sparse_dims {
+            return refuse(format!(
+                "{} indices do not make rows for {sparse_dims} sparse dimensions",
+                tensor.indices.len()
+            ));
+        }
+        let Some(block) = tensor.block() else {
+            return refuse(format!("shape {:?} has no size in memory", tensor.shape));
+        };
+        if Some(tensor.values.len()) != places.checked_mul(block) {
+            return refuse(format!(
+                "{} values for {places} places of {block} each",
+                tensor.values.len()
+            ));
+        }
+        for (dim, row) in tensor.indices.chunks(places.max(1)).enumerate() {
+            let size = tensor.shape[dim];
+            let outside = row
+                .iter()
+                .find(|&&at| u64::try_from(at).map_or(true, |at| at >= size));
+            if let Some(at) = outside {
+                return refuse(format!(
+                    "index {at} is not in dimension {dim} of size {size}"
+                ));
+            }
+        }
+        Ok(tensor)
+    }
+
+    /// Size of each dimension.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// How many of the first dimensions are sparse.
+    pub fn sparse_dims(&self) -> usize {
+        self.sparse_dims
+    }
+
+    /// A row of indices for each sparse dimension.
+    pub fn indices(&self) -> &[i64] {
+        &self.indices
+    }
+
+    /// A block of values for each place.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// Places written down.
+    pub fn places(&self) -> usize {
+        self.indices.len() / self.sparse_dims
+    }
+
+    /// Values at one place; `None` if they could not be counted.
+    fn block(&self) -> Option<usize> {
+        let dims = self.shape[self.sparse_dims..].iter();
+        let block = dims.copied().try_fold(1u64, u64::checked_mul)?;
+        usize::try_from(block).ok()
+    }
+
+    /// What must be equal on all ranks, and how many places this one has.
+    fn head(&self) -> [u64; MAX_DIMENSIONS + 4] {
+        let mut head = [0; MAX_DIMENSIONS + 4];
+        head[0] = T::DTYPE.code().into();
+        head[1] = self.sparse_dims as u64;
+        head[2] = self.shape.len() as u64;
+        head[3..3 + self.shape.len()].copy_from_slice(&self.shape);
+        head[MAX_DIMENSIONS + 3] = self.places() as u64;
+        head
+    }
+}
+
+/// Gathers that a sum is made of: how many places, the places, the values.
+const GATHERS: u64 = 3;
+
+impl ProcessGroup {
+    /// The sum of everybody's sparse tensors, with each place once, in ascending order. The same on all
+    /// ranks, to the bit.
+    ///
+    /// # Errors
+    /// `Unsupported` for a reduction other than the sum, or an element type that has none; `Mismatch` if
+    /// shapes, sparse dimensions or element types differ, on all ranks.
+    #[track_caller]
+    pub fn all_reduce_sparse<T: Element>(
+        &self,
+        tensor: &SparseTensor<T>,
+        op: ReduceOp,
+    ) -> Result<SparseTensor<T>> {
+        self.check_sparse::<T>(op)?;
+        let ranks = self.ranks();
+        self.carry_out(&noted::<T>(&tensor.shape), Location::caller(), |share| {
+            gather_and_add(tensor, ranks, share)
+        })
+    }
+
+    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call this one and
+    /// others the other.
+    #[track_caller]
+    pub fn all_reduce_sparse_async<T: Element>(
+        &self,
+        tensor: SparseTensor<T>,
+        op: ReduceOp,
+    ) -> Result<Work<SparseTensor<T>>> {
+        self.check_sparse::<T>(op)?;
+        let ranks = self.ranks().to_vec();
+        let site = Location::caller();
+        let shape = tensor.shape.clone();
+        self.set_aside(&noted::<T>(&shape), site, move |share| {
+            gather_and_add(&tensor, &ranks, share)
+        })
+    }
+
+    fn check_sparse<T: Element>(&self, op: ReduceOp) -> Result<()> {
+        if op == ReduceOp::Sum && Reduction::allows(op, T::DTYPE) {
+            return Ok(());
+        }
+        let message = format!(
+            "{op} is not defined for sparse tensors of type {}",
+            T::DTYPE
+        );
+        let error = Error::new(ErrorKind::Unsupported, message);
+        Err(error.in_group(self.desc()).during(OpType::AllReduceSparse))
+    }
+}
+
+fn noted<T: Element>(shape: &[u64]) -> Noted<'_> {
+    Noted {
+        op: OpType::AllReduceSparse,
+        backend: "gathers",
+        peer: Peer::None,
+        tensor: Some(Tensor {
+            dtype: T::DTYPE,
+            shape,
+        }),
+        parts: Parts::Collectives(GATHERS),
+        end: End::Watched,
+    }
+}
+
+fn all_gather_v<T: Element>(share: &mut Share, own: &[T], parts: &mut [Vec<T>]) -> Result<()> {
+    let parts = parts.iter_mut().map(|part| Buffer::from_mut(part));
+    let mut op = Op::AllGatherV {
+        input: Buffer::from_slice(own),
+        outputs: parts.collect(),
+    };
+    share.run(&mut op)?;
+    Ok(())
+}
+
+fn gather_and_add<T: Element>(
+    tensor: &SparseTensor<T>,
+    ranks: &[Rank],
+    share: &mut Share,
+) -> Result<SparseTensor<T>> {
+    const HEAD: usize = MAX_DIMENSIONS + 4;
+    let mut heads = vec![0u64; HEAD * ranks.len()];
+    share.run(&mut Op::AllGatherSingle {
+        input: Buffer::from_slice(&tensor.head()),
+        output: Buffer::from_mut(&mut heads),
+    })?;
+    let (heads, _) = heads.as_chunks::<HEAD>();
+    for (head, &rank) in heads.iter().zip(ranks) {
+        if head[..HEAD - 1] != heads[0][..HEAD - 1] {
+            let message = format!(
+                "rank {rank} and rank {} gave sparse tensors of different shapes or types",
+                ranks[0]
+            );
+            return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
+        }
+    }
+    let block = tensor.block().unwrap_or(0);
+    let dims = tensor.sparse_dims;
+    let mut places = Vec::with_capacity(ranks.len());
+    for (head, &rank) in heads.iter().zip(ranks) {
+        let count = head[HEAD - 1];
+        let fits = count.checked_mul(16 * (block.max(dims) as u64));
+        if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let message = format!("rank {rank} announces {count} places of a sparse tensor");
+            return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
+        }
+        places.push(count as usize);
+    }
+    let mut indices: Vec<Vec<i64>> = places.iter().map(|&n| vec![0; n * dims]).collect();
+    all_gather_v(share, &tensor.indices, &mut indices)?;
+    let zeros = |&n: &usize| vec![T::default(); n * block];
+    let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
+    all_gather_v(share, &tensor.values, &mut values)?;
+
+    // By place, in order of ranks: which rank's which block.
+    let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
+    for (rank, row) in indices.iter().enumerate() {
+        for at in 0..places[rank] {
+            let place = (0..dims).map(|dim| row[dim * places[rank] + at]).collect();
+            found.entry(place).or_default().push((rank, at));
+        }
+    }
+    let count = found.len();
+    let mut sum = SparseTensor {
+        shape: tensor.shape.clone(),
+        sparse_dims: dims,
+        indices: vec![0; count * dims],
+        values: vec![T::default(); count * block],
+    };
+    for (nth, (place, parts)) in found.iter().enumerate() {
+        for (dim, &index) in place.iter().enumerate() {
+            sum.indices[dim * count + nth] = index;
+        }
+        let out = &mut sum.values[nth * block..(nth + 1) * block];
+        let part = |&(rank, at): &(usize, usize)| &values[rank][at * block..(at + 1) * block];
+        add(&parts.iter().map(part).collect::<Vec<_>>(), out)?;
+    }
+    Ok(sum)
+}
+
+/// Adds equally long blocks, in their order.
+fn add<T: Element>(parts: &[&[T]], out: &mut [T]) -> Result<()> {
+    if let [only] = parts {
+        out.copy_from_slice(only);
+        return Ok(());
+    }
+    let parts: Vec<Buffer<'_>> = parts.iter().map(|part| Buffer::from_slice(part)).collect();
+    let bytes = parts
+        .iter()
+        .map(Buffer::as_bytes)
+        .collect::<Result<Vec<_>>>()?;
+    let mut out = Buffer::from_mut(out);
+    arithmetic::combine(ReduceOp::Sum, T::DTYPE, &bytes, out.as_bytes_mut()?, None);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers() {
+        let make = |dims, indices: &[i64], values: &[f32]| {
+            SparseTensor::new(vec![3, 4, 2], dims, indices.to_vec(), values.to_vec())
+        };
+        let tensor = make(2, &[0, 2, 1, 3], &[1.0; 4]).unwrap();
+        assert_eq!((tensor.places(), tensor.block()), (2, Some(2)));
+        let refusal = |result: Result<SparseTensor<f32>>| result.unwrap_err().to_string();
+        let text = refusal(make(2, &[0, 3, 1, 3], &[1.0; 4]));
+        assert_eq!(text, "index 3 is not in dimension 0 of size 3");
+        let text = refusal(make(2, &[0, 2, 1, -1], &[1.0; 4]));
+        assert_eq!(text, "index -1 is not in dimension 1 of size 4");
+        assert!(refusal(make(2, &[0, 2, 1], &[])).contains("do not make rows"));
+        assert!(refusal(make(2, &[0, 2], &[1.0; 3])).contains("3 values for 1 places of 2 each"));
+        assert!(refusal(make(0, &[], &[])).contains("must be one at least"));
+        assert!(refusal(make(4, &[], &[])).contains("shape [3, 4, 2]"));
+        let huge = SparseTensor::<f32>::new(vec![1, u64::MAX, 2], 1, vec![0], vec![]);
+        assert!(refusal(huge).contains("no size in memory"));
+    }
+}

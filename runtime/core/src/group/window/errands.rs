@@ -1,0 +1,43 @@
+//! What a window was asked to do at once and has not done yet.
+
+use crate::op::deadline::Deadline;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Counts the errands of one window.
+#[derive(Default)]
+pub(super) struct Errands {
+    open: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// One errand, until it is dropped.
+pub(super) struct Errand(Arc<Errands>);
+
+impl Errands {
+    pub(super) fn begin(self: &Arc<Self>) -> Errand {
+        *self.lock() += 1;
+        Errand(self.clone())
+    }
+
+    /// Waits until none is open; says whether that is so.
+    pub(super) fn wait(&self, deadline: Deadline) -> bool {
+        let deadline = deadline.started();
+        let open = self.lock();
+        let waited = self
+            .ended
+            .wait_timeout_while(open, deadline.remaining(), |open| *open > 0);
+        let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *open == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.ended.notify_all();
+    }
+}

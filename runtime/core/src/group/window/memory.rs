@@ -1,0 +1,224 @@
+//! [`RemoteMemory`]: bytes that other ranks may read and write at any moment.
+//!
+//! Rust has no slice of such bytes, so there is none here: they are copied by atomic loads and stores,
+//! a word at a time, or used in place as atomic words. A copy is not one atomic step; order between
+//! ranks comes from signals.
+//!
+//! So one place may be used by operations of several widths at once: copied as part of eight bytes, say,
+//! and counted in as four. Rust's memory model, which is C++'s, has no meaning for that. It is relied on
+//! here as processes that share memory have to: each operation is one instruction, on an address that is
+//! a multiple of its width, and what the processors promise of those holds whatever the widths.
+
+use crate::op::error::{Error, ErrorKind, Result};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+const WORD: usize = size_of::<u64>();
+
+/// Bytes that other ranks may read and write at any moment.
+///
+/// # Thread safety
+/// All methods may be called from any thread at any time.
+#[derive(Clone)]
+pub struct RemoteMemory {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the bytes are only accessed by atomic operations, and `owner`, which keeps them mapped, is
+// `Send + Sync`.
+unsafe impl Send for RemoteMemory {}
+// SAFETY: as above.
+unsafe impl Sync for RemoteMemory {}
+
+impl RemoteMemory {
+    /// `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The bytes are initialised, readable and writable as long as `owner` is alive, and for that time
+    /// nobody in this process accesses them but by atomic operations.
+    pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { start, len, owner }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address, valid as long as this lives. Whoever follows it must expect that others write.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Copies from `offset` on into `into`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if that ends beyond the memory.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let from = self.range(offset, into.len())?;
+        let lead = from.align_offset(WORD).min(into.len());
+        let (first, rest) = into.split_at_mut(lead);
+        let (words, last) = rest.as_chunks_mut::<WORD>();
+        for (at, byte) in first.iter_mut().enumerate() {
+            *byte = self.byte(offset + at).load(Ordering::Relaxed);
+        }
+        let start = offset + lead;
+        for (at, word) in words.iter_mut().enumerate() {
+            let long = self.long_at(start + at * WORD);
+            *word = long.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        let start = start + words.len() * WORD;
+        for (at, byte) in last.iter_mut().enumerate() {
+            *byte = self.byte(start + at).load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to `offset` and behind.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if that ends beyond the memory.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let to = self.range(offset, from.len())?;
+        let lead = to.align_offset(WORD).min(from.len());
+        let (first, rest) = from.split_at(lead);
+        let (words, last) = rest.as_chunks::<WORD>();
+        for (at, &byte) in first.iter().enumerate() {
+            self.byte(offset + at).store(byte, Ordering::Relaxed);
+        }
+        let start = offset + lead;
+        for (at, &word) in words.iter().enumerate() {
+            let long = self.long_at(start + at * WORD);
+            long.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        let start = start + words.len() * WORD;
+        for (at, &byte) in last.iter().enumerate() {
+            self.byte(start + at).store(byte, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The four bytes at `offset`, if they are inside and aligned.
+    pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
+        let at = self.range(offset, 4).ok()?.cast::<u32>();
+        // SAFETY: four bytes inside the memory (`range`), aligned as just checked, accessed only by
+        // atomic operations.
+        at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
+    }
+
+    /// The eight bytes at `offset`, if they are inside and aligned.
+    pub fn long(&self, offset: usize) -> Option<&AtomicU64> {
+        let at = self.range(offset, 8).ok()?.cast::<u64>();
+        // SAFETY: as in `word`, eight bytes.
+        at.is_aligned().then(|| unsafe { AtomicU64::from_ptr(at) })
+    }
+
+    /// Another handle for a part of this memory.
+    pub fn part(&self, offset: usize, len: usize) -> Result<Self> {
+        let start = self.range(offset, len)?;
+        Ok(Self {
+            start: NonNull::new(start).unwrap_or(self.start),
+            len,
+            owner: self.owner.clone(),
+        })
+    }
+
+    /// Whether nobody else in this process has this memory, or any part of it. Who had it before is
+    /// through with it then, and what it wrote is seen.
+    pub fn is_alone(&self) -> bool {
+        let is_alone = Arc::strong_count(&self.owner) == 1;
+        // Others let go of it with a release; the count alone is read without order.
+        fence(Ordering::Acquire);
+        is_alone
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<*mut u8> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{len} bytes at {offset} reach beyond a window of {}",
+                    self.len
+                ),
+            ));
+        }
+        // SAFETY: inside the memory, or one past its end with nothing behind.
+        Ok(unsafe { self.start.as_ptr().add(offset) })
+    }
+
+    /// A byte; the caller has asked `range`.
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        debug_assert!(offset < self.len);
+        // SAFETY: inside the memory, accessed only by atomic operations.
+        unsafe { AtomicU8::from_ptr(self.start.as_ptr().add(offset)) }
+    }
+
+    /// Eight bytes; the caller has asked `range` and aligned `offset`.
+    fn long_at(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset + WORD <= self.len);
+        // SAFETY: inside the memory and aligned, accessed only by atomic operations.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl fmt::Debug for RemoteMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteMemory({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::UnsafeCell;
+
+    struct Bytes(UnsafeCell<[u64; 8]>);
+    // SAFETY: only accessed through the atomic operations of `RemoteMemory`.
+    unsafe impl Sync for Bytes {}
+
+    fn memory() -> RemoteMemory {
+        let owner = Arc::new(Bytes(UnsafeCell::new([0; 8])));
+        let start = NonNull::new(owner.0.get()).unwrap().cast();
+        // SAFETY: 64 initialised bytes, alive with `owner`, used by nobody else.
+        unsafe { RemoteMemory::new(start, 64, owner) }
+    }
+
+    #[test]
+    fn what_is_written_at_any_offset_is_read_there() {
+        let bytes: Vec<u8> = (1..=64).collect();
+        for offset in 0..20 {
+            for len in 0..40 {
+                let memory = memory();
+                memory.write(offset, &bytes[..len]).unwrap();
+                let mut back = vec![0; len];
+                memory.read(offset, &mut back).unwrap();
+                assert_eq!(back, bytes[..len]);
+                let mut all = [0; 64];
+                memory.read(0, &mut all).unwrap();
+                assert_eq!(all.iter().filter(|&&byte| byte != 0).count(), len);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_beyond_the_end_is_touched() {
+        let memory = memory();
+        assert!(memory.write(60, &[1; 5]).is_err());
+        assert!(memory.write(usize::MAX, &[1; 2]).is_err());
+        assert!(memory.read(64, &mut [0; 1]).is_err());
+        assert!(memory.read(64, &mut []).is_ok());
+        assert!(memory.word(62).is_none() && memory.word(1).is_none());
+        assert!(memory.long(56).is_some() && memory.long(60).is_none());
+        assert!(memory.part(60, 4).is_ok() && memory.part(60, 5).is_err());
+    }
+}

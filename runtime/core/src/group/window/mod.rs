@@ -1,0 +1,421 @@
+//! [`Window`]: memory of all members of a group that each reads and writes without the others' help.
+//!
+//! The public face over a backend's windows: typed, recorded, with the group's time-outs. What carries
+//! the bytes is the backend's.
+
+mod errands;
+#[allow(unsafe_code)]
+mod memory;
+mod signal;
+
+pub use memory::RemoteMemory;
+
+use crate::backend::{self, Progress};
+use crate::group::collectives::vec_of;
+use crate::group::process_group::{End, Noted, Parts, ProcessGroup};
+use crate::group::work::Work;
+use crate::op::buffer::{Buffer, DeviceKind, element_size};
+use crate::op::deadline::Deadline;
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+use errands::Errands;
+use rcomm_recorder::model::{DType, OpType, Peer};
+use rcomm_recorder::record::Tensor;
+use signal::SignalWait;
+use std::fmt;
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+
+/// Memory of all members of a group that each reads and writes without the others' help.
+///
+/// Offsets and lengths are in elements, peers are ranks of the group (the caller's own too). What one
+/// rank puts while another gets the same elements is seen by halves; a [`signal`](Self::signal) says
+/// that everything put before it is there:
+///
+/// ```no_run
+/// # fn step(group: &rcomm::ProcessGroup, next: u32, previous: u32) -> rcomm::Result<()> {
+/// let window = group.new_window(group.allocate::<f32>(1024)?)?;
+/// window.put(next, 0, &[1.0f32; 1024])?;
+/// window.signal(next)?;
+/// window.wait_signal(previous)?;
+/// let mut got = [0f32; 1024];
+/// window.get(group.rank(), 0, &mut got)?;
+/// window.close()?;
+/// # Ok(()) }
+/// ```
+///
+/// Dropped without [`close`](Self::close) it ends at once, and what peers still want of it fails.
+///
+/// # Errors
+/// `InvalidArgument` for a peer, range or element type that does not fit; nothing happened then. Any
+/// other error aborts the group, as an operation's does.
+///
+/// # Thread safety
+/// May be used by several threads at once.
+pub struct Window {
+    group: ProcessGroup,
+    inner: Arc<dyn backend::Window>,
+    dtype: DType,
+    /// What this rank has put aside.
+    errands: Arc<Errands>,
+}
+
+impl ProcessGroup {
+    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: on the
+    /// CPU backend, memory that the processes of this host can map.
+    ///
+    /// Long collectives of ranks that all share memory, and all call them with such buffers, are done in these
+    /// without copies on the way; parts of one will do that begin with a page and end with one, or with the
+    /// buffer. The results are the same whoever has which:
+    ///
+    /// ```no_run
+    /// # fn step(group: &rcomm::ProcessGroup) -> rcomm::Result<()> {
+    /// let mut gradients = group.allocate::<f32>(1 << 20)?;
+    /// if let Some(gradients) = gradients.as_mut_slice::<f32>() {
+    ///     group.all_reduce(gradients, rcomm::ReduceOp::Sum)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Each call takes a file descriptor, and memory in whole pages, which the system has back as soon as the
+    /// buffer is dropped. A rank that gives up in the middle of an operation has its buffer for itself from then
+    /// on, with what is in it: the others do nothing to it any more. Where the system lets a process make no such
+    /// memory, this is ordinary memory, and a warning says so once. A child that this process forks shares it, too:
+    /// what it writes there is its parent's.
+    ///
+    /// Memory of a device goes with the last buffer over it, too, at once. Operations of the group keep theirs until
+    /// they are done; nothing waits for kernels and copies of the program's own, since NCCL unmaps its memory
+    /// (`ncclMemFree`) without, unlike the driver that of a [`DeviceBuffer`](crate::backend::nccl::DeviceBuffer).
+    /// Keep a buffer until they are: [`CudaStream::synchronize`](crate::backend::nccl::CudaStream::synchronize)
+    /// waits for them.
+    ///
+    /// # Errors
+    /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<'static>> {
+        self.allocate_of(T::DTYPE, len)
+    }
+
+    /// As [`allocate`](Self::allocate), of a type that is not known before.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
+    pub fn allocate_of(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        let named = |error: Error| error.in_group(self.desc());
+        if dtype.size().is_none() {
+            let message = "elements of an unknown type have no size";
+            return Err(named(Error::new(ErrorKind::InvalidArgument, message)));
+        }
+        let device = self.device_of_windows().map_err(named)?;
+        let backend = self.backend(device).ok_or_else(|| no_backend(device));
+        backend
+            .and_then(|backend| backend.allocate(dtype, len))
+            .map_err(named)
+    }
+
+    /// Makes `memory` readable and writable by the other members. All members call it, each with its
+    /// own part; parts may differ in length (none at all will do), not in element type.
+    ///
+    /// Any memory that the caller gives up will do; what [`allocate`](Self::allocate) returns is
+    /// fastest, and all that can be [mapped](Window::map_remote).
+    ///
+    /// # Blocking
+    /// Until all members have come, and until the operations on objects and windows that this rank has
+    /// issued before have ended.
+    ///
+    /// # Errors
+    /// `Unsupported` if the backend has no windows; `Mismatch` if element types differ, on all ranks.
+    #[track_caller]
+    pub fn new_window(&self, memory: Buffer<'static>) -> Result<Window> {
+        self.new_window_async(memory)?.wait()
+    }
+
+    /// As [`new_window`](Self::new_window), at once; the window comes with the [`Work`]. Some ranks may
+    /// call this one and others the other: windows are made in the order of the calls.
+    #[track_caller]
+    pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
+        let named = |error: Error| error.in_group(self.desc()).during(OpType::NewWindow);
+        let device = memory.device().kind();
+        let backend = self.backend(device).ok_or_else(|| no_backend(device));
+        let backend = backend.map_err(named)?.clone();
+        if !memory.is_writable() {
+            let message = format!("{memory:?} may only be read");
+            return Err(named(Error::new(ErrorKind::InvalidArgument, message)));
+        }
+        let dtype = memory.dtype();
+        let shape = [memory.len() as u64];
+        let carrier = backend.clone();
+        let noted = Noted {
+            op: OpType::NewWindow,
+            backend: carrier.name(),
+            peer: Peer::None,
+            tensor: Some(tensor(dtype, &shape)),
+            parts: Parts::None,
+            end: End::Watched,
+        };
+        let group = self.clone();
+        // On the group's thread in any case: a backend counts its windows in the order in which it is
+        // asked for them, and that must be the same on all ranks.
+        self.set_aside(&noted, Location::caller(), move |share| {
+            let inner = backend.new_window(memory, share.deadline())?;
+            Ok(Window {
+                group,
+                inner,
+                dtype,
+                errands: Arc::default(),
+            })
+        })
+    }
+
+    fn device_of_windows(&self) -> Result<DeviceKind> {
+        [DeviceKind::Cpu, DeviceKind::Cuda]
+            .into_iter()
+            .find(|&device| self.backend(device).is_some())
+            .ok_or_else(|| no_backend(DeviceKind::Cpu))
+    }
+}
+
+impl Window {
+    /// Elements in the part of this rank of the group.
+    pub fn len_of(&self, peer: u32) -> usize {
+        match self.dtype.size() {
+            Some(size) => self.inner.size_bytes(peer) / size,
+            None => 0,
+        }
+    }
+
+    /// The element type, the same in all parts.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Writes `from` into the part of `peer`, from element `offset` on. Returns when `from` may be used
+    /// again; the peer knows that it is there by a [`signal`](Self::signal).
+    #[track_caller]
+    pub fn put<T: Element>(&self, peer: u32, offset: usize, from: &[T]) -> Result<()> {
+        self.put_buffer(peer, offset, &Buffer::from_slice(from))
+    }
+
+    /// As [`put`](Self::put), of memory of any kind.
+    #[track_caller]
+    pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
+        let offset = self.bytes(OpType::Put, from, offset)?;
+        let noted = noted(OpType::Put, peer, Some(tensor_of(from)));
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.put(peer, offset, from, share.deadline())
+        })
+    }
+
+    /// As [`put`](Self::put), at once; the vector comes back with the [`Work`].
+    ///
+    /// What one rank puts, gets and signals this way happens in the order of its calls.
+    #[track_caller]
+    pub fn put_async<T: Element>(
+        &self,
+        peer: u32,
+        offset: usize,
+        from: Vec<T>,
+    ) -> Result<Work<Vec<T>>> {
+        let work = self.put_buffer_async(peer, offset, Buffer::from_vec(from))?;
+        Ok(work.and_then(vec_of))
+    }
+
+    /// As [`put_async`](Self::put_async), of memory of any kind.
+    #[track_caller]
+    pub fn put_buffer_async(
+        &self,
+        peer: u32,
+        offset: usize,
+        from: Buffer<'static>,
+    ) -> Result<Work<Buffer<'static>>> {
+        let offset = self.bytes(OpType::Put, &from, offset)?;
+        let shape = from.shape().to_vec();
+        let noted = noted(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
+                inner.put(peer, offset, &from, share.deadline())?;
+                Ok(from)
+            })
+    }
+
+    /// Reads from the part of `peer`, from element `offset` on.
+    #[track_caller]
+    pub fn get<T: Element>(&self, peer: u32, offset: usize, into: &mut [T]) -> Result<()> {
+        self.get_buffer(peer, offset, &mut Buffer::from_mut(into))
+    }
+
+    /// As [`get`](Self::get), into memory of any kind.
+    #[track_caller]
+    pub fn get_buffer(&self, peer: u32, offset: usize, into: &mut Buffer<'_>) -> Result<()> {
+        let offset = self.bytes(OpType::Get, into, offset)?;
+        let shape = into.shape().to_vec();
+        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.get(peer, offset, into, share.deadline())
+        })
+    }
+
+    /// As [`get`](Self::get), at once; the vector comes back, filled, with the [`Work`].
+    #[track_caller]
+    pub fn get_async<T: Element>(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: Vec<T>,
+    ) -> Result<Work<Vec<T>>> {
+        let work = self.get_buffer_async(peer, offset, Buffer::from_vec(into))?;
+        Ok(work.and_then(vec_of))
+    }
+
+    /// As [`get_async`](Self::get_async), into memory of any kind.
+    #[track_caller]
+    pub fn get_buffer_async(
+        &self,
+        peer: u32,
+        offset: usize,
+        mut into: Buffer<'static>,
+    ) -> Result<Work<Buffer<'static>>> {
+        let offset = self.bytes(OpType::Get, &into, offset)?;
+        let shape = into.shape().to_vec();
+        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
+                inner.get(peer, offset, &mut into, share.deadline())?;
+                Ok(into)
+            })
+    }
+
+    /// Tells `peer` that everything put there before has arrived. Signals are counted.
+    #[track_caller]
+    pub fn signal(&self, peer: u32) -> Result<()> {
+        let noted = noted(OpType::Signal, peer, None);
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.signal(peer, share.deadline())
+        })
+    }
+
+    /// As [`signal`](Self::signal), at once: after everything that was put before, with
+    /// [`put_async`](Self::put_async) too.
+    #[track_caller]
+    pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
+        let noted = noted(OpType::Signal, peer, None);
+        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        self.group
+            .set_aside(&noted, Location::caller(), move |share| {
+                let _errand = errand;
+                inner.signal(peer, share.deadline())
+            })
+    }
+
+    /// Takes one signal of `peer`.
+    ///
+    /// # Blocking
+    /// Until there is one, or the time-out.
+    #[track_caller]
+    pub fn wait_signal(&self, peer: u32) -> Result<()> {
+        let noted = noted(OpType::WaitSignal, peer, None);
+        self.group.carry_out(&noted, Location::caller(), |share| {
+            self.inner.wait_signal(peer, share.deadline())
+        })
+    }
+
+    /// As [`wait_signal`](Self::wait_signal), at once. It waits for nothing else of this rank, so it may
+    /// be issued before what makes the peer signal.
+    #[track_caller]
+    pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {
+        let noted = noted(OpType::WaitSignal, peer, None);
+        let wait = SignalWait {
+            window: self.inner.clone(),
+            peer,
+            progress: Mutex::new(Progress::Started),
+        };
+        let site = Location::caller();
+        self.group.watch_over(&noted, site, Arc::new(wait))
+    }
+
+    /// The part of `peer` in this process's own address space: for atomic operations in place, and
+    /// copies without a record.
+    ///
+    /// # Errors
+    /// `Unsupported` where it cannot be mapped: on another host, or if it is not of memory that
+    /// [`allocate`](ProcessGroup::allocate) returned. `put` and `get` reach it all the same.
+    pub fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {
+        let mapped = self.inner.map_remote(peer);
+        mapped.map_err(|error| error.in_group(self.group.desc()))
+    }
+
+    /// Ends the window, once all members have called this and what this rank has put, got and signalled
+    /// at once is done. Gives this rank's memory back, unless a member still has it mapped by
+    /// [`map_remote`](Self::map_remote).
+    ///
+    /// # Blocking
+    /// Until all members have come, or the time-out.
+    pub fn close(self) -> Result<Option<Buffer<'static>>> {
+        let deadline = Deadline::In(self.group.timeout()).started();
+        let closed = if self.errands.wait(deadline) {
+            self.inner.close(deadline)
+        } else {
+            let message = "what was put, got or signalled at once has not ended";
+            Err(Error::new(ErrorKind::Timeout, message))
+        };
+        closed.map_err(|error| error.in_group(self.group.desc()))
+    }
+
+    fn bytes(&self, op: OpType, buffer: &Buffer<'_>, offset: usize) -> Result<usize> {
+        let refuse = |message: String| {
+            let error = Error::new(ErrorKind::InvalidArgument, message);
+            error.in_group(self.group.desc()).during(op)
+        };
+        if buffer.dtype() != self.dtype {
+            let message = format!("{} for a window of {}", buffer.dtype(), self.dtype);
+            return Err(refuse(message));
+        }
+        let bytes = offset.checked_mul(element_size(self.dtype));
+        bytes.ok_or_else(|| refuse(format!("offset {offset} is beyond all memory")))
+    }
+}
+
+fn tensor(dtype: DType, shape: &[u64]) -> Tensor<'_> {
+    Tensor { dtype, shape }
+}
+
+fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
+    tensor(buffer.dtype(), buffer.shape())
+}
+
+fn noted(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> Noted<'_> {
+    Noted {
+        op,
+        backend: "window",
+        peer: Peer::Rank(peer),
+        tensor,
+        parts: Parts::None,
+        end: End::Watched,
+    }
+}
+
+fn no_backend(device: DeviceKind) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("the group has no backend for {device} memory"),
+    )
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // Works under way hold it too.
+        self.inner.give_up();
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("group", &self.group.desc())
+            .field("dtype", &self.dtype)
+            .finish()
+    }
+}

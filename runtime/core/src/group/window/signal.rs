@@ -1,0 +1,51 @@
+//! A signal that was asked for and may not have come yet.
+
+use crate::backend::{Done, Pending, Progress, Window};
+use crate::op::Op;
+use crate::op::deadline::Deadline;
+use crate::op::error::ErrorKind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Takes one signal of a peer, whenever it is looked at or waited for.
+pub(super) struct SignalWait {
+    pub(super) window: Arc<dyn Window>,
+    pub(super) peer: u32,
+    /// Held while somebody waits: nobody else takes a signal for this then.
+    pub(super) progress: Mutex<Progress>,
+}
+
+impl Pending for SignalWait {
+    fn progress(&self) -> Progress {
+        let mut progress: MutexGuard<'_, Progress> = match self.progress.try_lock() {
+            Ok(progress) => progress,
+            Err(TryLockError::WouldBlock) => return Progress::Started,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        };
+        if !progress.has_ended() {
+            match self.window.take_signal(self.peer) {
+                Ok(true) => *progress = Progress::Completed(Done::default()),
+                Ok(false) => {}
+                Err(error) => *progress = Progress::Failed(error),
+            }
+        }
+        progress.clone()
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if !progress.has_ended() {
+            match self.window.wait_signal(self.peer, deadline) {
+                Ok(()) => *progress = Progress::Completed(Done::default()),
+                // That is this wait's time-out; the operation's is the watchdog's matter.
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                Err(error) => *progress = Progress::Failed(error),
+            }
+        }
+        progress.clone()
+    }
+
+    /// It has no buffers.
+    fn reclaim(&self) -> Option<Op<'static>> {
+        None
+    }
+}

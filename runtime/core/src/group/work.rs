@@ -1,0 +1,515 @@
+//! An operation under way: [`Work`] for its caller, [`Flight`] for everybody who watches it.
+//!
+//! Whoever first sees the end of an operation (its backend, the caller who waits, the watchdog on its
+//! rounds) settles it: records it, wakes who waits, runs callbacks. An end with an error is left to
+//! the watchdog to record and announce, after it has made the dump: a dump shows what was pending, not
+//! what the clean-up made of it.
+
+use crate::backend::{Done, Observer, Pending, Progress, Stream};
+use crate::group::process_group::Group;
+use crate::op::Op;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::OpType;
+use rcomm_recorder::record::{FlightRecorder, Ticket};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Where an operation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkStatus {
+    /// Waiting for its turn.
+    Queued,
+    /// Under way.
+    Started,
+    /// Ended well.
+    Completed,
+    /// Ended with an error.
+    Failed,
+}
+
+/// Which operation of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voyage {
+    pub(crate) record_id: u64,
+    pub(crate) op: OpType,
+    pub(crate) seq: u64,
+    pub(crate) is_p2p: bool,
+    /// Whether it is one of its backend's collectives, which have turns.
+    pub(crate) takes_turn: bool,
+    /// Whether it ends by itself whatever its group does: the watchdog finds it never overdue.
+    pub(crate) ends_itself: bool,
+    pub(crate) timeout: Duration,
+}
+
+/// The records of one operation: the members of a coalesced block, then its own.
+pub(crate) struct Tickets {
+    pub(crate) members: Vec<Ticket>,
+    pub(crate) own: Ticket,
+}
+
+impl Tickets {
+    #[inline]
+    fn for_each(&self, mut note: impl FnMut(Ticket)) {
+        self.members.iter().for_each(|&member| note(member));
+        note(self.own);
+    }
+
+    pub(crate) fn started(&self, recorder: &FlightRecorder) {
+        self.for_each(|ticket| recorder.started(ticket));
+    }
+
+    pub(crate) fn completed(&self, recorder: &FlightRecorder, done: Done) {
+        let now = recorder.now();
+        self.for_each(|ticket| match done.graph_id {
+            None => recorder.completed_at(ticket, now, done.duration),
+            Some(graph) => recorder.captured_at(ticket, now, graph),
+        });
+    }
+
+    /// Completed, and watched by nobody any more. What is waited for is in no graph.
+    #[inline]
+    pub(crate) fn settled(&self, recorder: &FlightRecorder, duration: Option<Duration>) {
+        let now = recorder.now();
+        self.for_each(|ticket| recorder.completed_and_retired_at(ticket, now, duration));
+    }
+
+    pub(crate) fn failed(&self, recorder: &FlightRecorder) {
+        self.for_each(|ticket| recorder.failed(ticket));
+    }
+
+    pub(crate) fn retired(&self, recorder: &FlightRecorder) {
+        self.for_each(|ticket| recorder.retired(ticket));
+    }
+}
+
+type Callback = Box<dyn FnOnce(&Result<Done>) + Send>;
+
+/// Who waits for an end.
+#[derive(Default)]
+struct Audience {
+    wakers: Vec<Waker>,
+    callbacks: Vec<Callback>,
+}
+
+/// An issued operation, shared by its caller, the backend and the watchdog.
+pub(crate) struct Flight {
+    pub(crate) group: Arc<Group>,
+    pub(crate) voyage: Voyage,
+    issued: Instant,
+    tickets: Tickets,
+    pending: OnceLock<Arc<dyn Pending>>,
+    started: AtomicBool,
+    outcome: OnceLock<Result<Done>>,
+    audience: Mutex<Audience>,
+}
+
+impl Flight {
+    pub(crate) fn new(group: Arc<Group>, voyage: Voyage, tickets: Tickets) -> Arc<Self> {
+        Arc::new(Self {
+            group,
+            voyage,
+            issued: Instant::now(),
+            tickets,
+            pending: OnceLock::new(),
+            started: AtomicBool::new(false),
+            outcome: OnceLock::new(),
+            audience: Mutex::new(Audience::default()),
+        })
+    }
+
+    /// Takes what the backend made of the operation; it may have ended already.
+    pub(crate) fn take_off(&self, pending: Arc<dyn Pending>) {
+        // Set once, by the one who issued.
+        let _ = self.pending.set(pending);
+        self.look();
+    }
+
+    /// The backend has not taken the operation: who issued it sees to its end.
+    pub(crate) fn stay(&self, error: Error) {
+        // Nobody else has anything to settle it by.
+        let _ = self.outcome.set(Err(error));
+    }
+
+    /// Whether the backend's call that starts it has returned.
+    pub(crate) fn is_issued(&self) -> bool {
+        self.pending.get().is_some() || self.outcome.get().is_some()
+    }
+
+    /// Whether it is left to who issued it.
+    pub(crate) fn has_stayed(&self) -> bool {
+        self.outcome.get().is_some() && self.pending.get().is_none()
+    }
+
+    /// Looks where the operation stands and settles it if it has ended. Never waits.
+    pub(crate) fn look(&self) -> WorkStatus {
+        if let Some(outcome) = self.outcome.get() {
+            return status_of(outcome);
+        }
+        match self.pending.get().map(|pending| pending.progress()) {
+            None | Some(Progress::Queued) => WorkStatus::Queued,
+            Some(Progress::Started) => {
+                self.note_start();
+                WorkStatus::Started
+            }
+            Some(Progress::Completed(done)) => self.settle(Ok(done)),
+            Some(Progress::Failed(error)) => self.settle(Err(error)),
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn outcome(&self) -> Option<&Result<Done>> {
+        self.outcome.get()
+    }
+
+    /// When it is overdue.
+    pub(crate) fn due(&self) -> Instant {
+        let due = self.issued.checked_add(self.voyage.timeout);
+        due.unwrap_or_else(|| Deadline::In(self.voyage.timeout).start())
+    }
+
+    /// Records the failure and tells who waits, once the dump is made and the verdict is known.
+    pub(crate) fn announce_failure(&self) {
+        self.tickets.failed(self.group.recorder());
+        self.call_audience();
+    }
+
+    /// Nobody watches it any more.
+    pub(crate) fn retire(&self) {
+        self.tickets.retired(self.group.recorder());
+    }
+
+    fn note_start(&self) {
+        if self.started.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.tickets.started(self.group.recorder());
+    }
+
+    fn settle(&self, outcome: Result<Done>) -> WorkStatus {
+        let status = status_of(&outcome);
+        if self.outcome.set(outcome).is_err() {
+            return self.outcome.get().map_or(status, status_of);
+        }
+        if let Some(Ok(done)) = self.outcome.get() {
+            self.tickets.completed(self.group.recorder(), *done);
+            self.group.note_end(&self.voyage);
+            self.call_audience();
+        } else {
+            self.group.watch().wake();
+        }
+        status
+    }
+
+    /// Whether who waits may be told: after an error, once the group's verdict is known.
+    fn is_announced(&self) -> bool {
+        match self.outcome.get() {
+            None => false,
+            Some(Ok(_)) => true,
+            Some(Err(error)) => error.is_recoverable() || self.group.is_judged(),
+        }
+    }
+
+    fn call_audience(&self) {
+        let Some(outcome) = self.outcome.get() else {
+            return;
+        };
+        let explained;
+        let outcome = match outcome {
+            Ok(_) => outcome,
+            Err(error) => {
+                explained = Err(self.group.explain(&self.voyage, error.clone()));
+                &explained
+            }
+        };
+        let audience = std::mem::take(&mut *self.audience());
+        for waker in audience.wakers {
+            waker.wake();
+        }
+        for callback in audience.callbacks {
+            callback(outcome);
+        }
+    }
+
+    fn audience(&self) -> std::sync::MutexGuard<'_, Audience> {
+        self.audience.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation with its buffers, after it has ended well.
+    fn reclaim(&self) -> Result<Op<'static>> {
+        let op = self.pending.get().and_then(|pending| pending.reclaim());
+        op.ok_or_else(|| {
+            let kept = Error::new(
+                ErrorKind::Backend,
+                "the backend kept the buffers of a completed operation",
+            );
+            self.group.explain(&self.voyage, kept)
+        })
+    }
+
+    /// Waits for the end, by the backend's own means.
+    fn wait(&self, deadline: Deadline) -> WorkStatus {
+        if let Some(pending) = self.pending.get() {
+            pending.wait(deadline);
+        }
+        self.look()
+    }
+}
+
+impl Observer for Flight {
+    fn started(&self) {
+        self.note_start();
+    }
+
+    fn ended(&self) {
+        self.look();
+    }
+}
+
+fn status_of(outcome: &Result<Done>) -> WorkStatus {
+    match outcome {
+        Ok(_) => WorkStatus::Completed,
+        Err(_) => WorkStatus::Failed,
+    }
+}
+
+type Unpack<T> = Box<dyn FnOnce(&Flight, Done) -> Result<T> + Send>;
+
+/// An operation under way, which holds `T` (the buffers, mostly) and gives it back.
+///
+/// Dropping it lets the operation go on: the watchdog looks after it, and the buffers are freed once
+/// the backend has let go of them. It is also a `Future` of what [`wait`](Self::wait) returns, for any
+/// executor.
+///
+/// # Thread safety
+/// May be moved to and waited for on any thread.
+#[must_use = "an operation that nobody waits for fails unseen"]
+pub struct Work<T> {
+    flight: Arc<Flight>,
+    unpack: Option<Unpack<T>>,
+}
+
+impl<T> Work<T> {
+    pub(crate) fn new(
+        flight: Arc<Flight>,
+        unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
+    ) -> Self {
+        Self {
+            flight,
+            // Nothing is allocated for a closure that captures nothing.
+            unpack: Some(Box::new(|flight, done| unpack(flight.reclaim()?, done))),
+        }
+    }
+
+    /// Of an operation that gives its value another way than by its buffers; `take` has it after the
+    /// end.
+    pub(crate) fn aside(
+        flight: Arc<Flight>,
+        take: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Self {
+        Self {
+            flight,
+            unpack: Some(Box::new(|_, _| take().ok_or_else(taken))),
+        }
+    }
+
+    /// The same operation, with what `then` makes of its result.
+    pub(crate) fn and_then<U>(
+        mut self,
+        then: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Work<U>
+    where
+        T: 'static,
+    {
+        let unpack = self.unpack.take();
+        Work {
+            flight: self.flight.clone(),
+            unpack: unpack.map(|unpack| -> Unpack<U> {
+                Box::new(|flight, done| then(unpack(flight, done)?))
+            }),
+        }
+    }
+
+    /// Waits for the end and gives the buffers back.
+    ///
+    /// # Blocking
+    /// Until the operation ends, which its time-out guarantees.
+    ///
+    /// # Errors
+    /// `Timeout` names group, operation, sequence number, and who had and had not arrived.
+    /// `Aborted`, `PeerLost` and `Mismatch` likewise say what happened. The buffers are freed as soon as
+    /// the backend has let go of them; [`finish`](Self::finish) returns them.
+    pub fn wait(mut self) -> Result<T> {
+        self.flight.wait(self.latest());
+        self.take_result()
+    }
+
+    /// As [`wait`](Self::wait), but gives the operation and its buffers back after an error too, where
+    /// the backend has let go of them.
+    pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
+        self.flight.wait(self.latest());
+        let result = self.verdict().map(|_| ());
+        let pending = self.flight.pending.get();
+        (result, pending.and_then(|pending| pending.reclaim()))
+    }
+
+    /// Waits for the end, or for this long; the operation goes on in either case.
+    pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        self.flight.wait(Deadline::In(timeout))
+    }
+
+    /// Has a stream of the device wait for the end of the operation, and the host for nothing: what is
+    /// enqueued there from now on runs after it. While the stream is captured this is how the operation
+    /// becomes part of the graph's end, and the only way to wait for it.
+    ///
+    /// # Blocking
+    /// Until the operation is on the device: not at all once its communicator is there.
+    ///
+    /// # Errors
+    /// `Unsupported` if the operation runs on no stream, or on one of another kind; its own error if it failed before.
+    pub fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        let flight = &self.flight;
+        let waited = match flight.pending.get() {
+            Some(pending) => pending.wait_stream(stream),
+            None => Err(gave_up()),
+        };
+        waited.map_err(|error| flight.group.explain(&flight.voyage, error))
+    }
+
+    /// Where it stands. Never waits.
+    pub fn status(&self) -> WorkStatus {
+        self.flight.look()
+    }
+
+    /// Whether it has ended, well or not. Never waits.
+    pub fn is_completed(&self) -> bool {
+        matches!(self.status(), WorkStatus::Completed | WorkStatus::Failed)
+    }
+
+    /// Whether it has ended well. Never waits.
+    pub fn is_success(&self) -> bool {
+        self.status() == WorkStatus::Completed
+    }
+
+    /// Why it failed, if it did. Never waits.
+    pub fn error(&self) -> Option<Error> {
+        self.flight.look();
+        match self.flight.outcome()? {
+            Ok(_) => None,
+            Err(error) => Some(
+                self.flight
+                    .group
+                    .explain(&self.flight.voyage, error.clone()),
+            ),
+        }
+    }
+
+    /// How long it ran, where it has completed and the backend measures.
+    pub fn duration(&self) -> Option<Duration> {
+        self.flight.outcome()?.as_ref().ok()?.duration
+    }
+
+    /// Which operation it is.
+    pub fn op(&self) -> OpType {
+        self.flight.voyage.op
+    }
+
+    /// Its sequence number in the group: `collective_seq_id`, or `p2p_seq_id` of a send or receive.
+    pub fn seq(&self) -> u64 {
+        self.flight.voyage.seq
+    }
+
+    /// The number of its record in this process.
+    pub fn record_id(&self) -> u64 {
+        self.flight.voyage.record_id
+    }
+
+    /// Calls `callback` when the operation ends, or now if it has.
+    ///
+    /// It runs on the thread that sees the end first: the backend's, the watchdog's, or one that waits.
+    /// It must be short, and must not wait for the group.
+    pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
+        self.flight.audience().callbacks.push(Box::new(callback));
+        // It may have ended between the caller's last look and the push.
+        if self.flight.is_announced() {
+            self.flight.call_audience();
+        }
+    }
+
+    /// When even a backend that does not honour deadlines is given up: the watchdog has had the time
+    /// to find the operation overdue, to make its dump, and to abort.
+    fn latest(&self) -> Deadline {
+        Deadline::At(self.flight.due() + self.flight.group.patience())
+    }
+
+    fn verdict(&self) -> Result<Done> {
+        let flight = &self.flight;
+        match flight.look() {
+            WorkStatus::Completed | WorkStatus::Failed => {}
+            WorkStatus::Queued | WorkStatus::Started => {
+                return Err(flight.group.explain(&flight.voyage, gave_up()));
+            }
+        }
+        match flight.outcome() {
+            Some(Ok(done)) => Ok(*done),
+            Some(Err(error)) => Err(flight.group.settle_error(&flight.voyage, error.clone())),
+            None => Err(gave_up()),
+        }
+    }
+
+    fn take_result(&mut self) -> Result<T> {
+        let done = self.verdict()?;
+        let unpack = self.unpack.take().ok_or_else(taken)?;
+        unpack(&self.flight, done)
+    }
+}
+
+fn gave_up() -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        "the backend did not give the operation up after its deadline",
+    )
+}
+
+fn taken() -> Error {
+    Error::new(ErrorKind::Closed, "the result was taken before")
+}
+
+impl<T> Future for Work<T> {
+    type Output = Result<T>;
+
+    /// # Panics
+    /// Never; polled again after it was ready, it returns `Closed`.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.flight.look();
+        if !self.flight.is_announced() {
+            let mut audience = self.flight.audience();
+            if !audience.wakers.iter().any(|w| w.will_wake(context.waker())) {
+                audience.wakers.push(context.waker().clone());
+            }
+            drop(audience);
+            // It may have ended before the waker was there.
+            if !self.flight.is_announced() {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(self.take_result())
+    }
+}
+
+impl<T> Unpin for Work<T> {}
+
+impl<T> fmt::Debug for Work<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work")
+            .field("op", &self.op())
+            .field("seq", &self.seq())
+            .field("status", &self.status())
+            .finish()
+    }
+}

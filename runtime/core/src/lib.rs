@@ -1,0 +1,63 @@
+//! The core of rcomm: [`World`], [`ProcessGroup`], stores, the watchdog and the records, over backends that
+//! it knows only by their traits.
+//!
+//! Programs depend on the crate `rcomm`, which puts this one together with its backends and re-exports what
+//! they use. A backend depends on this crate alone. It implements [`BackendFactory`], [`Backend`] and
+//! [`Pending`](backend::Pending), and [`Stream`](backend::Stream) and [`Window`](backend::Window) where its
+//! device has these.
+//!
+//! | room | holds |
+//! |---|---|
+//! | `op` | an operation as data: [`Op`], [`Buffer`], [`Deadline`], hints, [`Error`] |
+//! | [`arithmetic`] | element-wise reductions of host memory |
+//! | `world` | one process's place in a job: [`World`], [`Config`], [`Rendezvous`], stores, [`Secret`], groups |
+//! | `group` | [`ProcessGroup`] and its operations, [`Work`], [`Window`] |
+//! | `watch` | watchdog, failure propagation, dumps, heartbeat, endpoint |
+//! | [`backend`] | the traits, a fake backend, and a wrapper that compares what ranks issue |
+//! | [`tuning`] | which algorithm is used for what |
+//! | [`data_parallel`] | gradients, averaged in buckets |
+//!
+//! What only backends use of it is public here and not re-exported by `rcomm`: [`arithmetic`],
+//! [`backend::support`], and [`tuning::Plan`].
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod arithmetic;
+pub mod backend;
+pub mod data_parallel;
+mod group;
+mod op;
+pub mod tuning;
+mod watch;
+mod world;
+
+pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
+pub use backend::wrapper::Wrapper;
+pub use backend::{Backend, BackendFactory, Done, Pending, Progress, Stream};
+pub use group::coalescing::Coalescer;
+pub use group::collectives::Vecs;
+pub use group::monitored_barrier::RollCall;
+pub use group::objects::MAX_OBJECT_BYTES;
+pub use group::process_group::ProcessGroup;
+pub use group::sparse::SparseTensor;
+pub use group::window::{RemoteMemory, Window};
+pub use group::work::{Work, WorkStatus};
+pub use op::buffer::{Access, Buffer, Device, DeviceKind};
+pub use op::deadline::Deadline;
+pub use op::element::Element;
+pub use op::error::{Error, ErrorKind, Result};
+pub use op::float8::{F8E4M3, F8E5M2};
+pub use op::hints::{Hints, WaitHint};
+pub use op::{Op, Reduction};
+pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
+pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
+pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
+pub use world::config::Config;
+pub use world::group_init::GroupOptions;
+pub use world::rendezvous::Rendezvous;
+pub use world::secret::Secret;
+pub use world::store::{
+    FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer,
+};
+pub use world::{World, WorldBuilder};
+pub use world::{config, rendezvous, store};

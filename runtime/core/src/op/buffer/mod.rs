@@ -1,0 +1,530 @@
+//! Typed memory that an operation reads or fills: lent, owned or foreign, on the host or a device.
+//!
+//! A [`Buffer`] is what the typed face turns slices and vectors into, and all that a backend sees of
+//! them. Its lifetime is the loan: a blocking call passes `Buffer<'_>` over the caller's slices and
+//! the borrow checker makes sure that no backend keeps one; an asynchronous operation needs
+//! `Buffer<'static>`, which owns its memory or keeps the owner alive. Making one allocates nothing.
+
+mod device;
+#[cfg(test)]
+mod tests;
+
+pub use device::{Device, DeviceKind};
+
+use crate::op::element::Element;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Whose memory a buffer stands on.
+enum Hold {
+    /// A caller's `&[T]`.
+    Read,
+    /// A caller's `&mut [T]`.
+    Lent,
+    /// A `Vec` taken apart; `free` puts it together again and drops it.
+    Owned {
+        capacity: usize,
+        free: unsafe fn(NonNull<u8>, usize),
+    },
+    /// Somebody else's memory, alive as long as `owner` is.
+    Kept {
+        owner: Arc<dyn Any + Send + Sync>,
+        access: Access,
+    },
+}
+
+/// What may be done with foreign memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It may only be read.
+    Read,
+    /// It may be read and written.
+    Write,
+}
+
+/// Contiguous elements of one type.
+///
+/// # Thread safety
+/// `Send`: an operation moves to a backend's thread with its buffers. Not `Sync`-shared by anybody:
+/// one party holds a buffer at a time.
+pub struct Buffer<'a> {
+    data: NonNull<u8>,
+    len: u64,
+    shape: Option<Box<[u64]>>,
+    dtype: DType,
+    device: Device,
+    hold: Hold,
+    loan: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a buffer is the only party to its memory while it lives (a `&mut` loan, an owned vector),
+// or shares it read-only (`&[T]` of `T: Sync`); elements are plain numbers without thread affinity,
+// `free` only returns memory to the global allocator, and the owner of foreign memory is
+// `Send + Sync`.
+unsafe impl Send for Buffer<'_> {}
+// SAFETY: through `&Buffer` the memory can only be read (`as_bytes`, `as_slice`).
+unsafe impl Sync for Buffer<'_> {}
+
+impl<'a> Buffer<'a> {
+    /// A loan for reading.
+    pub fn from_slice<T: Element>(slice: &'a [T]) -> Self {
+        Self {
+            data: NonNull::from(slice).cast(),
+            len: slice.len() as u64,
+            shape: None,
+            dtype: T::DTYPE,
+            device: Device::Cpu,
+            hold: Hold::Read,
+            loan: PhantomData,
+        }
+    }
+
+    /// A loan for reading and writing.
+    pub fn from_mut<T: Element>(slice: &'a mut [T]) -> Self {
+        let len = slice.len() as u64;
+        Self {
+            data: NonNull::from(slice).cast(),
+            len,
+            shape: None,
+            dtype: T::DTYPE,
+            device: Device::Cpu,
+            hold: Hold::Lent,
+            loan: PhantomData,
+        }
+    }
+
+    /// This buffer lent on, with the same access.
+    pub fn lend(&mut self) -> Buffer<'_> {
+        Buffer {
+            data: self.data,
+            len: self.len,
+            shape: self.shape.clone(),
+            dtype: self.dtype,
+            device: self.device,
+            hold: match &self.hold {
+                Hold::Kept { owner, access } => Hold::Kept {
+                    owner: owner.clone(),
+                    access: *access,
+                },
+                Hold::Read => Hold::Read,
+                Hold::Lent | Hold::Owned { .. } => Hold::Lent,
+            },
+            loan: PhantomData,
+        }
+    }
+
+    /// The same elements seen as an n-dimensional array in row-major order.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the shape has another number of elements.
+    pub fn with_shape(mut self, shape: &[u64]) -> Result<Self> {
+        let elements = shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n));
+        if elements != Some(self.len) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("shape {shape:?} does not hold {} elements", self.len),
+            ));
+        }
+        self.shape = Some(shape.into());
+        Ok(self)
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        // Every constructor starts from a slice length, or checks.
+        self.len as usize
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The shape; one dimension unless [`with_shape`](Self::with_shape) said otherwise.
+    pub fn shape(&self) -> &[u64] {
+        match &self.shape {
+            Some(shape) => shape,
+            None => std::slice::from_ref(&self.len),
+        }
+    }
+
+    /// Bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.len() * element_size(self.dtype)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the memory lives.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether an operation may write here.
+    pub fn is_writable(&self) -> bool {
+        match &self.hold {
+            Hold::Read => false,
+            Hold::Lent | Hold::Owned { .. } => true,
+            Hold::Kept { access, .. } => *access == Access::Write,
+        }
+    }
+
+    /// Whether the memory is a caller's, that is, whether the loan may end.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.hold, Hold::Read | Hold::Lent)
+    }
+
+    /// What keeps foreign memory alive; `None` for lent and owned memory.
+    pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
+        match &self.hold {
+            Hold::Kept { owner, .. } => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// The address, on whichever device it is.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.data.as_ptr()
+    }
+
+    /// The address for writing, on whichever device it is.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory may only be read.
+    pub fn as_mut_ptr(&mut self) -> Result<*mut u8> {
+        self.check_writable()?;
+        Ok(self.data.as_ptr())
+    }
+
+    /// The elements as bytes, in the byte order of this machine.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory is not the host's.
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        self.check_host()?;
+        // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as
+        // `self` lives (loan, ownership, or the promise made to `from_raw`), and nobody writes to
+        // it: writing needs `&mut self`.
+        Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.size_bytes()) })
+    }
+
+    /// The elements as bytes, for writing, in the byte order of this machine.
+    ///
+    /// A `Bool` element becomes true for any byte that is not 0.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
+    /// `bool`s, which no other byte may ever stand in for ([`as_mut_slice`](Self::as_mut_slice) does).
+    pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if self.dtype == DType::Bool && matches!(self.hold, Hold::Lent) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
+            ));
+        }
+        // SAFETY: no loan of `bool`s; an owned vector is settled before it is given back.
+        unsafe { self.bytes_to_fill() }
+    }
+
+    /// As [`as_bytes_mut`](Self::as_bytes_mut), of any loan. For backends.
+    ///
+    /// # Errors
+    /// As [`as_bytes_mut`](Self::as_bytes_mut), but for a loan of `bool`s.
+    ///
+    /// # Safety
+    /// After other bytes than 0 and 1 were written to a loan of `bool`s, the buffer is dropped, or
+    /// [`fill`](Self::fill)ed, before the lender uses its memory again.
+    pub unsafe fn bytes_to_fill(&mut self) -> Result<&mut [u8]> {
+        self.check_host()?;
+        self.check_writable()?;
+        // SAFETY: as in `as_bytes`, and exclusive: lent and owned memory belongs to this buffer
+        // alone, foreign memory by the promise made to `from_raw`. Every bit pattern is a value of
+        // every element type but `bool`, whose bytes are settled before anybody sees them as `bool`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
+    }
+
+    /// Has the elements written as bytes, whatever these are.
+    ///
+    /// # Errors
+    /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
+    pub fn fill(&mut self, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        struct Settling<'b, 'a>(&'b mut Buffer<'a>);
+        impl Drop for Settling<'_, '_> {
+            fn drop(&mut self) {
+                self.0.settle();
+            }
+        }
+        let settling = Settling(self);
+        // SAFETY: settled when this returns, and when `write` panics.
+        write(unsafe { settling.0.bytes_to_fill()? })
+    }
+
+    /// The elements, if they are `T` on the host.
+    pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
+        if self.dtype != T::DTYPE || self.check_host().is_err() {
+            return None;
+        }
+        if self.dtype == DType::Bool && self.as_bytes().ok()?.iter().any(|&byte| byte > 1) {
+            return None;
+        }
+        let data = self.data.cast::<T>();
+        if !data.is_aligned() {
+            return None;
+        }
+        // SAFETY: `DType` and `Element` are one to one, so this is `len` values of `T`, initialised
+        // and aligned (checked: foreign memory may not be), valid values of `bool` (checked), and
+        // not written while `&self` lives.
+        Some(unsafe { std::slice::from_raw_parts(data.as_ptr(), self.len()) })
+    }
+
+    /// The elements for writing, if they are `T` on the host and may be written.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
+        self.settle();
+        if !self.is_writable() {
+            return None;
+        }
+        let len = self.as_slice::<T>()?.len();
+        // SAFETY: as in `as_slice`, and exclusive as in `as_bytes_mut`.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.data.cast::<T>().as_ptr(), len) })
+    }
+
+    /// A copy that owns its memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory is not the host's.
+    pub fn to_owned(&self) -> Result<Buffer<'static>> {
+        let bytes = self.as_bytes()?;
+        let mut copy = Buffer::zeroed(self.dtype, self.len())?;
+        copy.shape = self.shape.clone();
+        copy.as_bytes_mut()?.copy_from_slice(bytes);
+        Ok(copy)
+    }
+
+    /// Overwrites the elements with those of `other`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if type or length differ, or either is not the host's.
+    pub fn copy_from(&mut self, other: &Buffer<'_>) -> Result<()> {
+        if self.dtype != other.dtype || self.len != other.len {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{other:?} does not fit into {self:?}"),
+            ));
+        }
+        let bytes = other.as_bytes()?;
+        self.fill(|own| {
+            own.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// The same foreign memory, its owner held once more; `None` for lent and owned memory.
+    ///
+    /// For backends whose device may still work on memory after the loan of this buffer has ended. On
+    /// the host that would let two buffers write to one memory, so it is for devices only.
+    pub fn hold_on(&self) -> Option<Buffer<'static>> {
+        match &self.hold {
+            Hold::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => Some(Buffer {
+                data: self.data,
+                len: self.len,
+                shape: self.shape.clone(),
+                dtype: self.dtype,
+                device: self.device,
+                hold: Hold::Kept {
+                    owner: owner.clone(),
+                    access: *access,
+                },
+                loan: PhantomData,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Gives the memory up without freeing it.
+    ///
+    /// For backends that cannot prove that a device has let go of it: better lost than corrupted.
+    pub fn leak(self) {
+        std::mem::forget(self);
+    }
+
+    fn check_host(&self) -> Result<()> {
+        match self.device {
+            Device::Cpu => Ok(()),
+            Device::Cuda(_) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{self:?} is not in host memory"),
+            )),
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.is_writable() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{self:?} may only be read"),
+        ))
+    }
+
+    /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behaviour.
+    fn settle(&mut self) {
+        let rust_owns_it = matches!(self.hold, Hold::Lent | Hold::Owned { .. });
+        if self.dtype != DType::Bool || !rust_owns_it {
+            return;
+        }
+        // SAFETY: 0 and 1 are all that is written.
+        if let Ok(bytes) = unsafe { self.bytes_to_fill() } {
+            for byte in bytes {
+                *byte = u8::from(*byte != 0);
+            }
+        }
+    }
+}
+
+impl Buffer<'static> {
+    /// Takes the vector over; [`into_vec`](Self::into_vec) gives it back. Nothing is copied.
+    pub fn from_vec<T: Element>(vec: Vec<T>) -> Self {
+        let mut vec = ManuallyDrop::new(vec);
+        // Not from a slice: a pointer to one must not be used for the room behind it.
+        let data = NonNull::new(vec.as_mut_ptr()).map_or_else(NonNull::dangling, NonNull::cast);
+        Self {
+            data,
+            len: vec.len() as u64,
+            shape: None,
+            dtype: T::DTYPE,
+            device: Device::Cpu,
+            hold: Hold::Owned {
+                capacity: vec.capacity(),
+                free: free::<T>,
+            },
+            loan: PhantomData,
+        }
+    }
+
+    /// Owned memory of this type, all zero.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for [`DType::Other`], which has no size.
+    pub fn zeroed(dtype: DType, len: usize) -> Result<Self> {
+        crate::op::element::zeroed(dtype, len)
+    }
+
+    /// Foreign memory: `len` elements of `dtype` at `data` on `device`.
+    ///
+    /// # Safety
+    /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
+    ///   buffer makes sure of; on the host, its bytes are initialised.
+    /// * On the host, nobody else writes to it as long as the buffer lives, and with [`Access::Write`]
+    ///   nobody else reads it either. On a device that is up to the order of what is enqueued there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for [`DType::Other`], or if the size in bytes does not fit in `isize`.
+    pub unsafe fn from_raw(
+        data: NonNull<u8>,
+        len: usize,
+        dtype: DType,
+        device: Device,
+        access: Access,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let bytes = dtype.size().and_then(|size| size.checked_mul(len));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{len} elements of {dtype} have no size in memory"),
+            ));
+        }
+        Ok(Self {
+            data,
+            len: len as u64,
+            shape: None,
+            dtype,
+            device,
+            hold: Hold::Kept { owner, access },
+            loan: PhantomData,
+        })
+    }
+
+    /// The vector that this was made from, without copying; or itself if it is not an owned `Vec<T>`.
+    pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>, Self> {
+        let Hold::Owned { capacity, .. } = self.hold else {
+            return Err(self);
+        };
+        if self.dtype != T::DTYPE {
+            return Err(self);
+        }
+        self.settle();
+        let mut this = ManuallyDrop::new(self);
+        drop(this.shape.take());
+        // SAFETY: `Hold::Owned` is only made from a `Vec<T>` of this `DTYPE`, whose parts these are,
+        // and `this` will not free them.
+        Ok(unsafe { Vec::from_raw_parts(this.data.cast::<T>().as_ptr(), this.len(), capacity) })
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        // A lender gets valid values back, whatever a backend has written.
+        self.settle();
+        if let Hold::Owned { capacity, free } = self.hold {
+            // SAFETY: `data` and `capacity` are parts of the vector that `free` was chosen for, and
+            // this buffer owns it.
+            unsafe { free(self.data, capacity) }
+        }
+    }
+}
+
+/// Frees the memory of a `Vec<T>`.
+///
+/// # Safety
+/// `data` and `capacity` come from a `Vec<T>` that nobody else frees.
+unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
+    // SAFETY: by the contract; elements need no drop, so length 0 does.
+    drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), 0, capacity) });
+}
+
+/// Bytes of one element. Buffers are never of [`DType::Other`].
+pub const fn element_size(dtype: DType) -> usize {
+    match dtype.size() {
+        Some(size) => size,
+        None => 0,
+    }
+}
+
+impl<T: Element> From<Vec<T>> for Buffer<'static> {
+    fn from(vec: Vec<T>) -> Self {
+        Self::from_vec(vec)
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for Buffer<'a> {
+    fn from(slice: &'a [T]) -> Self {
+        Self::from_slice(slice)
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for Buffer<'a> {
+    fn from(slice: &'a mut [T]) -> Self {
+        Self::from_mut(slice)
+    }
+}
+
+impl fmt::Debug for Buffer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.shape())?;
+        if self.device.kind() != DeviceKind::Cpu {
+            write!(f, " on {}", self.device.kind())?;
+        }
+        Ok(())
+    }
+}

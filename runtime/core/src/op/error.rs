@@ -1,0 +1,251 @@
+//! One error type for the whole runtime: a kind to match on, the facts as fields, a sentence to read.
+//!
+//! Whatever reaches a caller says which operation on which group failed, and what to do is in the
+//! sentence. Errors are cheap to clone, since every waiter of an aborted group gets the same one.
+
+use rcomm_recorder::model::{OpType, Rank};
+use std::fmt;
+use std::sync::Arc;
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, as a class. Codes are fixed: the C binding hands them out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A deadline passed.
+    Timeout = 1,
+    /// The group was aborted; pending and later operations end with this.
+    Aborted = 2,
+    /// The connection to a peer broke, or its process is gone.
+    PeerLost = 3,
+    /// Ranks disagree on operation, type, size, root or reduction.
+    Mismatch = 4,
+    /// An argument that this rank can see to be wrong.
+    InvalidArgument = 5,
+    /// This backend cannot do that.
+    Unsupported = 6,
+    /// The store answered wrongly or not at all.
+    Store = 7,
+    /// The ranks could not find each other or do not agree on who they are.
+    Rendezvous = 8,
+    /// The operating system refused.
+    Io = 9,
+    /// A peer did not know the job's secret.
+    Unauthorized = 10,
+    /// The backend's library reported an error.
+    Backend = 11,
+    /// Used after `shutdown` or `destroy`.
+    Closed = 12,
+    /// A rank put in a NaN while these are refused.
+    NotANumber = 13,
+}
+
+impl ErrorKind {
+    /// The fixed integer code.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Why an operation of this crate failed.
+#[derive(Clone)]
+pub struct Error(Box<Facts>);
+
+#[derive(Clone)]
+struct Facts {
+    kind: ErrorKind,
+    message: String,
+    group: Option<String>,
+    seq: Option<u64>,
+    op: Option<OpType>,
+    rank: Option<Rank>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// The group can be used on, whatever the kind.
+    spares_group: bool,
+    /// What was learnt later; the sentence ends with it.
+    more: String,
+}
+
+impl Error {
+    /// An error of this kind; `message` is a lower-case fragment that names the facts.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Facts {
+            kind,
+            message: message.into(),
+            group: None,
+            seq: None,
+            op: None,
+            rank: None,
+            source: None,
+            spares_group: false,
+            more: String::new(),
+        }))
+    }
+
+    /// The operating system refused `what`.
+    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        let source = source.into();
+        Self::new(ErrorKind::Io, what).with_source(source)
+    }
+
+    /// Names the group (its description, or its name).
+    #[must_use]
+    pub fn in_group(mut self, group: impl Into<String>) -> Self {
+        self.0.group = Some(group.into());
+        self
+    }
+
+    /// Names the operation, where it has no sequence number yet.
+    #[must_use]
+    pub fn during(mut self, op: OpType) -> Self {
+        self.0.op = Some(op);
+        self
+    }
+
+    /// Names the operation and its sequence number.
+    #[must_use]
+    pub fn at(mut self, op: OpType, seq: u64) -> Self {
+        self.0.op = Some(op);
+        self.0.seq = Some(seq);
+        self
+    }
+
+    /// Names the peer, by its rank in the world.
+    #[must_use]
+    pub fn with_rank(mut self, rank: Rank) -> Self {
+        self.0.rank = Some(rank);
+        self
+    }
+
+    /// Adds facts that were learnt later; nothing if they are empty.
+    #[must_use]
+    pub fn with_more(mut self, facts: &str) -> Self {
+        if !facts.is_empty() {
+            self.0.more.push_str("; ");
+            self.0.more.push_str(facts);
+        }
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Says that the group can be used on, which other errors of this kind do not leave it fit for.
+    #[must_use]
+    pub(crate) fn sparing_group(mut self) -> Self {
+        self.0.spares_group = true;
+        self
+    }
+
+    /// The class.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The group it happened in, if it happened in one.
+    pub fn group(&self) -> Option<&str> {
+        self.0.group.as_deref()
+    }
+
+    /// The sequence number of the operation that failed.
+    pub fn seq(&self) -> Option<u64> {
+        self.0.seq
+    }
+
+    /// The operation that failed.
+    pub fn op(&self) -> Option<OpType> {
+        self.0.op
+    }
+
+    /// The peer that it is about, by its rank in the world.
+    pub fn rank(&self) -> Option<Rank> {
+        self.0.rank
+    }
+
+    /// The error that this one came from, if any.
+    pub fn cause(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
+
+    /// Whether the group can be used on: the ranks still agree on what comes next, since nothing was
+    /// sent, or since all of it was (a monitored barrier that failed, a value of another type).
+    pub fn is_recoverable(&self) -> bool {
+        let before_it_was_sent = matches!(
+            self.0.kind,
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        );
+        before_it_was_sent || self.0.spares_group
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts = &self.0;
+        if let Some(op) = facts.op {
+            write!(f, "{op}")?;
+            if let Some(seq) = facts.seq {
+                write!(f, " #{seq}")?;
+            }
+            if facts.group.is_none() {
+                write!(f, ": ")?;
+            }
+        }
+        if let Some(group) = &facts.group {
+            let on = if facts.op.is_some() {
+                " on group "
+            } else {
+                "group "
+            };
+            write!(f, "{on}{group}: ")?;
+        }
+        f.write_str(&facts.message)?;
+        if let Some(source) = &facts.source {
+            write!(f, ": {source}")?;
+        }
+        f.write_str(&facts.more)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {
+    /// What is behind the cause: the cause itself is in the sentence, and would be told twice.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref()?.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_operation_group_and_cause() {
+        let refused = std::io::Error::other("connection reset");
+        let error = Error::io("rank 3 is gone", refused)
+            .in_group("dp")
+            .at(OpType::AllReduce, 41);
+        assert_eq!(
+            error.to_string(),
+            "all_reduce #41 on group dp: rank 3 is gone: connection reset"
+        );
+        assert!(!error.is_recoverable());
+        assert!(error.clone().sparing_group().is_recoverable());
+        let told = error.with_more("arrived: rank 0").to_string();
+        assert!(
+            told.ends_with("connection reset; arrived: rank 0"),
+            "{told}"
+        );
+    }
+}

@@ -1,0 +1,519 @@
+//! Which algorithm the CPU backend uses for what: one table, in words.
+//!
+//! A line of the table is an operation, a topology, the most ranks and the most bytes that it counts for
+//! (or `any`), and an algorithm. The first line that fits is taken; one whose algorithm cannot do it (see
+//! [`Algorithm`]) is passed over. Bytes are counted as `rcomm-bench` counts them: the buffer of an
+//! all_reduce, reduce or broadcast, the whole output of an all_gather or gather, the whole input of a
+//! reduce_scatter, scatter or all_to_all.
+//!
+//! ```
+//! use rcomm::tuning::Tuning;
+//!
+//! let tuning: Tuning = "
+//!     ## operation topology  ranks  bytes  algorithm
+//!     all_reduce   sockets   4      32K    notice
+//!     streams      2
+//! ".parse()?;
+//! assert_eq!(tuning.streams(), 2);
+//! // What it does not say is as it was.
+//! assert!(tuning.to_string().contains("all_reduce      memory    any    any    shares"));
+//! # Ok::<(), rcomm::Error>(())
+//! ```
+//!
+//! `rcomm-bench tune` measures a machine and writes such lines; `rcomm-bench tune --print` shows the table
+//! in force. Rank 0's counts for all ranks of a job.
+
+#![forbid(unsafe_code)]
+
+mod default_table;
+
+use crate::op::error::{Error, ErrorKind, Result};
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// Most lanes that two ranks may have for one purpose.
+pub const MOST_STREAMS: usize = 16;
+/// Most bytes in all that go with the notices of an operation.
+pub const MOST_NOTICED: usize = 128 << 10;
+
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Its word in the table.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+
+            fn from_name(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|it| it.name() == word)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+
+words! {
+    /// What bytes go where. Every collective is one of these.
+    Pattern {
+        /// Everybody gets the reduction of all.
+        AllReduce = "all_reduce",
+        /// The root gets the reduction of all.
+        Reduce = "reduce",
+        /// Everybody gets its part of the reduction.
+        ReduceScatter = "reduce_scatter",
+        /// Everybody gets the root's bytes.
+        Broadcast = "broadcast",
+        /// Everybody gets everybody's part.
+        AllGather = "all_gather",
+        /// Everybody sends a part to everybody.
+        AllToAll = "all_to_all",
+        /// The root gets everybody's part.
+        Gather = "gather",
+        /// Everybody gets its part of the root's bytes.
+        Scatter = "scatter",
+        /// Nobody leaves before all have come.
+        Barrier = "barrier",
+    }
+}
+
+words! {
+    /// Where the ranks of a group are.
+    Topology {
+        /// All share memory.
+        Memory = "memory",
+        /// None do.
+        Sockets = "sockets",
+        /// On several hosts, of which one at least has several ranks, which share memory.
+        Hosts = "hosts",
+    }
+}
+
+words! {
+    /// How it is done.
+    Algorithm {
+        /// In memory, one phase: every rank reads all inputs and combines them by itself.
+        Whole = "whole",
+        /// In memory: every rank combines a share of each chunk, and takes over the others' shares.
+        Shares = "shares",
+        /// In memory: chunks are shown in slots, and read by whom they are for.
+        Slots = "slots",
+        /// In memory: ranks work in each other's buffers, where all that takes are registered
+        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that fits is taken.
+        Direct = "direct",
+        /// The data go with the notices that ranks compare anyway, in a number of messages that grows with
+        /// the logarithm of the ranks (or hosts). For up to 128 KiB in all.
+        Notice = "notice",
+        /// Two ranks send each other all they have, and both combine it.
+        Swap = "swap",
+        /// Every pair of ranks that has bytes for each other exchanges them.
+        Exchange = "exchange",
+        /// From rank to rank, each passing on what has come.
+        Chain = "chain",
+        /// Between hosts each byte once, inside them through memory. Reductions only where all ranks of a
+        /// host come before all of the next.
+        Nested = "nested",
+    }
+}
+
+impl Algorithm {
+    /// The algorithms that there are, those for fewer bytes first.
+    pub fn of(pattern: Pattern, topology: Topology) -> &'static [Self] {
+        use Algorithm::*;
+        match (topology, pattern) {
+            (_, Pattern::Barrier) => &[Notice],
+            (Topology::Memory, Pattern::AllReduce) => &[Whole, Shares, Direct],
+            (Topology::Memory, Pattern::Reduce) => &[Shares, Direct],
+            (Topology::Memory, Pattern::Gather | Pattern::Scatter) => &[Slots],
+            (Topology::Memory, _) => &[Slots, Direct],
+            (Topology::Sockets, Pattern::AllReduce) => &[Notice, Swap, Exchange],
+            (Topology::Sockets, Pattern::AllGather) => &[Notice, Exchange],
+            (Topology::Sockets, Pattern::Broadcast) => &[Notice, Chain],
+            (Topology::Hosts, Pattern::AllReduce | Pattern::AllGather) => {
+                &[Notice, Nested, Exchange]
+            }
+            (Topology::Hosts, Pattern::Broadcast) => &[Notice, Nested, Chain],
+            (Topology::Hosts, Pattern::Reduce | Pattern::ReduceScatter) => &[Nested, Exchange],
+            (Topology::Sockets | Topology::Hosts, _) => &[Exchange],
+        }
+    }
+
+    /// Whether it can be done among so many ranks.
+    pub fn suits(self, ranks: usize) -> bool {
+        self != Self::Swap || ranks == 2
+    }
+}
+
+/// A line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The operation.
+    pub pattern: Pattern,
+    /// Where the ranks are.
+    pub topology: Topology,
+    /// Most ranks; `None` for any number.
+    pub ranks: Option<usize>,
+    /// Most bytes; `None` for any number.
+    pub bytes: Option<usize>,
+    /// What is done.
+    pub algorithm: Algorithm,
+}
+
+/// The table, and how many streams two ranks have between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    choices: Vec<Choice>,
+    streams: usize,
+}
+
+impl Default for Tuning {
+    /// What was measured where this was written.
+    fn default() -> Self {
+        Self {
+            choices: default_table::CHOICES.to_vec(),
+            streams: default_table::STREAMS,
+        }
+    }
+}
+
+impl Tuning {
+    /// The table that these lines are, and nothing else: as it is printed.
+    pub(crate) fn from_table(lines: &str) -> Result<Self> {
+        let mut tuning = Self {
+            choices: Vec::new(),
+            streams: default_table::STREAMS,
+        };
+        tuning.put_before(lines)?;
+        Ok(tuning)
+    }
+
+    /// The lines, in the order in which they are tried.
+    pub fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    /// Sockets between two ranks, for the collectives of a group and for its messages each: 1 to
+    /// [`MOST_STREAMS`].
+    pub fn streams(&self) -> usize {
+        self.streams
+    }
+
+    /// Puts lines before those that are there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` quotes the line that is none, and says what it may be.
+    pub fn put_before(&mut self, lines: &str) -> Result<()> {
+        let mut choices = Vec::new();
+        for line in lines
+            .lines()
+            .flat_map(|line| without_comment(line).split(';'))
+        {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [] => {}
+                ["streams", count] => self.set_streams(count)?,
+                _ => choices.push(parse_choice(line.trim(), &words)?),
+            }
+        }
+        choices.append(&mut self.choices);
+        self.choices = choices;
+        Ok(())
+    }
+
+    /// # Errors
+    /// `InvalidArgument` says what it may be.
+    pub(crate) fn set_streams(&mut self, count: &str) -> Result<()> {
+        let parsed = count.trim().parse().ok();
+        let parsed = parsed.filter(|count| (1..=MOST_STREAMS).contains(count));
+        self.streams = parsed.ok_or_else(|| {
+            let what = format!("{count:?} streams between two ranks: give 1 to {MOST_STREAMS}");
+            Error::new(ErrorKind::InvalidArgument, what)
+        })?;
+        Ok(())
+    }
+
+    /// What counts for a group of so many ranks.
+    pub fn plan(&self, topology: Topology, ranks: usize) -> Plan {
+        let counts = |choice: &&Choice| {
+            choice.topology == topology
+                && choice.ranks.is_none_or(|most| ranks <= most)
+                && choice.algorithm.suits(ranks)
+        };
+        Plan {
+            choices: self.choices.iter().filter(counts).copied().collect(),
+        }
+    }
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split('#').next().unwrap_or_default()
+}
+
+fn parse_choice(line: &str, words: &[&str]) -> Result<Choice> {
+    let refuse = |why: String| {
+        let what = format!("the line {line:?} of the tuning table: {why}");
+        Error::new(ErrorKind::InvalidArgument, what)
+    };
+    let &[pattern, topology, ranks, bytes, algorithm] = words else {
+        let form = "operation, topology, ranks, bytes, algorithm, or streams and a number";
+        return Err(refuse(format!("it must be {form}")));
+    };
+    let unknown = |what: &str, word: &str, known: Vec<&str>| {
+        refuse(format!("{word:?} is no {what}: give {}", known.join(", ")))
+    };
+    let named_pattern = Pattern::from_name(pattern).ok_or_else(|| {
+        let known = Pattern::ALL.iter().map(|it| it.name()).collect();
+        unknown("operation", pattern, known)
+    })?;
+    let named_topology = Topology::from_name(topology).ok_or_else(|| {
+        let known = Topology::ALL.iter().map(|it| it.name()).collect();
+        unknown("topology", topology, known)
+    })?;
+    let known = Algorithm::of(named_pattern, named_topology);
+    let named = Algorithm::from_name(algorithm).filter(|it| known.contains(it));
+    let named = named.ok_or_else(|| {
+        let known = known.iter().map(|it| it.name()).collect();
+        unknown(
+            &format!("algorithm for {pattern} over {topology}"),
+            algorithm,
+            known,
+        )
+    })?;
+    let most = |what: &str, word: &str| match (word, parse_size(word)) {
+        ("any", _) => Ok(None),
+        (_, Some(most)) => Ok(Some(most)),
+        _ => Err(refuse(format!(
+            "{word:?} is no number of {what}: give one (with K, M or G for powers of 1024) or any"
+        ))),
+    };
+    Ok(Choice {
+        pattern: named_pattern,
+        topology: named_topology,
+        ranks: most("ranks", ranks)?,
+        bytes: most("bytes", bytes)?,
+        algorithm: named,
+    })
+}
+
+fn parse_size(word: &str) -> Option<usize> {
+    let (digits, shift) = match word.char_indices().last()? {
+        (at, 'K') => (&word[..at], 10),
+        (at, 'M') => (&word[..at], 20),
+        (at, 'G') => (&word[..at], 30),
+        _ => (word, 0),
+    };
+    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+fn size_in_words(size: Option<usize>) -> String {
+    let Some(size) = size else {
+        return "any".to_owned();
+    };
+    for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
+        if size > 0 && size.trailing_zeros() >= shift {
+            return format!("{}{unit}", size >> shift);
+        }
+    }
+    size.to_string()
+}
+
+impl FromStr for Tuning {
+    type Err = Error;
+
+    /// The default table with these lines before its own.
+    fn from_str(lines: &str) -> Result<Self> {
+        let mut tuning = Self::default();
+        tuning.put_before(lines)?;
+        Ok(tuning)
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, bytes) = (size_in_words(self.ranks), size_in_words(self.bytes));
+        let Self {
+            pattern,
+            topology,
+            algorithm,
+            ..
+        } = self;
+        write!(
+            f,
+            "{pattern:<15} {topology:<9} {ranks:<6} {bytes:<6} {algorithm}"
+        )
+    }
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "# operation     topology  ranks  bytes  algorithm")?;
+        for choice in &self.choices {
+            writeln!(f, "{choice}")?;
+        }
+        writeln!(f, "streams         {}", self.streams)
+    }
+}
+
+/// The lines of the table that count for one group.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    choices: Vec<Choice>,
+}
+
+impl Plan {
+    /// What is done with so many bytes, of what this call allows.
+    ///
+    /// Whether the data go with the notices must follow from what notices agree on.
+    pub fn choose(
+        &self,
+        pattern: Pattern,
+        bytes: usize,
+        allows: impl Fn(Algorithm) -> bool,
+    ) -> Algorithm {
+        let fits = |choice: &&Choice| {
+            choice.pattern == pattern
+                && choice.bytes.is_none_or(|most| bytes <= most)
+                && allows(choice.algorithm)
+        };
+        let found = self
+            .choices
+            .iter()
+            .find(fits)
+            .map(|choice| choice.algorithm);
+        // The default table has a line without limits for everything.
+        found.unwrap_or(Algorithm::Exchange)
+    }
+
+    /// From which size to which, in bytes, this algorithm is the first choice.
+    pub fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
+        let of_pattern = self.choices.iter();
+        let mut least = 0;
+        for choice in of_pattern.filter(|choice| choice.pattern == pattern) {
+            let end = choice
+                .bytes
+                .map_or(usize::MAX, |most| most.saturating_add(1));
+            if choice.algorithm == algorithm && end > least {
+                return least..end;
+            }
+            least = least.max(end);
+        }
+        0..0
+    }
+
+    /// Up to how many bytes this algorithm is the first choice.
+    pub fn most(&self, pattern: Pattern, algorithm: Algorithm) -> usize {
+        let of_pattern = self
+            .choices
+            .iter()
+            .filter(|choice| choice.pattern == pattern);
+        let mut most = 0;
+        for choice in of_pattern {
+            if choice.algorithm != algorithm {
+                // What comes later counts only beyond this one's bytes.
+                match choice.bytes {
+                    Some(bytes) if bytes <= most => continue,
+                    _ => break,
+                }
+            }
+            most = most.max(choice.bytes.unwrap_or(usize::MAX));
+        }
+        most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_survives_being_printed_and_read() {
+        let tuning: Tuning = "all_reduce hosts 8 3M notice; streams 4".parse().unwrap();
+        let again = Tuning::from_table(&tuning.to_string()).unwrap();
+        assert_eq!(again, tuning);
+        assert_eq!(
+            tuning.choices().len(),
+            Tuning::default().choices().len() + 1
+        );
+    }
+
+    #[test]
+    fn default_table_knows_what_to_do_with_everything() {
+        for &topology in Topology::ALL {
+            let plan = Tuning::default().plan(topology, 1000);
+            for &pattern in Pattern::ALL {
+                let known = Algorithm::of(pattern, topology);
+                let chosen = plan.choose(pattern, usize::MAX, |_| true);
+                assert!(
+                    known.contains(&chosen),
+                    "{pattern} over {topology}: {chosen}"
+                );
+                // Where the ranks of a host are dealt out, and data that cannot go with notices.
+                let left = plan.choose(pattern, 8, |algorithm| {
+                    pattern == Pattern::Barrier
+                        || !matches!(algorithm, Algorithm::Nested | Algorithm::Notice)
+                });
+                assert!(known.contains(&left), "{pattern} over {topology}: {left}");
+            }
+        }
+        for choice in Tuning::default().choices() {
+            let known = Algorithm::of(choice.pattern, choice.topology);
+            assert!(known.contains(&choice.algorithm), "{choice}");
+        }
+    }
+
+    #[test]
+    fn first_line_that_fits_is_taken() {
+        let lines = "
+            all_reduce sockets 2   1M  notice   # two ranks
+            all_reduce sockets any 1K  notice
+            all_reduce sockets any any exchange
+        ";
+        let tuning: Tuning = lines.parse().unwrap();
+        let choose = |ranks, bytes| {
+            let plan = tuning.plan(Topology::Sockets, ranks);
+            plan.choose(Pattern::AllReduce, bytes, |_| true)
+        };
+        assert_eq!(choose(2, 1 << 20), Algorithm::Notice);
+        assert_eq!(choose(2, (1 << 20) + 1), Algorithm::Exchange);
+        assert_eq!(choose(3, 1024), Algorithm::Notice);
+        assert_eq!(choose(3, 1025), Algorithm::Exchange);
+        let plan = tuning.plan(Topology::Sockets, 2);
+        assert_eq!(
+            plan.choose(Pattern::AllReduce, 8, |it| it != Algorithm::Notice),
+            Algorithm::Exchange
+        );
+        assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Notice), 1 << 20);
+        assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Whole), 0);
+        let span = plan.span(Pattern::AllReduce, Algorithm::Exchange);
+        assert_eq!(span, (1 << 20) + 1..usize::MAX);
+        assert!(plan.span(Pattern::AllReduce, Algorithm::Chain).is_empty());
+    }
+
+    #[test]
+    fn line_that_makes_no_sense_is_refused_in_words() {
+        let refusal = |line: &str| line.parse::<Tuning>().unwrap_err().to_string();
+        assert_eq!(
+            refusal("all_reduce memory any any nested"),
+            "the line \"all_reduce memory any any nested\" of the tuning table: \"nested\" is no \
+             algorithm for all_reduce over memory: give whole, shares, direct"
+        );
+        assert!(refusal("allreduce memory any any whole").contains("is no operation"));
+        assert!(refusal("all_reduce ram any any whole").contains("memory, sockets, hosts"));
+        assert!(refusal("all_reduce memory any 5X whole").contains("is no number of bytes"));
+        assert!(refusal("all_reduce memory").contains("it must be operation"));
+        assert!(refusal("streams 0").contains("give 1 to 16"));
+    }
+}

@@ -1,0 +1,187 @@
+//! Where a rank's dump goes: [`DumpWriter`], and [`FileDumpWriter`], which writes files.
+//!
+//! A dump that cannot be written is one line in the log; the job goes on. What a dump holds is the
+//! recorder's affair, and when one is made the watchdog's, its monitor's and the alarm's.
+
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::watchdog::Watch;
+use crate::world::config::DumpFormat;
+use rcomm_recorder::publish::{Dump, write_dump_file};
+use rcomm_recorder::record::FlightRecorder;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Takes a rank's dumps.
+///
+/// # Thread safety
+/// Called from the watchdog, its monitor and the thread that answers alarms, perhaps at once.
+pub trait DumpWriter: Send + Sync {
+    /// Writes one dump and says where it is, in words for a log line or an error.
+    ///
+    /// # Errors
+    /// Says what could not be written and why.
+    fn write(&self, dump: &Dump) -> Result<String>;
+}
+
+/// Writes `rank_<n>.json` or `rank_<n>.pickle` below a directory of its own for each run.
+///
+/// Files are complete or absent, of mode 0600, and never in the place of another.
+#[derive(Clone, Debug)]
+pub struct FileDumpWriter {
+    dir: PathBuf,
+    format: DumpFormat,
+}
+
+impl FileDumpWriter {
+    /// Writes below `dir`, which is made when it is needed.
+    pub fn new(dir: impl Into<PathBuf>, format: DumpFormat) -> Self {
+        Self {
+            dir: dir.into(),
+            format,
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl DumpWriter for FileDumpWriter {
+    fn write(&self, dump: &Dump) -> Result<String> {
+        let rank = dump.identity.rank.unwrap_or(0);
+        let write = |extension: &str, bytes: &[u8]| {
+            let path = self.dir.join(format!("rank_{rank}.{extension}"));
+            write_dump_file(&path, bytes)
+                .map(|path| path.display().to_string())
+                .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+        };
+        match self.format {
+            DumpFormat::Json => write("json", &dump.to_json()),
+            DumpFormat::Pickle => write("pickle", &dump.to_pickle()),
+            DumpFormat::Both => {
+                let json = write("json", &dump.to_json())?;
+                Ok(format!("{json}, {}", write("pickle", &dump.to_pickle())?))
+            }
+        }
+    }
+}
+
+/// Makes this rank's dumps.
+pub(crate) struct Dumps {
+    recorder: Arc<FlightRecorder>,
+    watch: Arc<Watch>,
+    writer: Box<dyn DumpWriter>,
+    /// When the last one was made because of a fault, and where it is.
+    last: Mutex<Option<(Instant, String)>>,
+}
+
+impl Dumps {
+    /// Faults closer together than this are one: all ranks hear of it at about the same time, on
+    /// several threads.
+    const ONE_FAULT: Duration = Duration::from_secs(10);
+
+    pub(crate) fn new(
+        recorder: Arc<FlightRecorder>,
+        watch: Arc<Watch>,
+        writer: Box<dyn DumpWriter>,
+    ) -> Self {
+        Self {
+            recorder,
+            watch,
+            writer,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// Makes a dump now; says where it is, if it could be written.
+    pub(crate) fn make(&self, reason: &str) -> Option<String> {
+        self.write(reason).ok()
+    }
+
+    /// Makes a dump now.
+    ///
+    /// # Errors
+    /// Says what could not be written and why.
+    pub(crate) fn try_make(&self, reason: &str) -> Result<String> {
+        let mut dump = self.recorder.snapshot();
+        reason.clone_into(&mut dump.identity.reason);
+        let states = &mut dump.nccl_comm_state;
+        for state in self.watch.groups().iter().flat_map(|it| it.comm_state()) {
+            // Two groups may know of one thing.
+            if states.iter().all(|(id, _)| *id != state.id) {
+                states.push((state.id, state.facts));
+            }
+        }
+        self.writer.write(&dump)
+    }
+
+    /// Makes a dump unless one was made for the same fault; says where it is, for an error.
+    pub(crate) fn make_for_fault(&self, reason: &str) -> String {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, place)) = &*last
+            && at.elapsed() < Self::ONE_FAULT
+        {
+            return place.clone();
+        }
+        let place = match self.write(reason) {
+            Ok(place) => format!("dump: {place}"),
+            Err(error) => format!("no dump: {error}"),
+        };
+        *last = Some((Instant::now(), place.clone()));
+        place
+    }
+
+    fn write(&self, reason: &str) -> Result<String> {
+        let written = self.try_make(reason);
+        match &written {
+            Ok(place) => tracing::info!(reason, place, "dump written"),
+            Err(error) => tracing::error!(reason, %error, "the dump could not be written"),
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::record::{Placement, RecorderConfig};
+
+    fn dumps(dir: &Path) -> Dumps {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            entries: 16,
+            ..RecorderConfig::new("job", 3, 4)
+        };
+        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+        let writer = FileDumpWriter::new(dir, DumpFormat::Json);
+        Dumps::new(recorder, Arc::default(), Box::new(writer))
+    }
+
+    #[test]
+    fn one_fault_makes_one_dump() {
+        let dir = tempfile::tempdir().unwrap();
+        let dumps = dumps(dir.path());
+        let first = dumps.make_for_fault("time-out");
+        assert_eq!(dumps.make_for_fault("signal of rank 0"), first);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        dumps.make("asked for").unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        let bytes = std::fs::read(dir.path().join("rank_3.json")).unwrap();
+        let (dump, _) = Dump::read(&bytes).unwrap();
+        assert_eq!(dump.identity.rank, Some(3));
+        assert_eq!(dump.identity.reason, "time-out");
+    }
+
+    #[test]
+    fn a_dump_that_cannot_be_written_fails_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a file");
+        std::fs::write(&file, "").unwrap();
+        let dumps = dumps(&file);
+        assert!(dumps.make("asked for").is_none());
+        assert!(dumps.try_make("asked for").is_err());
+        assert!(dumps.make_for_fault("time-out").contains("could not"));
+    }
+}

@@ -1,0 +1,198 @@
+//! The rank's endpoint: where it listens, and how others find it.
+//!
+//! | key, in the root store | holds | who writes |
+//! |---|---|---|
+//! | `rcomm/endpoint/<attempt>/<rank>` | address and host, in JSON: `{"address":"unix:/...","host":"node1"}` | every rank that has one |
+//!
+//! What it answers, and on which thread, is the recorder's affair
+//! ([`Endpoint`]). It reads the ring and takes no lock of an operation, so it answers while the program is
+//! stuck. An endpoint that cannot be had is a line in the log: the job goes on.
+
+use crate::op::error::{Error, ErrorKind};
+use crate::watch::dump_writer::Dumps;
+use crate::world::config::{Config, EndpointChoice};
+use crate::world::rendezvous::Rendezvous;
+use crate::world::secret::Secret;
+use crate::world::store::{Store, which_came};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Endpoint, EndpointAddress, EndpointNotice, Listen, PeerEndpoint};
+use rcomm_recorder::record::FlightRecorder;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a look for the other ranks' endpoints may take.
+const LOOKING: Duration = Duration::from_secs(1);
+/// Addresses read in one call to the store.
+const CHUNK: usize = 256;
+
+/// Serves the rank's endpoint, as configured, and says what is to be left in the store so that the others
+/// find it. The caller leaves it there.
+pub(crate) fn serve(
+    place: &Rendezvous,
+    config: &Config,
+    secret: &Secret,
+    recorder: &Arc<FlightRecorder>,
+    dumps: &Arc<Dumps>,
+    root: &Arc<dyn Store>,
+) -> Option<(Endpoint, Announcement)> {
+    let listen = match config.endpoint {
+        EndpointChoice::Off => return None,
+        // A ring in memory has no folder: nobody on the node could find the socket.
+        EndpointChoice::Unix => Listen::beside(recorder)?,
+        EndpointChoice::Tcp(address) => {
+            let token = config.endpoint_token.clone();
+            let token = token.unwrap_or_else(|| secret.endpoint_token());
+            Listen::Tcp(own_port(address, place), token)
+        }
+    };
+    let served = Endpoint::serve(recorder.clone(), listen)
+        .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+        .map(|endpoint| {
+            let dumps = dumps.clone();
+            endpoint.write_dumps(move || {
+                let written = dumps.try_make("asked for at its endpoint");
+                written.map_err(|error| error.to_string())
+            });
+            let announcement = announce(&endpoint, place, root);
+            (endpoint, announcement)
+        });
+    match served {
+        Ok(served) => Some(served),
+        Err(error) => {
+            tracing::warn!(%error, "this rank has no endpoint; its ring can be read all the same");
+            None
+        }
+    }
+}
+
+/// Ranks of one host that are given one port take it and those that follow.
+fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
+    if let (port @ 1.., Some(local)) = (address.port(), place.local_rank) {
+        let local = u16::try_from(local).unwrap_or(u16::MAX);
+        address.set_port(port.saturating_add(local));
+    }
+    address
+}
+
+/// What a rank leaves in the root store for the others: under which key, and what.
+pub(crate) type Announcement = (String, Vec<u8>);
+
+/// Has the endpoint find the others, and says what they need to find it.
+fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
+    let notice = EndpointNotice {
+        address: endpoint.address().clone(),
+        host: own_host(),
+    };
+    let text = serde_json::to_vec(&notice).unwrap_or_default();
+    let peers = Peers {
+        place: place.clone(),
+        host: notice.host,
+        root: root.clone(),
+        known: Mutex::default(),
+    };
+    endpoint.find_peers(move || peers.find());
+    (key(place, place.rank), text)
+}
+
+fn key(place: &Rendezvous, rank: Rank) -> String {
+    EndpointNotice::store_key(place.attempt, rank)
+}
+
+fn own_host() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// Finds the other ranks' endpoints, when somebody asks for them.
+struct Peers {
+    place: Rendezvous,
+    host: String,
+    root: Arc<dyn Store>,
+    /// Those that were found before: they do not change.
+    known: Mutex<BTreeMap<Rank, EndpointNotice>>,
+}
+
+impl Peers {
+    fn find(&self) -> Vec<PeerEndpoint> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + LOOKING;
+        let ranks: Vec<Rank> = (0..self.place.world_size)
+            .filter(|rank| *rank != self.place.rank && !known.contains_key(rank))
+            .collect();
+        let keys: Vec<String> = ranks.iter().map(|&rank| key(&self.place, rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let came = which_came(&*self.root, &keys, until);
+        let came = ranks.into_iter().zip(keys).zip(came);
+        let (ranks, keys): (Vec<Rank>, Vec<&str>) =
+            came.filter_map(|(it, came)| came.then_some(it)).unzip();
+        for (ranks, keys) in ranks.chunks(CHUNK).zip(keys.chunks(CHUNK)) {
+            // They are there, so this does not wait.
+            let soon = Duration::from_millis(1);
+            let values = self.root.multi_get(keys, soon).unwrap_or_default();
+            for (&rank, value) in ranks.iter().zip(values) {
+                if let Ok(notice) = serde_json::from_slice(&value) {
+                    known.insert(rank, notice);
+                }
+            }
+        }
+        let reachable = known.iter().filter(|(_, notice)| {
+            // A path means something else on another host.
+            matches!(notice.address, EndpointAddress::Tcp(_)) || notice.host == self.host
+        });
+        reachable
+            .map(|(&rank, notice)| PeerEndpoint {
+                rank,
+                address: notice.address.clone(),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::store::HashStore;
+
+    fn place(rank: Rank) -> Rendezvous {
+        let mut place = Rendezvous::explicit(rank, 4, "127.0.0.1", 1).unwrap();
+        place.local_rank = Some(rank);
+        place
+    }
+
+    #[test]
+    fn peers_are_those_that_can_be_reached_from_here() {
+        let root: Arc<dyn Store> = Arc::new(HashStore::new());
+        let peers = Peers {
+            place: place(0),
+            host: "here".to_owned(),
+            root: root.clone(),
+            known: Mutex::default(),
+        };
+        assert_eq!(peers.find(), []);
+        for (rank, notice) in [
+            (1, r#"{"address":"unix:/a","host":"here"}"#),
+            (2, r#"{"address":"unix:/b","host":"there"}"#),
+            (3, r#"{"address":"tcp:10.0.0.1:7003","host":"there"}"#),
+        ] {
+            root.set(&key(&place(0), rank), notice.as_bytes()).unwrap();
+        }
+        let found: Vec<(Rank, String)> = peers
+            .find()
+            .into_iter()
+            .map(|peer| (peer.rank, peer.address.to_string()))
+            .collect();
+        let expected = [(1, "unix:/a"), (3, "tcp:10.0.0.1:7003")];
+        assert_eq!(found, expected.map(|(rank, at)| (rank, at.to_owned())));
+    }
+
+    #[test]
+    fn ranks_of_one_host_have_ports_of_their_own() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let given = own_port(address("10.0.0.1:7000"), &place(3));
+        assert_eq!(given, address("10.0.0.1:7003"));
+        let any = own_port(address("10.0.0.1:0"), &place(3));
+        assert_eq!(any, address("10.0.0.1:0"));
+    }
+}

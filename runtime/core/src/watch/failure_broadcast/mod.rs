@@ -1,0 +1,535 @@
+//! [`Alarm`]: when one rank fails, all ranks write down what they see, and tell each other how far
+//! they are.
+//!
+//! Everything goes through the store, on a thread of its own (`rcomm/dump`), so that neither a slow
+//! store nor a slow disk holds up the watchdog for longer than it allows.
+//!
+//! | key | holds | who writes |
+//! |---|---|---|
+//! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | who sees a fault |
+//! | `rcomm/alarm/<attempt>` | how often the alarm was raised | who sees a fault |
+//! | `rcomm/cause/<attempt>/<alarm>` | why, in words | the first to raise it, before the alarm itself |
+//!
+//! How far everybody is goes through keys of its own ([`answers`](crate::watch::status_exchange)). The same thread
+//! watches the FIFOs that ask for a dump.
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::group::work::Voyage;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::dump_writer::Dumps;
+use crate::watch::pipe::DumpPipe;
+use crate::watch::status_exchange::{Asked, Questions, RankReport};
+use crate::watch::watchdog::Watch;
+use crate::world::config::Propagation;
+use crate::world::store::Store;
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use rcomm_recorder::record::FlightRecorder;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The members of a group time out within so much of each other, though one may look at the store in between.
+const SAME_FAULT: Duration = Duration::from_secs(2);
+/// PyTorch's flag: who finds it in the root store makes a dump.
+pub(crate) const FLAG: &str = "exception_dump";
+/// The most alarms that are answered at once, if many were raised since the last look.
+const MOST_ANSWERS: i64 = 16;
+/// How long a rank reads the answers that have come.
+const READING: Duration = Duration::from_millis(500);
+/// For how long another rank's alarm is taken for the reason of what happens here.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// One fault, from the flag to the answers.
+pub(crate) struct Episode {
+    info: ProcessGroupInfo,
+    wire_id: u64,
+    seq: u64,
+    is_p2p: bool,
+    /// What happened, in words.
+    cause: String,
+    /// The part of it that is the same on every rank that finds it.
+    finding: String,
+    /// A member that is known to be gone: nobody waits for its answer.
+    gone: Option<Rank>,
+    progress: Mutex<EpisodeProgress>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct EpisodeProgress {
+    raised: bool,
+    answers: Option<String>,
+}
+
+impl Episode {
+    pub(crate) fn new(
+        info: &ProcessGroupInfo,
+        wire_id: u64,
+        voyage: &Voyage,
+        finding: &str,
+        error: &Error,
+    ) -> Arc<Self> {
+        let lost = error.kind() == ErrorKind::PeerLost;
+        Arc::new(Self {
+            info: info.clone(),
+            wire_id,
+            cause: error.to_string(),
+            finding: finding.to_owned(),
+            gone: error.rank().filter(|_| lost),
+            seq: voyage.seq,
+            is_p2p: voyage.is_p2p,
+            progress: Mutex::default(),
+            moved: Condvar::new(),
+        })
+    }
+
+    /// A fault of the rank itself and of no operation: the others write down what they see, and
+    /// nobody is asked how far it is.
+    pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
+        let info = ProcessGroupInfo {
+            id: ProcessGroupInfo::UNKNOWN_ID,
+            name: String::new(),
+            desc: String::new(),
+            ranks: Arc::default(),
+        };
+        Arc::new(Self {
+            info,
+            wire_id: 0,
+            seq: 0,
+            is_p2p: false,
+            cause: cause.to_owned(),
+            finding: cause.to_owned(),
+            gone: None,
+            progress: Mutex::default(),
+            moved: Condvar::new(),
+        })
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked {
+            members: &self.info.ranks,
+            wire_id: self.wire_id,
+            seq: self.seq,
+            is_p2p: self.is_p2p,
+            gone: self.gone,
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut EpisodeProgress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        self.moved.notify_all();
+    }
+
+    fn wait(
+        &self,
+        timeout: Duration,
+        until: impl Fn(&EpisodeProgress) -> bool,
+    ) -> MutexGuard<'_, EpisodeProgress> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .moved
+            .wait_timeout_while(progress, timeout, |progress| !until(progress));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// What the alarm needs to know of its rank.
+pub(crate) struct AlarmParts {
+    pub(crate) rank: Rank,
+    pub(crate) attempt: u32,
+    /// The store that PyTorch's ranks see too.
+    pub(crate) root: Arc<dyn Store>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) dumps: Arc<Dumps>,
+    pub(crate) status_wait: Duration,
+    pub(crate) interval: Duration,
+    pub(crate) propagation: Propagation,
+}
+
+/// The side that the watchdog sees.
+pub(crate) struct Alarm {
+    parts: AlarmParts,
+    episodes: Mutex<Vec<Arc<Episode>>>,
+    stopped: AtomicBool,
+    bell: OwnedFd,
+}
+
+impl Alarm {
+    pub(crate) fn new(parts: AlarmParts) -> Result<Arc<Self>> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::io("cannot make an eventfd", error))?;
+        Ok(Arc::new(Self {
+            parts,
+            episodes: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            bell,
+        }))
+    }
+
+    pub(crate) fn recorder(&self) -> &FlightRecorder {
+        &self.parts.recorder
+    }
+
+    /// Raises the flag, so that the others write down what they see.
+    ///
+    /// # Blocking
+    /// For a second at most: a store that does not answer must not keep this rank from its dump.
+    pub(crate) fn raise(&self, episode: &Arc<Episode>) {
+        let mut episodes = self.episodes.lock().unwrap_or_else(PoisonError::into_inner);
+        episodes.push(episode.clone());
+        drop(episodes);
+        self.ring();
+        drop(episode.wait(Duration::from_secs(1), |progress| progress.raised));
+    }
+
+    /// Makes this rank's dump, unless one was made for this fault already; says where it is.
+    pub(crate) fn dump_for_fault(&self, reason: &str) -> String {
+        self.parts.dumps.make_for_fault(reason)
+    }
+
+    /// Makes this rank's dump, whether or not there is one of late.
+    pub(crate) fn dump(&self, reason: &str) {
+        self.parts.dumps.make(reason);
+    }
+
+    /// How long ago an operation was issued, if its record is still there.
+    pub(crate) fn age_of(&self, record_id: u64) -> Option<Duration> {
+        let dump = self.parts.recorder.snapshot();
+        let entry = dump.entries.iter().rfind(|it| it.record_id == record_id)?;
+        let age = dump.identity.dump_time_ns - entry.time_created_ns;
+        u64::try_from(age).ok().map(Duration::from_nanos)
+    }
+
+    /// What the other members said, in words; empty if that is not known.
+    ///
+    /// # Blocking
+    /// Until they have, or for as long as the configuration allows.
+    pub(crate) fn answers(&self, episode: &Episode) -> String {
+        // The thread may have another episode in hand.
+        let patience = self.parts.status_wait + READING * 2;
+        let mut progress = episode.wait(patience, |progress| progress.answers.is_some());
+        progress.answers.take().unwrap_or_default()
+    }
+
+    fn ring(&self) {
+        // It can only fail when the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// Owns the thread that speaks to the store and watches the FIFOs.
+pub(crate) struct AlarmThread {
+    alarm: Arc<Alarm>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AlarmThread {
+    pub(crate) fn start(alarm: Arc<Alarm>, pipes: Vec<DumpPipe>) -> Result<Self> {
+        let responder = Responder {
+            alarm: alarm.clone(),
+            pipes,
+            answered: 0,
+            heard: None,
+            flag_seen: false,
+            store_lost: false,
+        };
+        let thread = std::thread::Builder::new()
+            .name("rcomm/dump".to_owned())
+            .spawn(move || responder.run())
+            .map_err(|error| Error::io("cannot start the thread rcomm/dump", error))?;
+        Ok(Self {
+            alarm,
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.alarm.stopped.store(true, Ordering::Release);
+        self.alarm.ring();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that makes dumps panicked");
+        }
+    }
+}
+
+impl Drop for AlarmThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread holds.
+struct Responder {
+    alarm: Arc<Alarm>,
+    pipes: Vec<DumpPipe>,
+    /// The newest alarm that this rank has answered.
+    answered: i64,
+    /// The last alarm of another rank: when it was heard, and its cause.
+    heard: Option<(Instant, String)>,
+    /// PyTorch's flag was up at the last look.
+    flag_seen: bool,
+    /// The store did not answer at the last look.
+    store_lost: bool,
+}
+
+impl Responder {
+    fn run(mut self) {
+        // Not at once, while other ranks may still be starting: it takes a connection of its own.
+        let mut next_look = Instant::now() + self.alarm.parts.interval;
+        while !self.alarm.stopped.load(Ordering::Acquire) {
+            self.sleep_until(next_look);
+            let episodes = std::mem::take(
+                &mut *self
+                    .alarm
+                    .episodes
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            for episode in episodes {
+                self.respond_to_own(&episode);
+            }
+            for at in 0..self.pipes.len() {
+                if self.pipes[at].was_written() {
+                    let path = self.pipes[at].path().display().to_string();
+                    self.alarm.parts.dumps.make(&format!("asked for by {path}"));
+                }
+            }
+            if Instant::now() >= next_look {
+                self.look_at_store();
+                let interval = self.alarm.parts.interval;
+                // A store that is gone is asked less often.
+                next_look = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
+            }
+        }
+    }
+
+    fn sleep_until(&self, wake: Instant) {
+        let rest = wake.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(&self.alarm.bell, PollFlags::IN)];
+        let pipes = self.pipes.iter().map(|pipe| pipe.fd());
+        fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let timeout = Timespec {
+            tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(rest.subsec_nanos()),
+        };
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&timeout));
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.alarm.bell, &mut count);
+    }
+
+    fn key(&self) -> String {
+        format!("rcomm/alarm/{}", self.alarm.parts.attempt)
+    }
+
+    /// Whether another rank has raised the alarm or PyTorch's flag.
+    fn look_at_store(&mut self) {
+        match self.hear() {
+            Ok(()) => self.store_lost = false,
+            Err(error) => {
+                if !self.store_lost {
+                    tracing::warn!(%error, "the store does not answer: alarms of other ranks are not heard");
+                }
+                self.store_lost = true;
+            }
+        }
+    }
+
+    fn hear(&mut self) -> Result<()> {
+        let parts = &self.alarm.parts;
+        let raised = parts.root.add(&self.key(), 0)?;
+        if raised > self.answered {
+            return self.answer(raised);
+        }
+        let flag = parts.root.check(&[FLAG])?;
+        if flag && !self.flag_seen {
+            let value = parts.root.get(FLAG, Duration::from_secs(1))?;
+            match <[u8; 4]>::try_from(value) {
+                Ok(rank) => {
+                    let rank = i32::from_ne_bytes(rank);
+                    parts
+                        .dumps
+                        .make_for_fault(&format!("signal of rank {rank}"));
+                }
+                Err(value) => tracing::warn!(
+                    bytes = value.len(),
+                    "the key {FLAG} does not hold a rank: ignored"
+                ),
+            }
+        }
+        self.flag_seen = flag;
+        Ok(())
+    }
+
+    /// Makes this rank's dump, then tells how far it is, for every alarm that was not answered yet.
+    ///
+    /// In this order: who raised the alarm cleans up once it has heard everybody, and a dump shall
+    /// show what was pending before that.
+    fn answer(&mut self, raised: i64) -> Result<()> {
+        let first = (self.answered + 1).max(raised - MOST_ANSWERS);
+        self.answered = raised;
+        self.flag_seen = true;
+        let cause = self.cause_of(raised);
+        let reason = cause.as_deref().unwrap_or("signal of another rank");
+        self.alarm.parts.dumps.make_for_fault(reason);
+        let told = (first..=raised).try_for_each(|alarm| self.tell(alarm));
+        if self.alarm.parts.propagation == Propagation::Abort {
+            self.give_up(cause.as_deref());
+        }
+        self.heard = cause.map(|cause| (Instant::now(), cause));
+        told
+    }
+
+    /// Ends everything pending on this rank, since another has failed. After dump and answer, which shall
+    /// show what was pending.
+    fn give_up(&self, cause: Option<&str>) {
+        let error = match cause.and_then(|cause| cause.split_once(": ")) {
+            Some((who, why)) => {
+                let message = format!("given up, since {who} has failed: {why}");
+                let error = Error::new(ErrorKind::Aborted, message);
+                match who.strip_prefix("rank ").and_then(|rank| rank.parse().ok()) {
+                    Some(rank) => error.with_rank(rank),
+                    None => error,
+                }
+            }
+            None => Error::new(
+                ErrorKind::Aborted,
+                "given up, since another rank has failed",
+            ),
+        };
+        for group in self.alarm.parts.watch.groups() {
+            if !group.is_judged() {
+                group.close(None, error.clone());
+            }
+        }
+    }
+
+    fn cause_key(&self, alarm: i64) -> String {
+        format!("rcomm/cause/{}/{alarm}", self.alarm.parts.attempt)
+    }
+
+    /// Says why an alarm is raised, unless another rank has; returns what is said there.
+    fn leave_cause(&self, alarm: i64, own: &str) -> Result<String> {
+        let root = &self.alarm.parts.root;
+        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
+        Ok(String::from_utf8_lossy(&first).into_owned())
+    }
+
+    /// Why an alarm was raised, if the store still says so.
+    fn cause_of(&self, alarm: i64) -> Option<String> {
+        let root = &self.alarm.parts.root;
+        let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
+        Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
+    }
+
+    fn tell(&self, alarm: i64) -> Result<()> {
+        let report = self.report();
+        self.questions(alarm).tell(&*self.alarm.parts.root, &report)
+    }
+
+    fn questions(&self, alarm: i64) -> Questions {
+        let parts = &self.alarm.parts;
+        Questions {
+            rank: parts.rank,
+            attempt: parts.attempt,
+            alarm,
+            patience: parts.status_wait,
+            reading: READING,
+        }
+    }
+
+    fn report(&self) -> RankReport {
+        let parts = &self.alarm.parts;
+        let groups = parts.watch.groups();
+        let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
+        let status = parts.recorder.snapshot().status.unwrap_or_default();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now_ms = now.map_or(0, |now| now.as_millis() as i64);
+        RankReport::new(groups, now_ms, status)
+    }
+
+    /// This rank's own fault: raise, tell, and hear the others.
+    fn respond_to_own(&mut self, episode: &Episode) {
+        let answers = match self.raise(episode) {
+            Ok(alarm) => {
+                episode.update(|progress| progress.raised = true);
+                let questions = self.questions(alarm);
+                let answers = questions.ask(&*self.alarm.parts.root, &episode.asked());
+                match &self.heard {
+                    Some((at, cause)) if at.elapsed() < RECENT => {
+                        format!("{answers}; {}", reported_before(cause, &episode.finding))
+                    }
+                    _ => answers,
+                }
+            }
+            Err(error) => format!("the other ranks could not be asked: {error}"),
+        };
+        episode.update(|progress| {
+            progress.raised = true;
+            progress.answers = Some(answers);
+        });
+    }
+
+    /// Whether another rank's alarm is so young that a fault of this rank belongs to it.
+    fn has_just_heard(&self) -> bool {
+        let heard = self.heard.as_ref();
+        heard.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
+    }
+
+    /// Joins an alarm that is being raised by another rank, or raises a new one.
+    fn raise(&mut self, episode: &Episode) -> Result<i64> {
+        let parts = &self.alarm.parts;
+        let key = self.key();
+        let mut alarm = parts.root.add(&key, 0)?;
+        if alarm > self.answered {
+            self.heard = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
+        } else if !self.has_just_heard() {
+            let next = alarm + 1;
+            // The cause before the alarm: whoever sees the number finds out why.
+            let own = format!("rank {}: {}", parts.rank, episode.cause);
+            let mut first = self.leave_cause(next, &own)?;
+            // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
+            let held = parts.root.compare_set(
+                &key,
+                alarm.to_string().as_bytes(),
+                next.to_string().as_bytes(),
+            )?;
+            let held = std::str::from_utf8(&held)
+                .ok()
+                .and_then(|it| it.parse().ok());
+            alarm = held.ok_or_else(|| {
+                Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
+            })?;
+            if alarm != next {
+                // More than one was raised meanwhile.
+                first = self.leave_cause(alarm, &own)?;
+            }
+            if first != own {
+                self.heard = Some((Instant::now(), first));
+            }
+        }
+        let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
+        parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
+        self.flag_seen = true;
+        let first = (self.answered + 1).max(alarm - MOST_ANSWERS);
+        self.answered = alarm;
+        (first..=alarm).try_for_each(|alarm| self.tell(alarm))?;
+        Ok(alarm)
+    }
+}
+
+/// What another rank said about it before; the same words are not said twice.
+fn reported_before(cause: &str, finding: &str) -> String {
+    match cause.split_once(": ") {
+        Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),
+        _ => format!("reported before by {cause}"),
+    }
+}

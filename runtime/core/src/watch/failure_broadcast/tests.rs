@@ -1,0 +1,198 @@
+use super::*;
+use crate::watch::dump_writer::DumpWriter;
+use crate::world::store::HashStore;
+use rcomm_recorder::publish::Dump;
+use rcomm_recorder::record::{Placement, RecorderConfig};
+use std::sync::mpsc;
+
+/// Sends a dump's reason, and whether the flag was up by then.
+struct Send(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
+
+impl DumpWriter for Send {
+    fn write(&self, dump: &Dump) -> Result<String> {
+        let flag = self.1.check(&[FLAG])?;
+        let _ = self.0.send((dump.identity.reason.clone(), flag));
+        Ok(String::new())
+    }
+}
+
+/// The alarm of one rank at this store, over a watch where nobody makes rounds.
+pub(crate) fn alarm(
+    rank: u32,
+    store: &Arc<impl Store + 'static>,
+    interval: Duration,
+) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
+    let config = RecorderConfig {
+        placement: Placement::Memory,
+        entries: 16,
+        ..RecorderConfig::new("job", rank, 16)
+    };
+    let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+    let (sender, dumped) = mpsc::channel();
+    let writer = Box::new(Send(sender, store.clone()));
+    let alarm = Alarm::new(AlarmParts {
+        rank,
+        attempt: 0,
+        root: store.clone(),
+        watch: Arc::new(Watch::default()),
+        dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
+        recorder,
+        status_wait: Duration::from_secs(1),
+        interval,
+        propagation: Propagation::DumpOnly,
+    });
+    let alarm = alarm.unwrap();
+    let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
+    (alarm, dumped, thread)
+}
+
+#[test]
+fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
+    let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
+    let same = "all_reduce #4 on group dp: sizes differ";
+    assert_eq!(reported_before(cause, same), "found before by rank 3");
+    let other = "all_reduce #5 on group dp: not done after 3.0 s";
+    let expected = format!("reported before by {cause}");
+    assert_eq!(reported_before(cause, other), expected);
+}
+
+#[test]
+fn ranks_that_time_out_at_once_raise_one_alarm() {
+    let store = Arc::new(HashStore::new());
+    // Nobody looks at the store by itself: all believe that they are the first.
+    let never = Duration::from_secs(3_600);
+    let ranks: Vec<_> = (0..16).map(|rank| alarm(rank, &store, never)).collect();
+    let episodes = ranks.iter().map(|(alarm, _, _)| {
+        let episode = Episode::of_rank("late");
+        alarm.episodes.lock().unwrap().push(episode.clone());
+        episode
+    });
+    let episodes: Vec<_> = episodes.collect();
+    for (alarm, _, _) in &ranks {
+        alarm.ring();
+    }
+    for episode in episodes {
+        let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+        assert!(raised.raised);
+    }
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
+    assert!(cause.unwrap().ends_with(b": late"));
+}
+
+#[test]
+fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
+    let store = Arc::new(HashStore::new());
+    let often = Duration::from_millis(10);
+    let (first, _, _first) = alarm(0, &store, often);
+    let (second, dumped, _second) = alarm(1, &store, often);
+    fail(&first, "late");
+    let heard = dumped.recv_timeout(Duration::from_secs(60));
+    assert!(heard.unwrap().0.contains("late"));
+    fail(&second, "late");
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+}
+
+/// A store that looks, with every change, whether an alarm is there whose cause is not.
+#[derive(Default)]
+struct CausesFirst {
+    store: HashStore,
+    without_cause: AtomicBool,
+}
+
+impl CausesFirst {
+    fn looked<T>(&self, result: T) -> T {
+        let alarm = self.store.add("rcomm/alarm/0", 0).unwrap();
+        let cause = format!("rcomm/cause/0/{alarm}");
+        if alarm > 0 && !self.store.check(&[&cause]).unwrap() {
+            self.without_cause.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Store for CausesFirst {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.looked(self.store.set(key, value))
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.looked(self.store.add(key, delta))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.looked(self.store.compare_set(key, expected, desired))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.store.wait(keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.store.check(keys)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.store.delete(key)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.store.list_keys()
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        self.store.barrier(key, world_size, timeout)
+    }
+}
+
+/// Has this rank fail, and waits until the others can know.
+fn fail(alarm: &Alarm, cause: &str) {
+    let episode = Episode::of_rank(cause);
+    alarm.episodes.lock().unwrap().push(episode.clone());
+    alarm.ring();
+    let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+    assert!(raised.raised);
+}
+
+#[test]
+fn whoever_sees_an_alarm_finds_its_cause() {
+    let store = Arc::new(CausesFirst::default());
+    let never = Duration::from_secs(3_600);
+    let (alarm, _, _thread) = alarm(0, &store, never);
+    fail(&alarm, "late");
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    assert!(!store.without_cause.load(Ordering::Relaxed));
+}
+
+#[test]
+fn the_first_cause_of_an_alarm_is_kept() {
+    let store = Arc::new(HashStore::new());
+    let never = Duration::from_secs(3_600);
+    // Rank 9 was about to raise the same alarm, and has come as far as its cause.
+    store.set("rcomm/cause/0/1", b"rank 9: first").unwrap();
+    let (alarm, _, _thread) = alarm(0, &store, never);
+    fail(&alarm, "late");
+    assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
+    let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
+    assert_eq!(cause.unwrap(), b"rank 9: first");
+}

@@ -1,0 +1,141 @@
+//! [`HeartbeatMonitor`]: watches the watchdog; when it is stuck, raises the alarm and makes the dump.
+//!
+//! The watchdog calls backends, and a backend may call a driver that does not return. The monitor
+//! shares nothing with it but the counter of its rounds, so that it can still act.
+
+use crate::op::deadline::in_words;
+use crate::op::error::{Error, Result};
+use crate::watch::failure_broadcast::{Alarm, Episode};
+use crate::watch::watchdog::Watch;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const STUCK: &str = "the watchdog is stuck";
+
+/// Owns the thread that counts the watchdog's rounds.
+pub(crate) struct HeartbeatMonitor {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl HeartbeatMonitor {
+    pub(crate) fn start(watch: Arc<Watch>, alarm: Arc<Alarm>, timeout: Duration) -> Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let listener = Listener {
+            stop: stop.clone(),
+            watch,
+            alarm,
+            timeout,
+        };
+        let thread = std::thread::Builder::new()
+            .name("rcomm/heartbeat".to_owned())
+            .spawn(move || listener.run())
+            .map_err(|error| Error::io("cannot start the thread rcomm/heartbeat", error))?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn stop(&mut self) {
+        *self
+            .stop
+            .stopped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.wake.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the heartbeat monitor panicked");
+        }
+    }
+}
+
+impl Drop for HeartbeatMonitor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Listener {
+    stop: Arc<Stop>,
+    watch: Arc<Watch>,
+    alarm: Arc<Alarm>,
+    timeout: Duration,
+}
+
+impl Listener {
+    fn run(self) {
+        let mut heard = (self.watch.rounds(), Instant::now());
+        let mut reported = false;
+        let interval = (self.timeout / 4).max(Duration::from_millis(1));
+        while !self.sleep(interval) {
+            let rounds = self.watch.rounds();
+            if rounds != heard.0 {
+                if reported {
+                    tracing::warn!(silent = in_words(heard.1.elapsed()), "the watchdog goes on");
+                }
+                heard = (rounds, Instant::now());
+                reported = false;
+            } else if heard.1.elapsed() >= self.timeout && !reported {
+                tracing::error!(
+                    silent = in_words(heard.1.elapsed()),
+                    "the watchdog has stopped making rounds; operations are not watched"
+                );
+                // First the flag: the others shall write what they see at this moment, too. A store
+                // that does not answer keeps this rank from its dump for a second only.
+                self.alarm.raise(&Episode::of_rank(STUCK));
+                self.alarm.dump(STUCK);
+                reported = true;
+            }
+        }
+    }
+
+    /// Sleeps for this long; says whether the thread shall end.
+    fn sleep(&self, interval: Duration) -> bool {
+        let stopped = self
+            .stop
+            .stopped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let slept = self
+            .stop
+            .wake
+            .wait_timeout_while(stopped, interval, |stopped| !*stopped);
+        *slept.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::failure_broadcast::tests::alarm;
+    use crate::world::store::HashStore;
+
+    #[test]
+    fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
+        let store = Arc::new(HashStore::new());
+        let (own, dumped, mut own_thread) = alarm(0, &store, Duration::from_millis(10));
+        let (_other, other_dumped, mut other_thread) = alarm(1, &store, Duration::from_millis(10));
+        let long = Duration::from_secs(30);
+        let watch = Arc::new(Watch::default());
+        let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();
+        let (reason, flag) = dumped.recv_timeout(long).unwrap();
+        assert_eq!(reason, STUCK);
+        assert!(flag, "the flag comes before the dump");
+        let (reason, _) = other_dumped.recv_timeout(long).unwrap();
+        assert_eq!(reason, format!("rank 0: {STUCK}"));
+        assert!(dumped.recv_timeout(Duration::from_millis(100)).is_err());
+        monitor.stop();
+        own_thread.stop();
+        other_thread.stop();
+    }
+}

@@ -1,0 +1,11 @@
+//! What looks after a world: the watchdog, the propagation of failures, dumps, the heartbeat of the watchdog
+//! itself, and the endpoint.
+
+pub(crate) mod dump_writer;
+#[cfg(feature = "endpoint")]
+pub(crate) mod endpoint;
+pub(crate) mod failure_broadcast;
+pub(crate) mod heartbeat;
+pub(crate) mod pipe;
+pub(crate) mod status_exchange;
+pub(crate) mod watchdog;

@@ -1,0 +1,374 @@
+//! How far the ranks are, told and asked through the store after a fault.
+//!
+//! | key, below `rcomm/status/<attempt>/<alarm>` | holds | who writes |
+//! |---|---|---|
+//! | `<rank>` | how far this rank is, in JSON | every rank |
+//! | `<group>/<seq>/asking` | how many ask about this operation of a large group | who asks |
+//! | `<group>/<seq>` | what was answered, in words | the first who asked |
+//!
+//! In a small group every member reads every answer. In one of thousands that would be millions of
+//! reads at one store within two seconds, so the first member that asks reads them, in chunks, and
+//! leaves what it learnt for the rest.
+
+use crate::op::deadline::in_words;
+use crate::op::error::Result;
+use crate::world::store::{Store, which_came};
+use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// The largest group in which every member reads all answers.
+const SMALL_GROUP: usize = 64;
+/// Answers read in one call to the store.
+const CHUNK: usize = 256;
+/// The most ranks that an error lists by number.
+const MOST_RANKS: usize = 16;
+
+/// How far one rank is, as it tells the others.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RankReport {
+    /// By the group's number on the wire, in hexadecimal.
+    groups: BTreeMap<String, ProcessGroupStatus>,
+    phase: String,
+    /// For how long it has been in that phase.
+    phase_ms: u64,
+    step: i64,
+}
+
+impl RankReport {
+    pub(crate) fn new(
+        groups: impl Iterator<Item = (u64, ProcessGroupStatus)>,
+        now_ms: i64,
+        status: RankStatus,
+    ) -> Self {
+        Self {
+            groups: groups.map(|(id, status)| (wire_name(id), status)).collect(),
+            phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
+            phase: status.phase,
+            step: status.step,
+        }
+    }
+}
+
+/// The operation that is asked about.
+pub(crate) struct Asked<'a> {
+    pub(crate) members: &'a [Rank],
+    pub(crate) wire_id: u64,
+    pub(crate) seq: u64,
+    pub(crate) is_p2p: bool,
+    /// A member that is known to be gone: nobody waits for its answer.
+    pub(crate) gone: Option<Rank>,
+}
+
+/// One round of questions, as one rank takes part in it.
+pub(crate) struct Questions {
+    pub(crate) rank: Rank,
+    pub(crate) attempt: u32,
+    pub(crate) alarm: i64,
+    /// How long to wait for answers.
+    pub(crate) patience: Duration,
+    /// How long to read, after that, what has come.
+    pub(crate) reading: Duration,
+}
+
+impl Questions {
+    fn key(&self, what: impl std::fmt::Display) -> String {
+        format!("rcomm/status/{}/{}/{what}", self.attempt, self.alarm)
+    }
+
+    /// Leaves this rank's answer.
+    pub(crate) fn tell(&self, store: &dyn Store, report: &RankReport) -> Result<()> {
+        let report = serde_json::to_vec(report).unwrap_or_default();
+        store.set(&self.key(self.rank), &report)
+    }
+
+    /// Who has arrived and who has not, in words.
+    ///
+    /// # Blocking
+    /// For `patience` and `reading` together, however many ranks there are.
+    pub(crate) fn ask(&self, store: &dyn Store, asked: &Asked<'_>) -> String {
+        if asked.members.len() <= SMALL_GROUP {
+            return self.read_all(store, asked);
+        }
+        let topic = self.key(format_args!("{}/{}", wire_name(asked.wire_id), asked.seq));
+        match store.add(&format!("{topic}/asking"), 1) {
+            Ok(1) => {
+                let answers = self.read_all(store, asked);
+                // Who does not get it says so.
+                let _ = store.set(&topic, answers.as_bytes());
+                answers
+            }
+            Ok(_) => match store.get(&topic, self.patience + self.reading) {
+                Ok(answers) => String::from_utf8_lossy(&answers).into_owned(),
+                Err(error) => format!(
+                    "what the {} members answered was not passed on: {error}",
+                    asked.members.len()
+                ),
+            },
+            Err(error) => format!("the other ranks could not be asked: {error}"),
+        }
+    }
+
+    fn read_all(&self, store: &dyn Store, asked: &Asked<'_>) -> String {
+        let mut roll = Roll {
+            members: asked.members.len(),
+            ..Roll::default()
+        };
+        let mut ranks = Vec::with_capacity(asked.members.len());
+        for &rank in asked.members {
+            match asked.gone {
+                Some(gone) if gone == rank => roll.gone.push(rank),
+                _ => ranks.push(rank),
+            }
+        }
+        let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        // Whether or not all come: what came is read below.
+        let _ = store.wait(&keys, self.patience);
+        let until = Instant::now() + self.reading;
+        let came = which_came(store, &keys, until);
+        let present: Vec<&str> = keys
+            .iter()
+            .zip(&came)
+            .filter_map(|(key, came)| came.then_some(*key))
+            .collect();
+        let mut reports = present.chunks(CHUNK).flat_map(|keys| {
+            // They are there, so this does not wait.
+            let soon = Duration::from_millis(1);
+            let values = if Instant::now() < until {
+                store.multi_get(keys, soon).ok()
+            } else {
+                None
+            };
+            values.map_or_else(
+                || vec![None; keys.len()],
+                |values| values.into_iter().map(Some).collect(),
+            )
+        });
+        for (rank, came) in ranks.into_iter().zip(came) {
+            let value = if came { reports.next().flatten() } else { None };
+            let report = value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            roll.call(asked, rank, report);
+        }
+        roll.in_words(asked.is_p2p)
+    }
+}
+
+fn wire_name(wire_id: u64) -> String {
+    format!("{wire_id:016x}")
+}
+
+/// Who has come and who has not.
+#[derive(Default)]
+struct Roll {
+    members: usize,
+    arrived: Vec<Rank>,
+    missing: Vec<(Rank, String)>,
+    silent: Vec<Rank>,
+    gone: Vec<Rank>,
+}
+
+impl Roll {
+    fn call(&mut self, asked: &Asked<'_>, rank: Rank, report: Option<RankReport>) {
+        let Some(report) = report else {
+            self.silent.push(rank);
+            return;
+        };
+        let status = report.groups.get(&wire_name(asked.wire_id));
+        let last = status.map_or(-1, |status| status.last_enqueued);
+        let seq = i64::try_from(asked.seq).unwrap_or(i64::MAX);
+        if !asked.is_p2p && last >= seq {
+            self.arrived.push(rank);
+            return;
+        }
+        let mut place = match (status, last) {
+            (None, _) => "has not made this group".to_owned(),
+            (_, ..=0) => "has called no collective here yet".to_owned(),
+            (_, last) => format!("last collective here is #{last}"),
+        };
+        if !report.phase.is_empty() {
+            let lasted = in_words(Duration::from_millis(report.phase_ms));
+            let _ = write!(place, ", in phase {:?} for {lasted}", report.phase);
+        }
+        if report.step >= 0 {
+            let _ = write!(place, ", in step {}", report.step);
+        }
+        self.missing.push((rank, place));
+    }
+
+    fn in_words(&self, is_p2p: bool) -> String {
+        let mut parts = Vec::new();
+        if !is_p2p {
+            let none = self.arrived.is_empty();
+            parts.push(format!(
+                "arrived: {}",
+                if none {
+                    "nobody".to_owned()
+                } else {
+                    list(&self.arrived)
+                }
+            ));
+        }
+        if !self.missing.is_empty() {
+            let what = if is_p2p { "members" } else { "not arrived" };
+            let mut text = format!("{what}: ");
+            for (at, (rank, place)) in self.missing.iter().take(MOST_RANKS).enumerate() {
+                let comma = if at == 0 { "" } else { ", " };
+                let _ = write!(text, "{comma}rank {rank} ({place})");
+            }
+            if let Some(more) = self.missing.len().checked_sub(MOST_RANKS + 1) {
+                let _ = write!(text, " and {} more", more + 1);
+            }
+            parts.push(text);
+        }
+        if !self.gone.is_empty() {
+            parts.push(format!("gone: {}", list(&self.gone)));
+        }
+        if !self.silent.is_empty() {
+            let answered = self.arrived.len() + self.missing.len();
+            parts.push(format!(
+                "no answer: {} ({answered} of {} members answered)",
+                list(&self.silent),
+                self.members
+            ));
+        }
+        parts.join("; ")
+    }
+}
+
+/// `rank 3`, `ranks 1, 2, 5`, or the first few and how many more.
+fn list(ranks: &[Rank]) -> String {
+    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
+    let mut text = format!(
+        "rank{} {}",
+        if ranks.len() == 1 { "" } else { "s" },
+        shown.join(", ")
+    );
+    if ranks.len() > MOST_RANKS {
+        let _ = write!(text, " and {} more", ranks.len() - MOST_RANKS);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::store::{HashStore, TcpStore};
+    use std::sync::Arc;
+
+    fn asked(members: &[Rank]) -> Asked<'_> {
+        Asked {
+            members,
+            wire_id: 7,
+            seq: 41,
+            is_p2p: false,
+            gone: None,
+        }
+    }
+
+    fn report(last: i64, phase: &str) -> RankReport {
+        let status = ProcessGroupStatus {
+            last_enqueued: last,
+            ..ProcessGroupStatus::default()
+        };
+        RankReport {
+            groups: BTreeMap::from([(wire_name(7), status)]),
+            phase: phase.to_owned(),
+            phase_ms: 6_100,
+            step: -1,
+        }
+    }
+
+    fn questions(rank: Rank, patience: Duration) -> Questions {
+        Questions {
+            rank,
+            attempt: 0,
+            alarm: 1,
+            patience,
+            reading: Duration::from_secs(60),
+        }
+    }
+
+    #[test]
+    fn who_came_and_who_did_not_is_said_in_one_line() {
+        let members = [0, 1, 2, 3];
+        let store = HashStore::new();
+        let short = Duration::from_millis(20);
+        for (rank, last, phase) in [(0, 41, ""), (1, 42, "backward"), (2, 40, "load data")] {
+            let told = questions(rank, short).tell(&store, &report(last, phase));
+            told.expect("a store in memory");
+        }
+        assert_eq!(
+            questions(0, short).ask(&store, &asked(&members)),
+            "arrived: ranks 0, 1; not arrived: rank 2 (last collective here is #40, in phase \
+             \"load data\" for 6.1 s); no answer: rank 3 (3 of 4 members answered)"
+        );
+        let gone = Asked {
+            gone: Some(3),
+            ..asked(&members)
+        };
+        let answers = questions(0, Duration::from_secs(60)).ask(&store, &gone);
+        assert!(answers.ends_with("; gone: rank 3"), "{answers}");
+    }
+
+    #[test]
+    fn four_thousand_ranks_are_asked_once_and_the_answers_are_passed_on() {
+        let store: Arc<TcpStore> = TcpStore::host("127.0.0.1", 0, Duration::from_secs(60))
+            .expect("a port on the loopback interface")
+            .into();
+        let members: Vec<Rank> = (0..4096).collect();
+        let silent = [17, 18, 1_000, 4_095];
+        for &rank in members.iter().filter(|rank| !silent.contains(rank)) {
+            let last = if rank == 300 { 40 } else { 41 };
+            let told = questions(rank, Duration::ZERO).tell(&*store, &report(last, ""));
+            told.expect("the store is there");
+        }
+        let first = questions(5, Duration::from_millis(50)).ask(&*store, &asked(&members));
+        assert!(first.starts_with("arrived: ranks 0, 1, 2, 3,"), "{first}");
+        for told in [
+            " and 4075 more; not arrived: rank 300 (last collective here is #40)",
+            "; no answer: ranks 17, 18, 1000, 4095 (4092 of 4096 members answered)",
+        ] {
+            assert!(first.contains(told), "{first}");
+        }
+        // The second does not read them again: those who answer late change nothing.
+        questions(17, Duration::ZERO)
+            .tell(&*store, &report(41, ""))
+            .expect("the store is there");
+        let second = questions(6, Duration::from_secs(60)).ask(&*store, &asked(&members));
+        assert_eq!(second, first);
+        // And who asks about something else gets an answer of its own.
+        let other = Asked {
+            seq: 42,
+            ..asked(&members)
+        };
+        let third = questions(6, Duration::from_millis(50)).ask(&*store, &other);
+        assert!(third.starts_with("arrived: nobody;"), "{third}");
+    }
+
+    #[test]
+    fn answers_that_are_not_passed_on_are_said_to_be_missing() {
+        let store = HashStore::new();
+        let members: Vec<Rank> = (0..100).collect();
+        let asking = questions(0, Duration::ZERO).key(format_args!("{}/41/asking", wire_name(7)));
+        store.add(&asking, 1).expect("a store in memory");
+        let second = Questions {
+            reading: Duration::ZERO,
+            ..questions(1, Duration::from_millis(10))
+        };
+        let answers = second.ask(&store, &asked(&members));
+        assert!(
+            answers.starts_with("what the 100 members answered was not passed on: key"),
+            "{answers}"
+        );
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let ranks: Vec<Rank> = (0..20).collect();
+        assert!(list(&ranks).ends_with("14, 15 and 4 more"));
+        assert_eq!(list(&[3]), "rank 3");
+    }
+}

@@ -1,0 +1,446 @@
+//! [`Watchdog`]: looks after every operation under way, also those that nobody waits for.
+//!
+//! On its rounds it settles what has ended and retires it. What is overdue or has failed is a fault:
+//! the flag is raised so that the other ranks write down what they see, this rank's dump is made, the
+//! others' answers are collected, and then the group is aborted with an error that says all this. It
+//! takes no lock that a stuck call could hold.
+
+use crate::group::process_group::Group;
+use crate::group::work::{Flight, Voyage, WorkStatus};
+use crate::op::deadline::in_words;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::failure_broadcast::{Alarm, AlarmThread, Episode};
+use crate::watch::heartbeat::HeartbeatMonitor;
+use rcomm_recorder::model::OpType;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// An operation that failed, or should have ended.
+pub(crate) struct Fault {
+    pub(crate) wire_id: u64,
+    pub(crate) voyage: Voyage,
+    pub(crate) error: Error,
+}
+
+/// What callers leave for the watchdog.
+#[derive(Default)]
+struct Inbox {
+    flights: Vec<Arc<Flight>>,
+    faults: Vec<Fault>,
+    /// When to begin to touch the ring.
+    touch_at: Option<Instant>,
+    /// There is something that cannot wait for the next round.
+    urgent: bool,
+    stopped: bool,
+}
+
+/// What is watched: the side of the watchdog that callers see.
+#[derive(Default)]
+pub(crate) struct Watch {
+    groups: Mutex<Vec<Weak<Group>>>,
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+    /// Rounds made: what the heartbeat monitor looks at.
+    rounds: AtomicU64,
+}
+
+impl Watch {
+    pub(crate) fn add_group(&self, group: &Arc<Group>) {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(group));
+    }
+
+    /// The groups alive, in order of creation.
+    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn add_flight(&self, flight: Arc<Flight>) {
+        self.inbox().flights.push(flight);
+    }
+
+    pub(crate) fn report(&self, fault: Fault) {
+        let mut inbox = self.inbox();
+        inbox.faults.push(fault);
+        inbox.urgent = true;
+        drop(inbox);
+        self.wake.notify_all();
+    }
+
+    /// The world is made: the ring may be touched soon.
+    ///
+    /// Not at once, since other ranks may still be at it and share a core with this one, and then a little at
+    /// a time: it takes a millisecond.
+    pub(crate) fn world_is_made(&self) {
+        const AFTER: Duration = Duration::from_millis(50);
+        // Seen in the next round: to wake the watchdog for it would cost this rank's start time.
+        self.inbox().touch_at = Some(Instant::now() + AFTER);
+    }
+
+    /// Asks for a round now.
+    pub(crate) fn wake(&self) {
+        self.inbox().urgent = true;
+        self.wake.notify_all();
+    }
+
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) {
+        self.inbox().stopped = true;
+        self.wake.notify_all();
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Blocking calls under way in one group, readable without a lock.
+///
+/// There is room for a few at once; more are watched by their own deadline alone.
+#[derive(Default)]
+pub(crate) struct Running {
+    slots: [RunningSlot; 8],
+}
+
+#[derive(Default)]
+struct RunningSlot {
+    /// The record; 0 = free.
+    record_id: AtomicU64,
+    seq: AtomicU64,
+    /// Operation | whether point-to-point << 8 | time-out in ms << 16.
+    what: AtomicU64,
+}
+
+impl Running {
+    /// Takes a place. One caller at a time, under the issue lock.
+    pub(crate) fn enter(&self, voyage: &Voyage) -> Option<usize> {
+        let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
+        let at = self.slots.iter().position(free)?;
+        let slot = &self.slots[at];
+        // Who reads what is stored from here on sees, after a fence of its own, that the place had been
+        // left: so it cannot take it for the last call's.
+        fence(Ordering::Release);
+        let timeout_ms = u64::try_from(voyage.timeout.as_millis()).unwrap_or(u64::MAX);
+        let what = u64::from(voyage.op.code())
+            | u64::from(voyage.is_p2p) << 8
+            | timeout_ms.min(u64::MAX >> 16) << 16;
+        slot.seq.store(voyage.seq, Ordering::Relaxed);
+        slot.what.store(what, Ordering::Relaxed);
+        slot.record_id.store(voyage.record_id, Ordering::Release);
+        Some(at)
+    }
+
+    /// Leaves it.
+    pub(crate) fn leave(&self, at: Option<usize>) {
+        if let Some(slot) = at.and_then(|at| self.slots.get(at)) {
+            slot.record_id.store(0, Ordering::Release);
+        }
+    }
+
+    fn under_way(&self) -> impl Iterator<Item = Voyage> {
+        self.slots.iter().filter_map(|slot| {
+            let record_id = slot.record_id.load(Ordering::Acquire);
+            let seq = slot.seq.load(Ordering::Relaxed);
+            let what = slot.what.load(Ordering::Relaxed);
+            // If a word was a later call's, the fence in `enter` meets this one, and the place no longer
+            // holds the record that was read first. The next round will see that call.
+            fence(Ordering::Acquire);
+            if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
+                return None;
+            }
+            Some(Voyage {
+                record_id,
+                op: OpType::from_code(what as u8)?,
+                seq,
+                is_p2p: what >> 8 & 1 == 1,
+                takes_turn: what >> 8 & 1 == 0,
+                ends_itself: false,
+                timeout: Duration::from_millis(what >> 16),
+            })
+        })
+    }
+}
+
+/// The threads beside the watchdog, in the order in which they end.
+pub(crate) struct Helpers {
+    pub(crate) heartbeat: HeartbeatMonitor,
+    pub(crate) alarm: AlarmThread,
+}
+
+/// Starts them.
+type StartHelpers = Box<dyn FnOnce() -> Result<Helpers> + Send>;
+
+/// Owns the thread that makes the rounds, and those that it starts.
+pub(crate) struct Watchdog {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+    helpers: Arc<Mutex<Option<Helpers>>>,
+}
+
+impl Watchdog {
+    /// Starts the thread, which starts the helpers when it begins its first round: not at once, while this
+    /// rank and others of its host may need every core to start.
+    pub(crate) fn start(
+        watch: Arc<Watch>,
+        alarm: Arc<Alarm>,
+        interval: Duration,
+        start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
+    ) -> Result<Self> {
+        let helpers = Arc::new(Mutex::new(None));
+        let rounds = Rounds {
+            watch: watch.clone(),
+            alarm,
+            start_helpers: Some(Box::new(start_helpers)),
+            helpers: helpers.clone(),
+            interval,
+            touch_at: None,
+            flights: Vec::new(),
+            first_seen: HashMap::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("rcomm/watchdog".to_owned())
+            .spawn(move || rounds.run())
+            .map_err(|error| Error::io("cannot start the thread rcomm/watchdog", error))?;
+        Ok(Self {
+            watch,
+            thread: Some(thread),
+            helpers,
+        })
+    }
+
+    /// Makes a last round and ends the thread, then its helpers.
+    pub(crate) fn stop(&mut self) {
+        self.watch.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the watchdog panicked");
+        }
+        let helpers = self.helpers.lock();
+        let helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut helpers) = helpers {
+            helpers.heartbeat.stop();
+            helpers.alarm.stop();
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread holds.
+struct Rounds {
+    watch: Arc<Watch>,
+    alarm: Arc<Alarm>,
+    start_helpers: Option<StartHelpers>,
+    /// Outlive this thread, if it panics.
+    helpers: Arc<Mutex<Option<Helpers>>>,
+    interval: Duration,
+    /// When the next part of the ring is touched; `None` before the world is made and once all was.
+    touch_at: Option<Instant>,
+    flights: Vec<Arc<Flight>>,
+    /// Since when a blocking call has been seen under way.
+    first_seen: HashMap<u64, Instant>,
+}
+
+impl Rounds {
+    /// How long a blocking call may outstay its deadline before the watchdog ends it: its own thread
+    /// comes first, unless it is stuck in the backend.
+    const GRACE: Duration = Duration::from_secs(5);
+    /// So many bytes of the ring are touched at a time, and so long after each other.
+    const TOUCH_BYTES: usize = 64 << 10;
+    const TOUCH_PAUSE: Duration = Duration::from_millis(1);
+
+    fn run(mut self) {
+        loop {
+            let (faults, stopped) = self.next();
+            // Before anything that they are there for.
+            if let Some(start) = self.start_helpers.take() {
+                self.start(start);
+            }
+            self.watch.rounds.fetch_add(1, Ordering::Relaxed);
+            self.alarm.recorder().heartbeat();
+            for fault in faults {
+                self.handle(fault);
+            }
+            self.look_at_flights();
+            self.look_at_calls();
+            self.touch_ring();
+            if stopped {
+                return;
+            }
+        }
+    }
+
+    fn start(&self, start: StartHelpers) {
+        match start() {
+            Ok(started) => {
+                let mut helpers = self.helpers.lock().unwrap_or_else(PoisonError::into_inner);
+                *helpers = Some(started);
+            }
+            Err(error) => tracing::error!(
+                %error,
+                "this rank hears no alarms of others, and nobody watches its watchdog"
+            ),
+        }
+    }
+
+    /// Waits for the next round.
+    fn next(&mut self) -> (Vec<Fault>, bool) {
+        let pause = self.touch_at.map_or(self.interval, |at| {
+            at.saturating_duration_since(Instant::now())
+                .min(self.interval)
+        });
+        let inbox = self.watch.inbox();
+        let (mut inbox, _) = self
+            .watch
+            .wake
+            .wait_timeout_while(inbox, pause, |inbox| !inbox.urgent && !inbox.stopped)
+            .unwrap_or_else(PoisonError::into_inner);
+        inbox.urgent = false;
+        self.flights.append(&mut inbox.flights);
+        (std::mem::take(&mut inbox.faults), inbox.stopped)
+    }
+
+    /// Touches the next part of the ring, so that recording meets no page fault there.
+    fn touch_ring(&mut self) {
+        let now = Instant::now();
+        if self.touch_at.is_some_and(|at| at <= now) {
+            let more = self.alarm.recorder().touch_ahead(Self::TOUCH_BYTES);
+            self.touch_at = more.then(|| now + Self::TOUCH_PAUSE);
+        }
+    }
+
+    fn look_at_flights(&mut self) {
+        let now = Instant::now();
+        let mut faults = Vec::new();
+        let mut failed = Vec::new();
+        self.flights.retain(|flight| match flight.look() {
+            WorkStatus::Failed if flight.has_stayed() => false,
+            WorkStatus::Completed => {
+                flight.retire();
+                false
+            }
+            WorkStatus::Failed => {
+                if let Some(Err(error)) = flight.outcome()
+                    && !error.is_recoverable()
+                {
+                    faults.push(fault_of(flight, error.clone()));
+                }
+                failed.push(flight.clone());
+                false
+            }
+            WorkStatus::Queued | WorkStatus::Started => {
+                let overdue_at = (!flight.voyage.ends_itself).then(|| flight.due());
+                if overdue_at.is_some_and(|due| due <= now) && !flight.group.is_judged() {
+                    let mut error = overdue(&flight.voyage);
+                    if !flight.is_issued() {
+                        let rank = flight.group.global_rank();
+                        let stuck = "is still inside the library's call that starts it";
+                        error = error.with_more(&format!("rank {rank} {stuck}"));
+                    }
+                    faults.push(fault_of(flight, error));
+                }
+                true
+            }
+        });
+        for fault in faults {
+            self.handle(fault);
+        }
+        for flight in failed {
+            flight.announce_failure();
+            flight.group.note_end(&flight.voyage);
+            flight.retire();
+        }
+    }
+
+    fn look_at_calls(&mut self) {
+        let now = Instant::now();
+        let mut seen = HashMap::new();
+        for group in self.watch.groups() {
+            for voyage in group.running().under_way() {
+                let since = *self.first_seen.get(&voyage.record_id).unwrap_or(&now);
+                seen.insert(voyage.record_id, since);
+                let due = voyage.timeout.saturating_add(Self::GRACE);
+                if now.duration_since(since) > due && !group.is_judged() {
+                    self.handle(Fault {
+                        wire_id: group.wire_id(),
+                        voyage,
+                        error: overdue(&voyage),
+                    });
+                }
+            }
+        }
+        self.first_seen = seen;
+    }
+
+    /// Flag, dump, answers, abort: in this order.
+    fn handle(&self, fault: Fault) {
+        let groups = self.watch.groups();
+        let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {
+            return;
+        };
+        if group.is_judged() {
+            return;
+        }
+        let voyage = &fault.voyage;
+        let mut error = group.explain(voyage, fault.error);
+        let finding = error.to_string();
+        if let Some(age) = self.alarm.age_of(voyage.record_id) {
+            error = error.with_more(&format!("{} after its issue", in_words(age)));
+        }
+        tracing::error!(
+            group = group.label(),
+            seq = voyage.seq,
+            op = %voyage.op,
+            %error,
+            "an operation failed; writing down what is pending"
+        );
+        let episode = Episode::new(group.info(), group.wire_id(), voyage, &finding, &error);
+        self.alarm.raise(&episode);
+        let dumps = self.alarm.dump_for_fault(&error.to_string());
+        let answers = self.alarm.answers(&episode);
+        let error = error.with_more(&answers).with_more(&dumps);
+        let last_words = error.to_string();
+        group.close(Some(voyage), error);
+        if group.ends_process() {
+            end_process(&last_words);
+        }
+    }
+}
+
+/// As c10d's `TearDown` and `SkipCleanUp`: a launcher sees a rank that has died, and restarts the job.
+#[expect(
+    clippy::print_stderr,
+    reason = "a process that ends says why, log or no log"
+)]
+fn end_process(last_words: &str) -> ! {
+    eprintln!("rcomm ends the process, as it is configured to do after a failure: {last_words}");
+    std::process::abort()
+}
+
+fn fault_of(flight: &Flight, error: Error) -> Fault {
+    Fault {
+        wire_id: flight.group.wire_id(),
+        voyage: flight.voyage,
+        error,
+    }
+}
+
+fn overdue(voyage: &Voyage) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("not done after {}", in_words(voyage.timeout)),
+    )
+}

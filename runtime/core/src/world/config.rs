@@ -1,0 +1,601 @@
+//! Every option with its default, and the one place that reads the environment.
+//!
+//! [`Config::default`] reads nothing; [`Config::from_environment`] starts from it and takes over what
+//! is set. Other rooms get their options from here.
+//!
+//! | variable | option | default |
+//! |---|---|---|
+//! | `RCOMM_TIMEOUT_MS` | [`timeout`](Config::timeout) | 600,000 |
+//! | `RCOMM_INIT_TIMEOUT_MS`, `TORCH_NCCL_NONBLOCKING_TIMEOUT` (in seconds) | [`init_timeout`](Config::init_timeout) | 120,000 |
+//! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
+//! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
+//! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
+//! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
+//! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | measured where this was written |
+//! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
+//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
+//! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
+//! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
+//! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
+//! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
+//! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
+//! | `RCOMM_DEBUG`, `TORCH_DISTRIBUTED_DEBUG` | [`debug`](Config::debug): `off`, `info`, `detail` | `off` |
+//! | `RCOMM_NAN_CHECK`, `TORCH_NCCL_NAN_CHECK` | [`nan_check`](Config::nan_check): `0`, `1` | `0` |
+//! | `RCOMM_ENDPOINT` | [`endpoint`](Config::endpoint): `unix`, `tcp:ADDRESS:PORT`, `off` | `unix` |
+//! | `RCOMM_ENDPOINT_TOKEN` | [`endpoint_token`](Config::endpoint_token) | derived from the job's secret |
+//! | `RCOMM_WATCHDOG_INTERVAL_MS` | [`watchdog_interval`](Config::watchdog_interval) | 100 |
+//! | `RCOMM_HEARTBEAT_TIMEOUT_MS`, `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` | [`heartbeat_timeout`](Config::heartbeat_timeout) | 60,000 |
+//! | `RCOMM_SIGNAL_INTERVAL_MS`, `TORCH_NCCL_COORD_CHECK_MILSEC` | [`signal_interval`](Config::signal_interval) | 500 |
+//! | `RCOMM_STATUS_WAIT_MS` | [`status_wait`](Config::status_wait) | 2,000 |
+//! | `RCOMM_NCCL_PROPAGATE_ERROR`, `TORCH_NCCL_PROPAGATE_ERROR` | [`propagation`](Config::propagation) | off |
+//!
+//! A backend may have options of its own ([`Config::backend_options`]), which it lists itself.
+
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::tuning::Tuning;
+use crate::world::rendezvous::Rendezvous;
+use crate::world::secret::Secret;
+use rcomm_recorder::publish::EndpointToken;
+use std::any::Any;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// All options of a world. Plain data: it can be filled in by hand.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How long an operation may take, unless its group or the call says otherwise.
+    pub timeout: Duration,
+    /// How long ranks may take to find each other, when a world or a group is made.
+    pub init_timeout: Duration,
+    /// Backends by device kind (`cpu`, or `cpu:cpu,cuda:nccl`).
+    pub backend: String,
+    /// How ranks of the CPU backend reach each other.
+    pub transport: TransportChoice,
+    /// Network interface whose address the other ranks are told; `None` = the one that leads to the
+    /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
+    pub socket_ifname: Option<String>,
+    /// Tells this host from others on top of what the system says: ranks whose ids differ share no memory,
+    /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
+    /// several hosts on one machine.
+    pub host_id: Option<String>,
+    /// Which algorithm the CPU backend uses for what. Rank 0's counts for all ranks of the job.
+    pub tuning: Tuning,
+    /// Options of single backends. A backend that finds none here asks the environment when the world is
+    /// made.
+    pub backend_options: BackendOptions,
+    /// Who this process is and where the job meets; `None` = what the launcher's environment says,
+    /// asked when the world is made.
+    pub rendezvous: Option<Rendezvous>,
+    /// The job's secret; `None` = rank 0 makes one and tells the others through the store.
+    pub secret: Option<Secret>,
+    /// Where the ring file goes.
+    pub ring_dir: RingDir,
+    /// Operations that the ring holds.
+    pub ring_entries: u32,
+    /// Where dumps go. Made when the first dump is written.
+    pub dump_dir: PathBuf,
+    /// In which form.
+    pub dump_format: DumpFormat,
+    /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` asks for a dump.
+    pub dump_pipes: Vec<PathBuf>,
+    /// Whether ranks compare what they issue before each collective.
+    pub debug: DebugLevel,
+    /// Whether inputs that hold a NaN are refused.
+    pub nan_check: NanCheck,
+    /// Where the rank answers who asks how far it is, while it runs or hangs.
+    pub endpoint: EndpointChoice,
+    /// What must be sent to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
+    pub endpoint_token: Option<EndpointToken>,
+    /// How often the watchdog looks at pending work that did not report by itself.
+    pub watchdog_interval: Duration,
+    /// After what silence of the watchdog its monitor makes a dump.
+    pub heartbeat_timeout: Duration,
+    /// How often a rank looks whether another has raised the alarm. Shorter than `status_wait`.
+    pub signal_interval: Duration,
+    /// How long a rank that timed out waits to hear how far the others are.
+    pub status_wait: Duration,
+    /// What this rank does when another has failed.
+    pub propagation: Propagation,
+}
+
+/// Options of single backends, each found by its type.
+///
+/// ```
+/// use rcomm::config::BackendOptions;
+///
+/// #[derive(Debug, PartialEq)]
+/// struct MyOptions {
+///     streams: u32,
+/// }
+///
+/// let mut options = BackendOptions::default();
+/// options.set(MyOptions { streams: 2 });
+/// assert_eq!(options.get(), Some(&MyOptions { streams: 2 }));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BackendOptions(Vec<Arc<dyn Options>>);
+
+trait Options: Any + fmt::Debug + Send + Sync {}
+
+impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
+
+impl BackendOptions {
+    /// Puts these options in, in place of others of their type.
+    pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
+        self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
+        self.0.push(Arc::new(options));
+    }
+
+    /// The options of this type; `None` if there are none.
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        let mut all = self.0.iter();
+        all.find_map(|it| (&**it as &dyn Any).downcast_ref())
+    }
+}
+
+/// What a rank does when it learns from the store that another has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Propagation {
+    /// It makes its dump and goes on: what can no longer end fails by itself.
+    #[default]
+    DumpOnly,
+    /// It makes its dump, then aborts all its groups with an error that names the rank.
+    Abort,
+}
+
+/// How ranks of the CPU backend reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TransportChoice {
+    /// Shared memory on one host, sockets elsewhere.
+    #[default]
+    Auto,
+    /// Shared memory, or an error where that is not possible.
+    Shm,
+    /// Sockets everywhere.
+    Tcp,
+}
+
+/// Whether ranks compare what they issue before each collective
+/// ([`Wrapper`](crate::backend::wrapper::Wrapper)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DebugLevel {
+    /// They do not. PyTorch's `INFO` is taken as this: it only adds to its log.
+    #[default]
+    Off,
+    /// They do, over a side group.
+    Detail,
+}
+
+/// Whether inputs that hold a NaN are refused, on all ranks. Needs the same comparison of ranks as
+/// [`DebugLevel::Detail`], and reads all inputs: for finding errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NanCheck {
+    /// They are taken.
+    #[default]
+    Off,
+    /// They are refused.
+    On,
+}
+
+/// Where a rank's endpoint listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EndpointChoice {
+    /// Nowhere.
+    Off,
+    /// On a unix socket of mode 0600 beside the ring file; nowhere if the ring is in memory.
+    #[default]
+    Unix,
+    /// On this TCP address, for those who know the token. Port 0 is any free one; of another port, ranks
+    /// of one host take it and those that follow, by local rank.
+    Tcp(SocketAddr),
+}
+
+/// Where the ring file goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RingDir {
+    /// Below `/dev/shm/rcomm-<uid>`.
+    #[default]
+    Shared,
+    /// Below this directory.
+    Dir(PathBuf),
+    /// Nowhere: the ring is in the process's own memory, and dies with it.
+    Memory,
+}
+
+/// The form of dump files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DumpFormat {
+    /// JSON, which people and other programs read.
+    #[default]
+    Json,
+    /// Pickle, which PyTorch's analyser reads; with stacks.
+    Pickle,
+    /// One file of each.
+    Both,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(600),
+            init_timeout: Duration::from_secs(120),
+            backend: "cpu".to_owned(),
+            transport: TransportChoice::Auto,
+            socket_ifname: None,
+            host_id: None,
+            tuning: Tuning::default(),
+            backend_options: BackendOptions::default(),
+            rendezvous: None,
+            secret: None,
+            ring_dir: RingDir::Shared,
+            ring_entries: 16_384,
+            dump_dir: PathBuf::from("rcomm-dumps"),
+            dump_format: DumpFormat::Json,
+            dump_pipes: Vec::new(),
+            endpoint: EndpointChoice::Unix,
+            endpoint_token: None,
+            debug: DebugLevel::Off,
+            nan_check: NanCheck::Off,
+            watchdog_interval: Duration::from_millis(100),
+            heartbeat_timeout: Duration::from_secs(60),
+            signal_interval: Duration::from_millis(500),
+            status_wait: Duration::from_secs(2),
+            propagation: Propagation::DumpOnly,
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, and what the process's environment says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the variable, its value, and what it may be.
+    pub fn from_environment() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Who this process is: as configured, or as the launcher's environment says.
+    ///
+    /// # Errors
+    /// `Rendezvous` names the variable that is missing or wrong.
+    pub fn rendezvous(&self) -> Result<Rendezvous> {
+        match &self.rendezvous {
+            Some(place) => Ok(place.clone()),
+            None => Rendezvous::from_environment(|name| std::env::var(name).ok()),
+        }
+    }
+
+    /// Whether [`backend`](Self::backend) names this one.
+    pub fn names_backend(&self, name: &str) -> bool {
+        let mut names = self
+            .backend
+            .split(',')
+            .map(|part| match part.split_once(':') {
+                Some((_, name)) => name,
+                None => part,
+            });
+        names.any(|it| it.trim() == name)
+    }
+
+    /// The defaults, and what `lookup` says of each variable.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the variable, its value, and what it may be.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let mut config = Self::default();
+        let millis = |name: &str, option: &mut Duration| -> Result<()> {
+            if let Some(value) = text(name) {
+                let ms: u64 = number(name, &value)?;
+                if ms == 0 {
+                    return Err(refused(name, &value, "at least 1"));
+                }
+                *option = Duration::from_millis(ms);
+            }
+            Ok(())
+        };
+        // Ours count before the borrowed ones, which are in other units.
+        let seconds = |name: &str| -> Result<Option<Duration>> {
+            let value = text(name).map(|value| number(name, &value)).transpose()?;
+            Ok(value.filter(|value| *value > 0).map(Duration::from_secs))
+        };
+        if let Some(timeout) = seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")? {
+            config.heartbeat_timeout = timeout;
+        }
+        // A negative one is PyTorch's way to say none.
+        let nonblocking = text("TORCH_NCCL_NONBLOCKING_TIMEOUT");
+        if nonblocking.is_some_and(|value| !value.trim().starts_with('-'))
+            && let Some(timeout) = seconds("TORCH_NCCL_NONBLOCKING_TIMEOUT")?
+        {
+            config.init_timeout = timeout;
+        }
+        millis("TORCH_NCCL_COORD_CHECK_MILSEC", &mut config.signal_interval)?;
+        for name in [
+            "TORCHCOMM_FR_BUFFER_SIZE",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "TORCH_FR_BUFFER_SIZE",
+        ] {
+            if let Some(value) = text(name) {
+                let entries: u32 = number(name, &value)?;
+                // 0 turns theirs off; ours is always on.
+                if entries > 0 {
+                    config.ring_entries = entries;
+                }
+            }
+        }
+        millis("RCOMM_TIMEOUT_MS", &mut config.timeout)?;
+        millis("RCOMM_INIT_TIMEOUT_MS", &mut config.init_timeout)?;
+        millis("RCOMM_WATCHDOG_INTERVAL_MS", &mut config.watchdog_interval)?;
+        millis("RCOMM_HEARTBEAT_TIMEOUT_MS", &mut config.heartbeat_timeout)?;
+        millis("RCOMM_SIGNAL_INTERVAL_MS", &mut config.signal_interval)?;
+        millis("RCOMM_STATUS_WAIT_MS", &mut config.status_wait)?;
+        if let Some(value) = text("RCOMM_BACKEND") {
+            config.backend = value;
+        }
+        if let Some(value) = text("RCOMM_TRANSPORT") {
+            config.transport = match value.to_ascii_lowercase().as_str() {
+                "auto" => TransportChoice::Auto,
+                "shm" => TransportChoice::Shm,
+                "tcp" => TransportChoice::Tcp,
+                _ => return Err(refused("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
+            };
+        }
+        let first_of_gloo = || {
+            let list = text("GLOO_SOCKET_IFNAME")?;
+            list.split(',').next().map(str::to_owned)
+        };
+        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
+        config.socket_ifname = ifname.map(|name| name.trim().to_owned());
+        config.host_id = text("RCOMM_HOST_ID");
+        if let Some(path) = text("RCOMM_TUNING_FILE") {
+            let lines = std::fs::read_to_string(&path).map_err(|error| {
+                let message = format!("RCOMM_TUNING_FILE: cannot read {path}");
+                Error::new(ErrorKind::InvalidArgument, message).with_source(error)
+            })?;
+            let read = config.tuning.put_before(&lines);
+            read.map_err(|error| in_variable(error, "RCOMM_TUNING_FILE"))?;
+        }
+        if let Some(lines) = text("RCOMM_TUNING") {
+            let read = config.tuning.put_before(&lines);
+            read.map_err(|error| in_variable(error, "RCOMM_TUNING"))?;
+        }
+        if let Some(count) = text("RCOMM_SOCKET_STREAMS") {
+            let read = config.tuning.set_streams(&count);
+            read.map_err(|error| in_variable(error, "RCOMM_SOCKET_STREAMS"))?;
+        }
+        config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
+        if let Some(value) = text("RCOMM_RING_DIR") {
+            config.ring_dir = match value.as_str() {
+                "memory" => RingDir::Memory,
+                dir => RingDir::Dir(dir.into()),
+            };
+        }
+        if let Some(value) = text("RCOMM_RING_ENTRIES") {
+            config.ring_entries = number("RCOMM_RING_ENTRIES", &value)?;
+            if config.ring_entries == 0 {
+                return Err(refused("RCOMM_RING_ENTRIES", &value, "at least 1"));
+            }
+        }
+        if let Some(value) = text("RCOMM_DUMP_DIR") {
+            config.dump_dir = value.into();
+        }
+        if let Some(value) = text("RCOMM_DUMP_FORMAT") {
+            config.dump_format = match value.to_ascii_lowercase().as_str() {
+                "json" => DumpFormat::Json,
+                "pickle" => DumpFormat::Pickle,
+                "both" => DumpFormat::Both,
+                _ => return Err(refused("RCOMM_DUMP_FORMAT", &value, "json, pickle or both")),
+            };
+        }
+        // Ours counts before the borrowed one.
+        for name in ["TORCH_DISTRIBUTED_DEBUG", "RCOMM_DEBUG"] {
+            if let Some(value) = text(name) {
+                config.debug = match value.to_ascii_lowercase().as_str() {
+                    "off" | "info" => DebugLevel::Off,
+                    "detail" => DebugLevel::Detail,
+                    _ => return Err(refused(name, &value, "off, info or detail")),
+                };
+            }
+        }
+        for name in ["TORCH_NCCL_NAN_CHECK", "RCOMM_NAN_CHECK"] {
+            if let Some(value) = text(name) {
+                config.nan_check = match value.to_ascii_lowercase().as_str() {
+                    "0" | "false" | "off" => NanCheck::Off,
+                    "1" | "true" | "on" => NanCheck::On,
+                    _ => return Err(refused(name, &value, "0 or 1")),
+                };
+            }
+        }
+        // The first that is set counts.
+        let propagates = ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"];
+        let set = propagates
+            .into_iter()
+            .find_map(|name| Some((name, text(name)?)));
+        if let Some((name, value)) = set
+            && is_on(name, &value)?
+        {
+            config.propagation = Propagation::Abort;
+        }
+        config.dump_pipes = ["RCOMM_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
+            .into_iter()
+            .filter_map(text)
+            .map(PathBuf::from)
+            .collect();
+        config.dump_pipes.dedup();
+        if let Some(value) = text("RCOMM_ENDPOINT") {
+            config.endpoint = endpoint(&value)?;
+        }
+        if let Some(value) = lookup("RCOMM_ENDPOINT_TOKEN").filter(|value| !value.is_empty()) {
+            // A secret: its refusal does not show it.
+            let token = EndpointToken::new(value).map_err(|error| {
+                let message = format!("RCOMM_ENDPOINT_TOKEN: {error}");
+                Error::new(ErrorKind::InvalidArgument, message)
+            })?;
+            config.endpoint_token = Some(token);
+        }
+        Ok(config)
+    }
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
+    let parsed = value.trim().parse();
+    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+}
+
+fn is_on(name: &str, value: &str) -> Result<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "true" | "on" => Ok(true),
+        "0" | "n" | "no" | "false" | "off" => Ok(false),
+        _ => Err(refused(name, value, "0 or 1")),
+    }
+}
+
+fn endpoint(value: &str) -> Result<EndpointChoice> {
+    const NAME: &str = "RCOMM_ENDPOINT";
+    match value.trim().to_ascii_lowercase().as_str() {
+        "off" => return Ok(EndpointChoice::Off),
+        "unix" => return Ok(EndpointChoice::Unix),
+        _ => {}
+    }
+    let address = value.trim().strip_prefix("tcp:");
+    let address: Option<SocketAddr> = address.and_then(|address| address.parse().ok());
+    let address = address.ok_or_else(|| {
+        refused(
+            NAME,
+            value,
+            "unix, off, or tcp:ADDRESS:PORT as tcp:10.0.0.1:0",
+        )
+    })?;
+    if address.ip().is_unspecified() {
+        let expected = "the address of one interface, which others are told";
+        return Err(refused(NAME, value, expected));
+    }
+    Ok(EndpointChoice::Tcp(address))
+}
+
+/// The same, with the variable that it is about.
+fn in_variable(error: Error, name: &str) -> Error {
+    Error::new(error.kind(), format!("{name}: {}", error))
+}
+
+fn refused(name: &str, value: &str, expected: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{name} is {value:?}: it must be {expected}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Config> {
+        Config::from_lookup(|name| {
+            let pair = pairs.iter().find(|(key, _)| *key == name);
+            pair.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn what_is_set_is_taken_over() {
+        let config = from(&[
+            ("RCOMM_TIMEOUT_MS", "1500"),
+            ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
+            ("RCOMM_DUMP_PIPE", "/tmp/a"),
+            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
+            ("RCOMM_RING_DIR", "memory"),
+            ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0"),
+        ])
+        .unwrap();
+        assert_eq!(config.timeout, Duration::from_millis(1500));
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
+        assert_eq!(config.ring_dir, RingDir::Memory);
+        assert_eq!(config.dump_pipes.len(), 2);
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        assert_eq!(config.endpoint, EndpointChoice::Tcp(any_port));
+    }
+
+    #[test]
+    fn our_variable_counts_before_the_borrowed_one() {
+        let config = from(&[
+            ("GLOO_SOCKET_IFNAME", "eth1"),
+            ("RCOMM_SOCKET_IFNAME", "eth0"),
+        ])
+        .unwrap();
+        assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn variables_of_pytorchs_in_other_units_are_taken_over() {
+        let theirs = [
+            ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "480"),
+            ("TORCH_NCCL_COORD_CHECK_MILSEC", "250"),
+            ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
+            ("TORCH_FR_BUFFER_SIZE", "2000"),
+        ];
+        let config = from(&theirs).unwrap();
+        assert_eq!(config.heartbeat_timeout, Duration::from_secs(480));
+        assert_eq!(config.signal_interval, Duration::from_millis(250));
+        assert_eq!(config.init_timeout, Duration::from_secs(30));
+        assert_eq!(config.ring_entries, 2000);
+        let ours = [
+            ("RCOMM_HEARTBEAT_TIMEOUT_MS", "5000"),
+            ("RCOMM_SIGNAL_INTERVAL_MS", "70"),
+            ("RCOMM_INIT_TIMEOUT_MS", "900"),
+            ("RCOMM_RING_ENTRIES", "10"),
+        ];
+        let config = from(&[&theirs[..], &ours[..]].concat()).unwrap();
+        assert_eq!(config.heartbeat_timeout, Duration::from_secs(5));
+        assert_eq!(config.signal_interval, Duration::from_millis(70));
+        assert_eq!(config.init_timeout, Duration::from_millis(900));
+        assert_eq!(config.ring_entries, 10);
+        let off = from(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
+        assert_eq!(off.ring_entries, Config::default().ring_entries);
+    }
+
+    #[test]
+    fn checks_are_asked_for_by_our_variables_or_pytorchs() {
+        let debug = |pairs: &[(&str, &str)]| from(pairs).unwrap().debug;
+        assert_eq!(debug(&[]), DebugLevel::Off);
+        let theirs = ("TORCH_DISTRIBUTED_DEBUG", "DETAIL");
+        assert_eq!(debug(&[theirs]), DebugLevel::Detail);
+        assert_eq!(debug(&[theirs, ("RCOMM_DEBUG", "off")]), DebugLevel::Off);
+        let config = from(&[("TORCH_NCCL_NAN_CHECK", "1")]).unwrap();
+        assert_eq!(config.nan_check, NanCheck::On);
+        assert!(from(&[("RCOMM_DEBUG", "loud")]).is_err());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refusal = |name, value| from(&[(name, value)]).unwrap_err().to_string();
+        assert_eq!(
+            refusal("RCOMM_TIMEOUT_MS", "10s"),
+            "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number that is not too large"
+        );
+        assert_eq!(
+            refusal("RCOMM_TRANSPORT", "carrier pigeon"),
+            "RCOMM_TRANSPORT is \"carrier pigeon\": it must be auto, shm or tcp"
+        );
+        let lines = refusal("RCOMM_TUNING", "all_reduce sockets any 1X notice");
+        assert!(lines.starts_with("RCOMM_TUNING: the line"), "{lines}");
+        assert!(
+            refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file")
+        );
+        assert!(refusal("RCOMM_SOCKET_STREAMS", "17").contains("give 1 to 16"));
+        assert!(refusal("RCOMM_ENDPOINT", "tcp:node1:1").contains("tcp:ADDRESS:PORT"));
+        assert!(refusal("RCOMM_ENDPOINT", "tcp:0.0.0.0:0").contains("one interface"));
+        let short = refusal("RCOMM_ENDPOINT_TOKEN", "hunter2");
+        assert!(
+            short.contains("at least 16") && !short.contains("hunter2"),
+            "{short}"
+        );
+        assert_eq!(
+            refusal("RCOMM_RING_ENTRIES", "0"),
+            "RCOMM_RING_ENTRIES is \"0\": it must be at least 1"
+        );
+    }
+}

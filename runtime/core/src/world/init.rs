@@ -1,0 +1,324 @@
+//! How a process joins its job: waits for the others, learns the secret.
+//!
+//! Who it is was settled before ([`Rendezvous`]); what it does afterwards is the world's.
+
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::tuning::Tuning;
+use crate::watch::failure_broadcast::FLAG;
+use crate::world::config::{Config, RingDir};
+use crate::world::rendezvous::Rendezvous;
+use crate::world::secret::Secret;
+use crate::world::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Takes down PyTorch's flag if an earlier attempt of the job left it in the store, where an agent that
+/// outlives its ranks serves it: this attempt would make dumps of nothing, and its own flag would be
+/// overlooked. PyTorch's key knows no attempts.
+///
+/// The last to come calls it before it says that all have, and every rank looks at the flag only after that:
+/// so no flag of this attempt's own ranks is taken down.
+fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
+    if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
+        tracing::info!(
+            attempt = place.attempt,
+            "took down the dump flag that an earlier attempt left in the store"
+        );
+    }
+    Ok(())
+}
+
+/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, finds out whether all were given
+/// the same secret, or none, and learns what rank 0 says for all.
+///
+/// Each leaves a fingerprint of its secret, and rank 0 its words; the last to come compares the fingerprints
+/// and tells everybody, so that all ranks fail where one is wrong. Whoever waits for that has rank 0's words
+/// with it. All that a rank leaves goes to the store at once; what a rank leaves that may not check in is
+/// nobody's: keys are those of a job and a world size, and the first of two ranks of one number counts.
+pub(crate) fn meet(
+    root: &dyn Store,
+    notes: &PrefixStore<dyn Store>,
+    place: &Rendezvous,
+    config: &Config,
+    deadline: Deadline,
+) -> Result<Agreed> {
+    let said = match place.rank {
+        0 => Some(Agreed::of_rank_0(config)?),
+        _ => None,
+    };
+    let words = said.as_ref().map(|said| said.in_words(config));
+    let own = config
+        .secret
+        .as_ref()
+        .map(|secret| hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
+    let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
+    let name = place.name_to_leave();
+    let (here, count) = (here(place, place.rank), count(place));
+    let (here, here_count, run) = (
+        notes.name(&here),
+        notes.name(&count),
+        notes.name(&run(place)),
+    );
+    let words = words.iter().map(|words| BatchRequest::CompareSet {
+        key: &run,
+        expected: b"",
+        desired: words.as_bytes(),
+    });
+    let come = [
+        BatchRequest::CompareSet {
+            key: &here,
+            expected: b"",
+            desired: own.as_bytes(),
+        },
+        BatchRequest::Add {
+            key: &here_count,
+            delta: 1,
+        },
+    ];
+    let own_name = name.requests().into_iter();
+    let requests: Vec<_> = own_name.chain(words).chain(come).collect();
+    let replies = root.batch(&requests)?;
+    place.checked_in(root, &name, &replies)?;
+    let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
+        if count >= i64::from(place.world_size));
+    let verdict = match is_last {
+        true => {
+            let verdict = judge(notes, place, deadline)?;
+            forget_earlier_attempt(root, notes, place)?;
+            notes.compare_set(ALL_HERE, b"", verdict.as_bytes())
+        }
+        false => notes.get(ALL_HERE, deadline.remaining()),
+    };
+    let verdict = match verdict {
+        // Whose time is over first says so to all, in the same words.
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let absent = name_absent(notes, place);
+            notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
+        }
+        verdict => verdict?,
+    };
+    let verdict = String::from_utf8_lossy(&verdict);
+    if let Some(words) = verdict.strip_prefix(YES) {
+        return match said {
+            Some(said) => Ok(said),
+            None => Agreed::from_words(words, config),
+        };
+    }
+    // The store goes with the rank that serves it: not before all who came know why, but as soon as they do.
+    // So it may be gone during what comes here, and that hides no reason.
+    let heard = notes.add("refusal heard", 1).and_then(|heard| {
+        if heard >= notes.add(&count, 0)? {
+            notes.set("refusal heard by all", b"1")?;
+        }
+        Ok(())
+    });
+    if let Err(error) = heard {
+        tracing::debug!(%error, "the store went as soon as the refusal was heard");
+    }
+    if place.serves_store() {
+        let _ = notes.wait(&["refusal heard by all"], config.status_wait);
+    }
+    Err(Error::new(ErrorKind::Rendezvous, verdict))
+}
+
+/// What a rank leaves that was given no secret.
+const NO_SECRET: &str = "none";
+/// Below `rcomm/<attempt>` holds [`YES`] and rank 0's words, or why the job cannot start. Set once.
+pub(crate) const ALL_HERE: &str = "all here";
+const YES: &str = "yes\n";
+/// Ranks that a message lists.
+const MOST_RANKS: usize = 16;
+
+fn here(place: &Rendezvous, rank: Rank) -> String {
+    format!("here/{}/{rank}", place.crew())
+}
+
+/// Where rank 0's words are, until all are here.
+fn run(place: &Rendezvous) -> String {
+    format!("run/{}", place.crew())
+}
+
+/// Where it is counted who has come.
+fn count(place: &Rendezvous) -> String {
+    format!("count/{}", place.crew())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// What all are told, now that all have come.
+fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
+    let keys = (0..place.world_size).map(|rank| here(place, rank));
+    let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let values = notes.multi_get(&keys, deadline.remaining())?;
+    let (words, given) = values
+        .split_first()
+        .map_or((&[][..], &[][..]), |(words, given)| {
+            (words.as_slice(), given)
+        });
+    let words = String::from_utf8_lossy(words);
+    Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
+}
+
+/// What is wrong with the secrets that the ranks were given, if anything is.
+fn compare_secrets(given: &[Vec<u8>]) -> Option<String> {
+    let first = given.first()?;
+    let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
+    let others: Vec<Rank> = (0..).zip(given).filter_map(other).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let none = NO_SECRET.as_bytes();
+    let others_have_none = others.iter().all(|&rank| given[rank as usize] == none);
+    let (own, theirs) = match (first == none, others_have_none) {
+        (true, _) => ("no job secret", "one"),
+        (false, true) => ("a job secret", "none"),
+        (false, false) => ("a job secret", "another"),
+    };
+    Some(format!(
+        "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
+         none",
+        list(&others)
+    ))
+}
+
+/// `rank 3`, or `ranks 1, 2 and 5 more`.
+fn list(ranks: &[Rank]) -> String {
+    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
+    let more = match ranks.len().saturating_sub(MOST_RANKS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}{more}", shown.join(", "))
+}
+
+/// Why a wait for all ranks ended without those that did not come.
+fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
+    let keys = (0..place.world_size).map(|rank| here(place, rank));
+    let keys: Vec<String> = keys.collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
+    let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);
+    let ranks: Vec<Rank> = (0..).zip(came).filter_map(absent).collect();
+    format!(
+        "not all {} ranks came in time: missing {}",
+        place.world_size,
+        list(&ranks)
+    )
+}
+
+/// What rank 0 says for all ranks.
+pub(crate) struct Agreed {
+    pub(crate) secret: Secret,
+    /// The name of this run.
+    pub(crate) run: String,
+    /// The table of algorithms.
+    pub(crate) tuning: Tuning,
+}
+
+impl Agreed {
+    fn of_rank_0(config: &Config) -> Result<Self> {
+        let secret = match &config.secret {
+            Some(secret) => secret.clone(),
+            None => Secret::generate()?,
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Ok(Self {
+            secret,
+            run: now.map_or(0, |now| now.as_millis()).to_string(),
+            tuning: config.tuning.clone(),
+        })
+    }
+
+    /// A line with the run, one with the secret unless every rank was given it, and the table unless it is
+    /// the one that every rank knows.
+    fn in_words(&self, config: &Config) -> String {
+        let secret = match &config.secret {
+            Some(_) => NO_SECRET.to_owned(),
+            None => hex(self.secret.as_bytes()),
+        };
+        let table = match self.tuning == Tuning::default() {
+            true => String::new(),
+            false => self.tuning.to_string(),
+        };
+        format!("{}\n{secret}\n{table}", self.run)
+    }
+
+    fn from_words(words: &str, config: &Config) -> Result<Self> {
+        let mut lines = words.splitn(3, '\n');
+        let mut next = || lines.next().unwrap_or_default();
+        let (run, secret, table) = (next(), next(), next());
+        let secret = match &config.secret {
+            Some(secret) => Some(secret.clone()),
+            None => from_hex(secret).map(Secret::from_bytes),
+        };
+        let secret = secret.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Rendezvous,
+                "the store does not hold the job's secret, which rank 0 makes where none was given",
+            )
+        })?;
+        let tuning = match table {
+            "" => Tuning::default(),
+            table => Tuning::from_table(table)?,
+        };
+        Ok(Self {
+            secret,
+            run: run.to_owned(),
+            tuning,
+        })
+    }
+}
+
+pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<FlightRecorder> {
+    let recorder = RecorderConfig {
+        placement: match &config.ring_dir {
+            RingDir::Shared => Placement::Shared,
+            RingDir::Dir(dir) => Placement::Dir(dir.clone()),
+            RingDir::Memory => Placement::Memory,
+        },
+        // The watchdog touches it once the world is there.
+        touch: Touch::Ahead,
+        attempt: place.attempt,
+        entries: config.ring_entries,
+        ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)
+    };
+    FlightRecorder::create(&recorder).map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot open the ring of the flight recorder").with_source(error)
+    })
+}
+
+pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
+    match recorder.storage() {
+        Storage::File(path) => path.display().to_string(),
+        Storage::Memory { why: None } => "in memory".to_owned(),
+        Storage::Memory { why: Some(why) } => format!("in memory only, since {why}"),
+    }
+}
+
+/// A directory name for this run, whatever is in the job's name.
+pub(crate) fn run_name(job: &str, run: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let job: String = job
+        .chars()
+        .map(|c| if plain(c) { c } else { '_' })
+        .take(64)
+        .collect();
+    format!("{}-{run}", job.trim_start_matches('.'))
+}

@@ -1,0 +1,584 @@
+//! [`World`]: one process's place in a job, and everything that hangs from it.
+//!
+//! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
+//! opens the ring, and starts the threads. Nothing of it is global: it all goes with the world.
+
+pub mod config;
+pub(crate) mod group_init;
+pub(crate) mod init;
+pub mod rendezvous;
+pub(crate) mod secret;
+pub mod store;
+
+use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
+use crate::group::process_group::ProcessGroup;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
+#[cfg(feature = "endpoint")]
+use crate::watch::endpoint;
+use crate::watch::failure_broadcast::{Alarm, AlarmParts, AlarmThread};
+use crate::watch::heartbeat::HeartbeatMonitor;
+use crate::watch::pipe::DumpPipe;
+use crate::watch::watchdog::{Helpers, Watch, Watchdog};
+use crate::world::config::Config;
+use crate::world::group_init::{GroupOptions, Origin};
+use crate::world::init::{meet, open_recorder, ring_place, run_name};
+use crate::world::rendezvous::Rendezvous;
+use crate::world::store::{PrefixStore, Store};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+#[cfg(feature = "endpoint")]
+use rcomm_recorder::publish::{Endpoint, EndpointAddress};
+use rcomm_recorder::record::FlightRecorder;
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long a rank that is dropped tries to say goodbye.
+const IN_PASSING: Duration = Duration::from_secs(1);
+
+/// One process's place in a job.
+///
+/// ```no_run
+/// use rcomm::{Config, ReduceOp, World};
+///
+/// let world = World::init(Config::from_environment()?)?;
+/// let mut gradients = vec![1.0f32; 1024];
+/// world.group().all_reduce(&mut gradients, ReduceOp::Sum)?;
+/// world.shutdown()?;
+/// # Ok::<(), rcomm::Error>(())
+/// ```
+///
+/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
+/// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read. On the rank
+/// that serves the store it waits for the others to be dropped or shut down, for [`Config::status_wait`] at
+/// most: they ask each other through it who had come.
+///
+/// `B` is the set of backends that it can open by itself; more come with
+/// [`WorldBuilder::backend`].
+///
+/// # Thread safety
+/// May be shared between threads.
+pub struct World<B> {
+    shared: Arc<WorldShared>,
+    group: ProcessGroup,
+    /// `None` after shutdown.
+    threads: Option<Threads>,
+    backends: PhantomData<fn() -> B>,
+}
+
+/// The world's threads, in the order in which they end.
+struct Threads {
+    watchdog: Watchdog,
+    #[cfg(feature = "endpoint")]
+    endpoint: Option<Endpoint>,
+}
+
+/// What groups share.
+pub(crate) struct WorldShared {
+    pub(crate) place: Rendezvous,
+    pub(crate) config: Arc<Config>,
+    pub(crate) root: Arc<dyn Store>,
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) watch: Arc<Watch>,
+    dumps: Arc<Dumps>,
+    dump_dir: PathBuf,
+    /// The first is the world's own means to compare and to agree.
+    pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
+    pub(crate) next_id: AtomicU32,
+    /// Ranks that are still there, as far as the program has said.
+    left: AtomicU32,
+    /// How many groups were made of each name and membership.
+    pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
+}
+
+/// Makes a world from parts of the caller's own.
+pub struct WorldBuilder<B> {
+    config: Config,
+    store: Option<Arc<dyn Store>>,
+    backends: Vec<OpenBackend>,
+    dump_writer: Option<Box<dyn DumpWriter>>,
+    set: PhantomData<fn() -> B>,
+}
+
+impl<B: BackendSet> WorldBuilder<B> {
+    /// Uses this store in place of one at the rendezvous.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Adds a backend, to be asked for by name in [`Config::backend`].
+    #[must_use]
+    pub fn backend(
+        mut self,
+        make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send + 'static,
+    ) -> Self {
+        self.backends.push(Box::new(make));
+        self
+    }
+
+    /// Hands dumps to this writer in place of files.
+    #[must_use]
+    pub fn dump_writer(mut self, writer: impl DumpWriter + 'static) -> Self {
+        self.dump_writer = Some(Box::new(writer));
+        self
+    }
+
+    /// Makes the world.
+    ///
+    /// # Blocking
+    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    ///
+    /// # Errors
+    /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
+    /// two jobs at one store, world sizes or job secrets that differ.
+    pub fn init(self) -> Result<World<B>> {
+        let mut config = self.config;
+        let place = config.rendezvous()?;
+        config.rendezvous = Some(place.clone());
+        let config = Arc::new(config);
+        let deadline = Deadline::In(config.init_timeout).started();
+        let root: Arc<dyn Store> = match self.store {
+            Some(store) => store,
+            None => Arc::new(place.connect_store(deadline.remaining())?),
+        };
+        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        let agreed = meet(&*root, &notes, &place, &config, deadline)?;
+        let (secret, run) = (agreed.secret, agreed.run);
+        let config = Arc::new(Config {
+            tuning: agreed.tuning,
+            ..Config::clone(&config)
+        });
+        let recorder = Arc::new(open_recorder(&place, &config)?);
+        let mut unmade = UnmadeWorld(Some(recorder.clone()));
+        let watch = Arc::new(Watch::default());
+        let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
+        let writer = self
+            .dump_writer
+            .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
+        let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
+        let pipes = open_pipes(&config.dump_pipes, place.rank);
+        let alarm = Alarm::new(AlarmParts {
+            rank: place.rank,
+            attempt: place.attempt,
+            root: root.clone(),
+            watch: watch.clone(),
+            recorder: recorder.clone(),
+            dumps: dumps.clone(),
+            status_wait: config.status_wait,
+            interval: config.signal_interval,
+            propagation: config.propagation,
+        })?;
+        let backends = Arc::new(PrefixStore::new("backend", Arc::new(notes)));
+        let context = WorldContext {
+            rank: place.rank,
+            world_size: place.world_size,
+            local_rank: place.local_rank,
+            local_world_size: place.local_world_size,
+            job: place.job.clone(),
+            attempt: place.attempt,
+            store: backends.clone(),
+            secret,
+            config: config.clone(),
+        };
+        let mut to_open = B::backends(&config).into_iter().chain(self.backends);
+        let mut factories: Vec<Arc<dyn BackendFactory>> = Vec::new();
+        if let Some(open) = to_open.next() {
+            factories.push(open(&context)?);
+        }
+        #[cfg(feature = "endpoint")]
+        let (endpoint, announcement) =
+            endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
+        #[cfg(not(feature = "endpoint"))]
+        let announcement = None;
+        // What others need to find this rank goes to the store at once.
+        let full_name = |key: String| backends.inner().name(&backends.name(&key));
+        let notes_of = |factory: &Arc<dyn BackendFactory>| {
+            let notes = factory.announcement().into_iter();
+            notes
+                .map(|(key, note)| (full_name(key), note))
+                .collect::<Vec<_>>()
+        };
+        let first = factories.iter().flat_map(&notes_of).chain(announcement);
+        leave(&*root, first.collect())?;
+        let mut others = Vec::new();
+        for open in to_open {
+            let factory = open(&context)?;
+            others.extend(notes_of(&factory));
+            factories.push(factory);
+        }
+        leave(&*root, others)?;
+        let start_helpers = {
+            let (watch, alarm, timeout) = (watch.clone(), alarm.clone(), config.heartbeat_timeout);
+            move || {
+                Ok(Helpers {
+                    alarm: AlarmThread::start(alarm.clone(), pipes)?,
+                    heartbeat: HeartbeatMonitor::start(watch, alarm, timeout)?,
+                })
+            }
+        };
+        let interval = config.watchdog_interval;
+        let threads = Threads {
+            #[cfg(feature = "endpoint")]
+            endpoint,
+            watchdog: Watchdog::start(watch.clone(), alarm, interval, start_helpers)?,
+        };
+        let shared = Arc::new(WorldShared {
+            left: AtomicU32::new(place.world_size),
+            place,
+            config,
+            root,
+            recorder,
+            watch,
+            dumps,
+            dump_dir,
+            factories,
+            next_id: AtomicU32::new(0),
+            made: Mutex::default(),
+        });
+        let ranks = (0..shared.place.world_size).collect();
+        let options = GroupOptions::named("default_pg");
+        let group = shared.make_group("0".to_owned(), ranks, &options, Origin::New)?;
+        tracing::info!(
+            rank = shared.place.rank,
+            world_size = shared.place.world_size,
+            job = shared.place.job,
+            ring_mib = %format_args!("{:.1}", shared.recorder.size_bytes() as f64 / f64::from(1 << 20)),
+            ring_entries = shared.recorder.entries(),
+            ring = ring_place(&shared.recorder),
+            "world made"
+        );
+        unmade.0 = None;
+        shared.watch.world_is_made();
+        Ok(World {
+            shared,
+            group,
+            threads: Some(threads),
+            backends: PhantomData,
+        })
+    }
+}
+
+/// Removes the ring of a world that cannot be made: nothing was recorded that anybody could ask for.
+struct UnmadeWorld(Option<Arc<FlightRecorder>>);
+
+impl Drop for UnmadeWorld {
+    fn drop(&mut self) {
+        if let Some(recorder) = &self.0
+            && let Err(error) = recorder.close()
+        {
+            tracing::warn!(%error, "the ring file stays behind");
+        }
+    }
+}
+
+/// Writes keys and values to the store, all at once.
+fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let notes: Vec<(&str, &[u8])> = notes
+        .iter()
+        .map(|(key, note)| (key.as_str(), note.as_slice()))
+        .collect();
+    store.multi_set(&notes)
+}
+
+/// The FIFOs that ask for dumps. One that cannot be made is a line in the log: the job goes on.
+fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
+    let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
+        Ok(pipe) => Some(pipe),
+        Err(error) => {
+            tracing::warn!(%error, "no dump can be asked for at {}<rank>.pipe", stem.display());
+            None
+        }
+    };
+    stems.iter().filter_map(open).collect()
+}
+
+impl<B: BackendSet> World<B> {
+    /// Joins the job that the configuration, or the launcher's environment, describes.
+    ///
+    /// # Blocking
+    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    ///
+    /// # Errors
+    /// See [`WorldBuilder::init`].
+    pub fn init(config: Config) -> Result<Self> {
+        Self::builder(config).init()
+    }
+
+    /// A world of which more than the configuration is to be chosen.
+    pub fn builder(config: Config) -> WorldBuilder<B> {
+        WorldBuilder {
+            config,
+            store: None,
+            backends: Vec::new(),
+            dump_writer: None,
+            set: PhantomData,
+        }
+    }
+}
+
+impl<B> World<B> {
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.shared.place.rank
+    }
+
+    /// Ranks in the world.
+    pub fn size(&self) -> u32 {
+        self.shared.place.world_size
+    }
+
+    /// Where this process stands in the job.
+    pub fn place(&self) -> &Rendezvous {
+        &self.shared.place
+    }
+
+    /// The options in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The group of all ranks.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// The store at which the ranks met. PyTorch's ranks of a mixed job see the same keys.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.root
+    }
+
+    /// The recorder, for readers in this process.
+    pub fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.shared.recorder
+    }
+
+    /// Where this rank answers who asks how far it is; `None` if it has no endpoint.
+    #[cfg(feature = "endpoint")]
+    pub fn endpoint(&self) -> Option<&EndpointAddress> {
+        let endpoint = self.threads.as_ref()?.endpoint.as_ref();
+        endpoint.map(Endpoint::address)
+    }
+
+    /// Where this run's dump files go.
+    pub fn dump_dir(&self) -> &std::path::Path {
+        &self.shared.dump_dir
+    }
+
+    /// Says what the program does from now on (`load data`), so that a rank that issues nothing still
+    /// says where it is. Cheap enough for every step.
+    pub fn phase(&self, name: &str) {
+        self.shared.recorder.phase(name);
+    }
+
+    /// Says which step the program is in.
+    pub fn step(&self, step: i64) {
+        self.shared.recorder.step(step);
+    }
+
+    /// Makes a group of these ranks of the world, in this order. Its members call this, all of them
+    /// with the same list, and nobody else.
+    ///
+    /// Groups of different lists may be made in any order; of several with the same list and purpose,
+    /// the first that each member makes are one group, then the second, and so on.
+    ///
+    /// # Blocking
+    /// Not for other ranks, unless a backend connects at once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the list is empty, has a rank twice or one that is not there, or omits the
+    /// caller. `Rendezvous` if another member wants another backend.
+    pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        self.shared.new_group(ranks, options, Origin::New)
+    }
+
+    /// Goes on without these ranks, after they were lost: [`group`](Self::group) is from now on the
+    /// group of those that are left, who all call this with the same list
+    /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
+    ///
+    /// Groups with a member that is lost are aborted; others go on. The store must still be there: a
+    /// world without rank 0 can shrink only if somebody else serves its store.
+    ///
+    /// # Blocking
+    /// Until all that are left have come, or the world's time-out has passed.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::shrink`]; the world is as it was then, and may try again.
+    pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
+        for group in self.shared.watch.groups() {
+            let lost = excluding
+                .iter()
+                .find(|rank| group.info().ranks.contains(rank));
+            if let Some(lost) = lost
+                && group.refusal().is_none()
+            {
+                let message = format!("rank {lost} was lost, and the others go on without it");
+                let error = Error::new(ErrorKind::Aborted, message).with_rank(*lost);
+                group.close(None, error.in_group(group.label()));
+            }
+        }
+        let options = GroupOptions::named(self.group.desc());
+        self.group = self.group.shrink(excluding, &options)?;
+        let left = self.group.size();
+        self.shared.left.store(left, Ordering::Relaxed);
+        tracing::warn!(
+            ?excluding,
+            left,
+            "the world goes on without some of its ranks"
+        );
+        Ok(())
+    }
+
+    /// This rank's record as it is now.
+    pub fn snapshot(&self) -> Dump {
+        self.shared.recorder.snapshot()
+    }
+
+    /// Makes a dump now and says where it is.
+    ///
+    /// # Errors
+    /// Says what could not be written and why.
+    pub fn dump(&self) -> Result<String> {
+        self.shared.dumps.try_make("asked for by the program")
+    }
+
+    /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
+    ///
+    /// All ranks call it. The rank that serves the store waits for the others, so that none finds it
+    /// gone.
+    ///
+    /// # Blocking
+    /// Until what is pending has ended and, on the rank that serves the store, all have come: for the
+    /// world's time-out at most.
+    ///
+    /// # Errors
+    /// The first that a group reports; the rest is closed all the same. The ring is kept then.
+    pub fn shutdown(mut self) -> Result<()> {
+        let deadline = Deadline::In(self.shared.config.timeout).started();
+        let mut result = Ok(());
+        for group in self.shared.watch.groups().iter().rev() {
+            let closed = group.shut_down(deadline);
+            if result.is_ok() {
+                result = closed;
+            }
+            if let Err(error) = &result {
+                group.close(None, error.clone());
+            }
+        }
+        let failed = result.is_err() || self.shared.has_failed();
+        let patience = if failed {
+            // After a failure some ranks will not come.
+            self.shared.config.status_wait
+        } else {
+            self.shared.config.timeout
+        };
+        self.shared.say_goodbye(patience);
+        self.close_threads();
+        if !failed {
+            let closed = self.shared.recorder.close();
+            if let Err(error) = closed {
+                tracing::warn!(%error, "the ring file stays behind");
+            }
+        }
+        result
+    }
+
+    fn close_threads(&mut self) {
+        if let Some(mut threads) = self.threads.take() {
+            threads.watchdog.stop();
+        }
+    }
+}
+
+impl<B> Drop for World<B> {
+    fn drop(&mut self) {
+        if self.threads.is_none() {
+            return;
+        }
+        tracing::warn!(
+            rank = self.shared.place.rank,
+            "the world was dropped without shutdown: its groups are aborted, its ring is kept"
+        );
+        for group in self.shared.watch.groups().iter().rev() {
+            let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
+            group.close(None, error.in_group(group.label()));
+        }
+        // The others now learn of it, and ask each other through the store who had come.
+        if self.shared.place.serves_store() {
+            self.shared.say_goodbye(self.shared.config.status_wait);
+        }
+        self.close_threads();
+        // By now this rank has told what it knew: who serves the store need not stay for it.
+        self.shared.say_goodbye_in_passing();
+    }
+}
+
+impl WorldShared {
+    /// Whether a group of this world has failed or was aborted.
+    fn has_failed(&self) -> bool {
+        self.watch.groups().iter().any(|group| group.is_judged())
+    }
+
+    /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
+    fn say_goodbye(&self, patience: Duration) {
+        let said = self.count_goodbye(Duration::MAX).and_then(|()| {
+            if self.place.serves_store() {
+                self.notes().wait(&[&self.all_gone()], patience)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = said {
+            tracing::warn!(%error, "not all ranks were seen to shut down");
+        }
+    }
+
+    /// The same for a rank that is dropped, if another serves the store. That one waits for a while only,
+    /// so this one does not insist: a store that is gone costs nothing, one that is frozen a second.
+    fn say_goodbye_in_passing(&self) {
+        if self.place.rank == 0 || self.place.uses_agent_store {
+            return;
+        }
+        if let Err(error) = self.count_goodbye(IN_PASSING) {
+            tracing::debug!(%error, "nobody heard this rank's goodbye");
+        }
+    }
+
+    fn count_goodbye(&self, within: Duration) -> Result<()> {
+        let left = self.left.load(Ordering::Relaxed);
+        let notes = self.notes();
+        // Those whom the world has gone on without are not counted among those that are left.
+        let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
+        if count >= i64::from(left) {
+            notes.set(&self.all_gone(), b"1")?;
+        }
+        Ok(())
+    }
+
+    fn all_gone(&self) -> String {
+        format!("all gone/{}", self.left.load(Ordering::Relaxed))
+    }
+
+    fn notes(&self) -> PrefixStore<dyn Store> {
+        PrefixStore::new(format!("rcomm/{}", self.place.attempt), self.root.clone())
+    }
+}
+
+impl<B> fmt::Debug for World<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("job", &self.place().job)
+            .finish()
+    }
+}

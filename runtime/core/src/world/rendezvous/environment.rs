@@ -1,0 +1,394 @@
+//! What each launcher puts into the environment; the table is at the head of [`rendezvous`](super).
+
+use super::{Launcher, Rendezvous, refused};
+use crate::op::error::Result;
+use std::str::FromStr;
+
+/// The environment, asked by name.
+struct Environment<F>(F);
+
+impl<F: Fn(&str) -> Option<String>> Environment<F> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.is_empty())
+    }
+
+    fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(name) else {
+            return Ok(None);
+        };
+        text.trim().parse().map(Some).map_err(|_| {
+            refused(format!(
+                "{name} is {text:?}, which is not a number from 0 to {}",
+                largest::<T>()
+            ))
+        })
+    }
+
+    fn first<T: FromStr>(&self, names: &[&str]) -> Result<Option<T>> {
+        for name in names {
+            if let Some(value) = self.number(name)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn largest<T>() -> u64 {
+    u64::MAX >> (64 - 8 * size_of::<T>())
+}
+
+/// The names under which one launcher tells its facts.
+struct Dialect {
+    launcher: Launcher,
+    rank: &'static str,
+    world_size: &'static [&'static str],
+    local_rank: &'static str,
+    local_world_size: &'static str,
+    attempt: &'static str,
+}
+
+const DIALECTS: [Dialect; 4] = [
+    Dialect {
+        launcher: Launcher::Torchrun,
+        rank: "RANK",
+        world_size: &["WORLD_SIZE"],
+        local_rank: "LOCAL_RANK",
+        local_world_size: "LOCAL_WORLD_SIZE",
+        attempt: "TORCHELASTIC_RESTART_COUNT",
+    },
+    Dialect {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        attempt: "",
+    },
+    Dialect {
+        launcher: Launcher::Pmi,
+        rank: "PMI_RANK",
+        world_size: &["PMI_SIZE"],
+        local_rank: "MPI_LOCALRANKID",
+        local_world_size: "MPI_LOCALNRANKS",
+        attempt: "",
+    },
+    Dialect {
+        launcher: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: "SLURM_LOCALID",
+        local_world_size: "",
+        attempt: "SLURM_RESTART_COUNT",
+    },
+];
+
+/// What the launcher calls the rank and the world size.
+pub(super) fn names_of(launcher: Launcher) -> (&'static str, &'static str) {
+    let names = DIALECTS.iter().find(|names| names.launcher == launcher);
+    names.map_or(("the rank", "the world size"), |names| {
+        (names.rank, names.world_size[0])
+    })
+}
+
+impl Rendezvous {
+    /// What the launcher says, by way of `lookup` (`std::env::var(name).ok()`, say).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and what was expected.
+    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let env = Environment(lookup);
+        let Some(names) = DIALECTS.iter().find(|names| env.text(names.rank).is_some()) else {
+            return Err(refused(
+                "no launcher told this process its rank: start it with rcomm-run, torchrun, mpirun or \
+                 srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+                    .to_owned(),
+            ));
+        };
+        let needed = |name: &str| {
+            let advice = match (name, names.launcher) {
+                ("MASTER_ADDR", _) => "give all ranks the host of rank 0",
+                ("MASTER_PORT", Launcher::Pmi) => {
+                    "give all ranks one free port, as in mpiexec -genv MASTER_PORT 29500"
+                }
+                ("MASTER_PORT", _) => "give all ranks one free port",
+                _ => "the launcher, or whoever takes its part, must set both",
+            };
+            refused(format!("{} is set but {name} is not: {advice}", names.rank))
+        };
+        let rank = env.number(names.rank)?.ok_or_else(|| needed(names.rank))?;
+        let world_size = env
+            .first(names.world_size)?
+            .ok_or_else(|| needed(names.world_size[0]))?;
+        let local_world_size = env.number(names.local_world_size)?;
+        let job = job_of(&env, names.launcher);
+        let master_addr = match env.text("MASTER_ADDR") {
+            Some(addr) => addr,
+            None => default_addr(&env, names.launcher, world_size, local_world_size)
+                .ok_or_else(|| needed("MASTER_ADDR"))?,
+        };
+        let master_port = match (env.number("MASTER_PORT")?, &job) {
+            (Some(port), _) => port,
+            (None, Some(job)) => port_of(job),
+            (None, None) => return Err(needed("MASTER_PORT")),
+        };
+        Self {
+            launcher: names.launcher,
+            rank,
+            world_size,
+            local_rank: env.number(names.local_rank)?,
+            local_world_size,
+            job: job.unwrap_or_else(|| format!("{master_addr}-{master_port}")),
+            master_addr,
+            master_port,
+            attempt: env.number(names.attempt)?.unwrap_or(0),
+            uses_agent_store: env.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True"),
+        }
+        .checked()
+    }
+}
+
+fn job_of<F: Fn(&str) -> Option<String>>(
+    env: &Environment<F>,
+    launcher: Launcher,
+) -> Option<String> {
+    match launcher {
+        // "none" is what torchrun says when it was given no id.
+        Launcher::Torchrun => env.text("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
+        Launcher::OpenMpi => env
+            .text("PMIX_NAMESPACE")
+            .or_else(|| env.text("OMPI_MCA_ess_base_jobid")),
+        Launcher::Slurm => {
+            let job = env.text("SLURM_JOB_ID")?;
+            Some(match env.text("SLURM_STEP_ID") {
+                Some(step) => format!("{job}.{step}"),
+                None => job,
+            })
+        }
+        Launcher::Pmi | Launcher::Explicit => None,
+    }
+}
+
+fn default_addr<F: Fn(&str) -> Option<String>>(
+    env: &Environment<F>,
+    launcher: Launcher,
+    world_size: u32,
+    local_world_size: Option<u32>,
+) -> Option<String> {
+    if launcher == Launcher::Torchrun {
+        return None;
+    }
+    let nodes = env
+        .text("SLURM_STEP_NUM_NODES")
+        .or_else(|| env.text("SLURM_NNODES"));
+    let one_host = match launcher {
+        Launcher::Slurm => nodes.as_deref() == Some("1"),
+        _ => local_world_size == Some(world_size),
+    };
+    if one_host {
+        return Some("127.0.0.1".to_owned());
+    }
+    if launcher != Launcher::Slurm {
+        return None;
+    }
+    let list = env
+        .text("SLURM_STEP_NODELIST")
+        .or_else(|| env.text("SLURM_JOB_NODELIST"))?;
+    first_host(&list)
+}
+
+/// The first host of a Slurm node list: `gpu[03-07,12],login1` starts with `gpu03`.
+fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list;
+    while let Some(at) = rest.find(['[', ',']) {
+        host.push_str(&rest[..at]);
+        if rest.as_bytes()[at] == b',' {
+            return Some(host).filter(|host| !host.is_empty());
+        }
+        let (range, after) = rest[at + 1..].split_once(']')?;
+        let number: String = range.chars().take_while(char::is_ascii_digit).collect();
+        if number.is_empty() {
+            return None;
+        }
+        host.push_str(&number);
+        rest = after;
+    }
+    host.push_str(rest);
+    Some(host).filter(|host| !host.is_empty())
+}
+
+/// A port that all ranks of a job derive alike, below the range that kernels hand out (FNV-1a).
+fn port_of(job: &str) -> u16 {
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    20_000 + (hash % 10_000) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::error::ErrorKind;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Rendezvous> {
+        Rendezvous::from_environment(|name| {
+            let pair = pairs.iter().find(|(key, _)| *key == name);
+            pair.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn message(pairs: &[(&str, &str)]) -> String {
+        let error = from(pairs).expect_err("a wrong environment");
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        error.to_string()
+    }
+
+    const TORCHRUN: [(&str, &str); 9] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "node0"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_RUN_ID", "train"),
+        ("TORCHELASTIC_RESTART_COUNT", "2"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    ];
+
+    #[test]
+    fn torchrun_tells_everything() {
+        let place = from(&TORCHRUN).unwrap();
+        assert_eq!(
+            place,
+            Rendezvous {
+                launcher: Launcher::Torchrun,
+                rank: 3,
+                world_size: 8,
+                local_rank: Some(1),
+                local_world_size: Some(2),
+                master_addr: "node0".to_owned(),
+                master_port: 29500,
+                job: "train".to_owned(),
+                attempt: 2,
+                uses_agent_store: true,
+            }
+        );
+        assert!(!place.is_single_host());
+    }
+
+    #[test]
+    fn job_without_a_name_is_named_after_its_meeting_place() {
+        let mut pairs = TORCHRUN;
+        pairs[6].1 = "none";
+        assert_eq!(from(&pairs).unwrap().job, "node0-29500");
+    }
+
+    #[test]
+    fn open_mpi_on_one_host_needs_no_master() {
+        let pairs = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("OMPI_MCA_ess_base_jobid", "3055812609"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "1"),
+        ];
+        let place = from(&pairs).unwrap();
+        assert_eq!(place.launcher, Launcher::OpenMpi);
+        assert_eq!((place.rank, place.world_size), (1, 4));
+        assert_eq!(place.master_addr, "127.0.0.1");
+        assert!((20_000..30_000).contains(&place.master_port));
+        assert_eq!(place.master_port, port_of("3055812609"));
+        assert!(place.is_single_host());
+    }
+
+    #[test]
+    fn open_mpi_over_hosts_asks_for_the_master() {
+        let pairs = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_NAMESPACE", "7"),
+        ];
+        assert_eq!(
+            message(&pairs),
+            "OMPI_COMM_WORLD_RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
+        );
+    }
+
+    #[test]
+    fn pmi_asks_for_the_port() {
+        let pairs = [
+            ("PMI_RANK", "0"),
+            ("PMI_SIZE", "2"),
+            ("MPI_LOCALRANKID", "0"),
+            ("MPI_LOCALNRANKS", "2"),
+        ];
+        assert_eq!(
+            message(&pairs),
+            "PMI_RANK is set but MASTER_PORT is not: give all ranks one free port, as in mpiexec -genv \
+             MASTER_PORT 29500"
+        );
+    }
+
+    #[test]
+    fn slurm_meets_on_the_first_host_of_the_step() {
+        let pairs = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "16"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_STEP_NUM_NODES", "4"),
+            ("SLURM_STEP_NODELIST", "gpu[003-005,9],login"),
+            ("SLURM_JOB_ID", "812"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        let place = from(&pairs).unwrap();
+        assert_eq!(place.master_addr, "gpu003");
+        assert_eq!(place.job, "812.0");
+        assert_eq!(place.local_rank, Some(1));
+    }
+
+    #[test]
+    fn first_host_of_node_lists() {
+        assert_eq!(first_host("a1").as_deref(), Some("a1"));
+        assert_eq!(first_host("a1,b2").as_deref(), Some("a1"));
+        assert_eq!(first_host("r[1-2]n[07,9]x,z").as_deref(), Some("r1n07x"));
+        assert_eq!(first_host("a[1-"), None);
+        assert_eq!(first_host(""), None);
+        assert_eq!(first_host("a[]"), None);
+    }
+
+    #[test]
+    fn wrong_environment_is_named() {
+        assert!(message(&[]).starts_with("no launcher told this process its rank"));
+        assert_eq!(
+            message(&[("RANK", "0")]),
+            "RANK is set but WORLD_SIZE is not: the launcher, or whoever takes its part, must set both"
+        );
+        assert_eq!(
+            message(&[("RANK", "0"), ("WORLD_SIZE", "2")]),
+            "RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
+        );
+        let mut pairs = TORCHRUN;
+        pairs[0].1 = "8";
+        assert_eq!(
+            message(&pairs),
+            "RANK is 8 but WORLD_SIZE is 8: ranks count from 0 to 7"
+        );
+        pairs[0].1 = "-1";
+        assert_eq!(
+            message(&pairs),
+            "RANK is \"-1\", which is not a number from 0 to 4294967295"
+        );
+        let mut pairs = TORCHRUN;
+        pairs[5].1 = "70000";
+        assert_eq!(
+            message(&pairs),
+            "MASTER_PORT is \"70000\", which is not a number from 0 to 65535"
+        );
+        pairs[5].1 = "0";
+        assert!(message(&pairs).starts_with("MASTER_PORT is 0"));
+    }
+}

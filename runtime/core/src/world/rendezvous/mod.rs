@@ -1,0 +1,378 @@
+//! Who am I, and where do the others look for me?
+//!
+//! A launcher tells each process in its environment: torchrun's variables (which `rcomm-run` sets
+//! too), those of Open MPI, of MPICH and other launchers that speak PMI, or Slurm's. [`Rendezvous`] is
+//! the answer in one form, whoever gave it. Nothing here reads the process's environment: the caller
+//! passes a look-up, so that `config.rs` stays the one place that does.
+//!
+//! | | torchrun | Open MPI | MPICH, PMI | Slurm |
+//! |---|---|---|---|---|
+//! | rank | `RANK` | `OMPI_COMM_WORLD_RANK` | `PMI_RANK` | `SLURM_PROCID` |
+//! | world size | `WORLD_SIZE` | `OMPI_COMM_WORLD_SIZE` | `PMI_SIZE` | `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS` |
+//! | local rank | `LOCAL_RANK` | `OMPI_COMM_WORLD_LOCAL_RANK` | `MPI_LOCALRANKID` | `SLURM_LOCALID` |
+//! | ranks on this host | `LOCAL_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_SIZE` | `MPI_LOCALNRANKS` | |
+//! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
+//! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
+//!
+//! They are asked in this order, and the first whose rank is there is believed: `mpirun` inside a Slurm
+//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` count under every launcher. Where they are
+//! missing: a job whose ranks are all on one host meets on `127.0.0.1`, a Slurm step on the first host
+//! of its node list, and the port is derived from the job's id (20000 to 29999).
+
+#![forbid(unsafe_code)]
+
+mod environment;
+
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::init::ALL_HERE;
+use crate::world::store::{
+    BatchReply, BatchRequest, Store, TcpStore, TcpStoreServer, addresses_of,
+};
+use rcomm_recorder::model::Rank;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Who told this process its rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Launcher {
+    /// `RANK` and its companions: torchrun, `rcomm-run`, or set by hand.
+    Torchrun,
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// MPICH's `mpiexec`, or another that speaks PMI.
+    Pmi,
+    /// Slurm's `srun`.
+    Slurm,
+    /// The program itself.
+    Explicit,
+}
+
+/// This process's place in the job, and where the job meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// Who said so.
+    pub launcher: Launcher,
+    /// This process's rank, below `world_size`.
+    pub rank: Rank,
+    /// How many ranks the job has; at least 1.
+    pub world_size: u32,
+    /// The rank among those of this host, if the launcher says.
+    pub local_rank: Option<u32>,
+    /// How many ranks this host has, if the launcher says.
+    pub local_world_size: Option<u32>,
+    /// Host name or address of the store.
+    pub master_addr: String,
+    /// Port of the store.
+    pub master_port: u16,
+    /// The job's name, equal on all ranks. Where no launcher names it, `master_addr` and `master_port`.
+    pub job: String,
+    /// How often the launcher has restarted the job.
+    pub attempt: u32,
+    /// Whether the launcher's agent serves the store. If not, rank 0 does.
+    pub uses_agent_store: bool,
+}
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::Rendezvous, message)
+}
+
+impl Rendezvous {
+    /// A place that the program knows by itself; the local rank is left open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size or the port is 0.
+    pub fn explicit(
+        rank: Rank,
+        world_size: u32,
+        master_addr: impl Into<String>,
+        master_port: u16,
+    ) -> Result<Self> {
+        let master_addr = master_addr.into();
+        Self {
+            launcher: Launcher::Explicit,
+            rank,
+            world_size,
+            local_rank: None,
+            local_world_size: None,
+            job: format!("{master_addr}-{master_port}"),
+            master_addr,
+            master_port,
+            attempt: 0,
+            uses_agent_store: false,
+        }
+        .checked()
+    }
+
+    /// Whether all ranks are known to be on one host.
+    pub fn is_single_host(&self) -> bool {
+        self.local_world_size == Some(self.world_size)
+    }
+
+    /// Whether the store goes with this process.
+    pub(crate) fn serves_store(&self) -> bool {
+        self.rank == 0 && !self.uses_agent_store
+    }
+
+    fn checked(self) -> Result<Self> {
+        let (rank, world_size) = environment::names_of(self.launcher);
+        if self.world_size == 0 {
+            return Err(refused(format!(
+                "{world_size} is 0: a job has at least one rank"
+            )));
+        }
+        if self.rank >= self.world_size {
+            return Err(refused(format!(
+                "{rank} is {} but {world_size} is {}: ranks count from 0 to {}",
+                self.rank,
+                self.world_size,
+                self.world_size - 1
+            )));
+        }
+        if let (Some(local), Some(size)) = (self.local_rank, self.local_world_size)
+            && local >= size
+        {
+            return Err(refused(format!(
+                "the local rank of rank {} is {local}, but this host has {size} ranks",
+                self.rank
+            )));
+        }
+        if let Some(size) = self.local_world_size
+            && size > self.world_size
+        {
+            return Err(refused(format!(
+                "this host is said to have {size} ranks, the job {}",
+                self.world_size
+            )));
+        }
+        if self.master_port == 0 {
+            return Err(refused(
+                "MASTER_PORT is 0: all ranks must know the port".to_owned(),
+            ));
+        }
+        Ok(self)
+    }
+
+    /// Opens the job's store, checks in and counts the ranks. Rank 0 returns when all have come, if it
+    /// serves the store.
+    ///
+    /// `timeout` is for all of this together, and for every later call that does not wait for ranks.
+    ///
+    /// # Errors
+    /// As [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
+    /// [`TcpStore::wait_for_workers`].
+    pub fn open_store(&self, timeout: Duration) -> Result<TcpStore> {
+        let started = Instant::now();
+        let store = self.connect_store(timeout)?;
+        self.check_in(&store)?;
+        store.wait_for_workers(self.world_size, timeout.saturating_sub(started.elapsed()))?;
+        Ok(store)
+    }
+
+    /// Connects to the job's store, which rank 0 serves unless the launcher's agent does.
+    ///
+    /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
+    /// which this host takes for its loopback (as `/etc/hosts` often has it) and other hosts may be in
+    /// the job, it listens on all addresses and says so in the log.
+    ///
+    /// # Errors
+    /// As [`TcpStore::host`] and [`TcpStore::connect`].
+    pub fn connect_store(&self, timeout: Duration) -> Result<TcpStore> {
+        let (addr, port) = (self.master_addr.as_str(), self.master_port);
+        if self.uses_agent_store || self.rank != 0 {
+            return TcpStore::connect(addr, port, timeout);
+        }
+        if self.hides_behind_loopback()? {
+            tracing::warn!(
+                "{addr} is this host's loopback address, where other hosts cannot reach the store: it \
+                 listens on all addresses. Give MASTER_ADDR as an address to avoid that"
+            );
+            return TcpStore::attach(TcpStoreServer::bind_any(port)?, timeout);
+        }
+        TcpStore::host(addr, port, timeout)
+    }
+
+    /// Whether the store's name stands for the loopback interface here, but not for other hosts.
+    pub fn hides_behind_loopback(&self) -> Result<bool> {
+        if self.is_single_host()
+            || self.master_addr == "localhost"
+            || self.master_addr.parse::<IpAddr>().is_ok()
+        {
+            return Ok(false);
+        }
+        let addresses = addresses_of(&self.master_addr)?;
+        Ok(addresses.iter().all(IpAddr::is_loopback))
+    }
+
+    /// Leaves this rank's name in the store, and finds out whether it is the right store.
+    ///
+    /// Catches, with one call to the store and no waiting: a rank that was started twice, another
+    /// job's store on our port, and ranks that disagree on the world size. Call it once per process.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] says which of these it is; the store's own errors are passed on.
+    pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
+        let own = self.name_to_leave();
+        let replies = store.batch(&own.requests())?;
+        self.checked_in(store, &own, &replies)
+    }
+
+    /// What [`check_in`](Self::check_in) leaves, for who has more to leave with it.
+    pub(crate) fn name_to_leave(&self) -> NameToLeave {
+        let prefix = format!("rcomm/rendezvous/{}", self.attempt);
+        NameToLeave {
+            job: format!("{prefix}/job"),
+            // Of another job, or of one that was told another size, it is not counted as the rank of this
+            // one.
+            rank: format!("{prefix}/rank/{}/{}", self.crew(), self.rank),
+            held: format!("{}\n{}", self.world_size, self.job),
+        }
+    }
+
+    /// A part of keys that ranks of another job, or of another world size, do not have in common with this.
+    pub(crate) fn crew(&self) -> String {
+        format!("{}/{}", self.world_size, self.job)
+    }
+
+    /// Judges what came of the first requests of a batch, which left `own`.
+    pub(crate) fn checked_in(
+        &self,
+        store: &(impl Store + ?Sized),
+        own: &NameToLeave,
+        replies: &[BatchReply],
+    ) -> Result<()> {
+        let [BatchReply::Value(held), BatchReply::Count(times), ..] = replies else {
+            return Err(Error::new(
+                ErrorKind::Store,
+                format!("the store answered a check-in with {replies:?}"),
+            ));
+        };
+        let ours = &own.held;
+        if held != ours.as_bytes() {
+            let held = String::from_utf8_lossy(held);
+            let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
+            let at = format!("{}:{}", self.master_addr, self.master_port);
+            if job != self.job {
+                return Err(refused(format!(
+                    "the store at {at} serves job {job:?}, not {:?}: two jobs share MASTER_PORT",
+                    self.job
+                )));
+            }
+            let told = format!(
+                "rank {} was told a world size of {}, another rank of job {job:?} one of {size}",
+                self.rank, self.world_size
+            );
+            // The others would wait for this rank: they are told instead, unless they wait no more.
+            if size.parse().is_ok_and(|size: u32| self.rank < size) {
+                let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
+                store.compare_set(&waited_for, b"", told.as_bytes())?;
+            }
+            return Err(refused(told));
+        }
+        if *times > 1 {
+            return Err(refused(format!(
+                "rank {} of job {:?} was started {times} times",
+                self.rank, self.job
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What a rank leaves in the store when it checks in.
+pub(crate) struct NameToLeave {
+    job: String,
+    rank: String,
+    /// Under `job`, if nobody has left anything there.
+    held: String,
+}
+
+impl NameToLeave {
+    pub(crate) fn requests(&self) -> [BatchRequest<'_>; 2] {
+        [
+            BatchRequest::CompareSet {
+                key: &self.job,
+                expected: b"",
+                desired: self.held.as_bytes(),
+            },
+            BatchRequest::Add {
+                key: &self.rank,
+                delta: 1,
+            },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::store::HashStore;
+
+    fn place() -> Rendezvous {
+        let mut place = Rendezvous::explicit(3, 8, "node0", 29500).unwrap();
+        place.job = "train".to_owned();
+        place
+    }
+
+    #[test]
+    fn explicit_place_is_checked() {
+        let wrong = |rank, world_size, port| {
+            let place = Rendezvous::explicit(rank, world_size, "node0", port);
+            place.expect_err("wrong").to_string()
+        };
+        assert_eq!(
+            wrong(2, 2, 1),
+            "the rank is 2 but the world size is 2: ranks count from 0 to 1"
+        );
+        assert_eq!(
+            wrong(0, 0, 1),
+            "the world size is 0: a job has at least one rank"
+        );
+        assert!(wrong(0, 1, 0).starts_with("MASTER_PORT is 0"));
+    }
+
+    #[test]
+    fn second_start_of_a_rank_is_refused() {
+        let store = HashStore::new();
+        let place = place();
+        place.check_in(&store).unwrap();
+        let again = place.check_in(&store).expect_err("started twice");
+        assert_eq!(
+            again.to_string(),
+            "rank 3 of job \"train\" was started 2 times"
+        );
+        // The next attempt starts afresh, also where the launcher's store lives on.
+        let restarted = Rendezvous {
+            attempt: 3,
+            ..place
+        };
+        restarted.check_in(&store).unwrap();
+    }
+
+    #[test]
+    fn other_world_size_and_other_job_are_refused() {
+        let store = HashStore::new();
+        let place = place();
+        place.check_in(&store).unwrap();
+        let other = Rendezvous {
+            rank: 4,
+            world_size: 16,
+            ..place.clone()
+        };
+        assert_eq!(
+            other
+                .check_in(&store)
+                .expect_err("sizes differ")
+                .to_string(),
+            "rank 4 was told a world size of 16, another rank of job \"train\" one of 8"
+        );
+        let other = Rendezvous {
+            job: "eval".to_owned(),
+            ..place
+        };
+        assert_eq!(
+            other.check_in(&store).expect_err("jobs differ").to_string(),
+            "the store at node0:29500 serves job \"train\", not \"eval\": two jobs share MASTER_PORT"
+        );
+    }
+}

@@ -1,0 +1,397 @@
+//! A store in a file that processes share.
+//!
+//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the
+//! last record of a key holds. A key of the user is written as `/key`, its removal as a record named
+//! `-/key`. Writers append under an exclusive `flock`, readers read under a shared one. This is the
+//! layout of PyTorch's `FileStore` (2.x), so ranks of both kinds may share a file.
+
+use super::table::{Compared, Table, sum};
+use super::{Store, barrier_timed_out, timed_out};
+use crate::op::error::{Error, ErrorKind, Result};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A lock is held for microseconds: one that is not free after this long belongs to a stopped process.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks at the file, at first and at most.
+const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+/// Who has the file open, and how many are done with it: PyTorch's names.
+const REFERENCES: &str = "refcount/";
+const FINISHED: &str = "cleanup/";
+
+/// A [`Store`] in a file, for processes on one host or on a file system whose `flock` is shared.
+///
+/// The file must be a fresh one for each job: what an earlier job left in it is taken for this one's.
+/// Opened with a world size, the file is removed when the last of so many users has dropped its
+/// store; the file of a job that was killed stays.
+///
+/// A record that a killed writer left half written is dropped by the next writer.
+pub struct FileStore {
+    path: PathBuf,
+    world_size: Option<u32>,
+    log: Mutex<Log>,
+}
+
+struct Log {
+    file: File,
+    /// How much of the file `table` has taken in: always the end of a record.
+    read: u64,
+    table: Table,
+}
+
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+}
+
+impl FileStore {
+    /// Opens the store in `path`, which is created (mode 0600) if it is not there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the file cannot be opened or locked, [`ErrorKind::Store`] if it holds
+    /// something else than a store.
+    pub fn open(path: impl AsRef<Path>, world_size: Option<u32>) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|e| Error::io(format!("cannot open the store file {}", path.display()), e))?;
+        let store = Self {
+            path,
+            world_size,
+            log: Mutex::new(Log {
+                file,
+                read: 0,
+                table: Table::default(),
+            }),
+        };
+        store.add_raw(REFERENCES, 1)?;
+        Ok(store)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        // `read` moves only after its record is in the table, so a poisoned lock is usable.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` under the file's lock, on a table that holds all that was written before.
+    fn with_log<T>(
+        &self,
+        access: Access,
+        work: impl FnOnce(&mut Log) -> io::Result<T>,
+    ) -> Result<T> {
+        let failed = |e: io::Error| Error::io(format!("the store file {}", self.path.display()), e);
+        let mut log = self.lock();
+        self.lock_file(&log.file, access)?;
+        let result = log
+            .catch_up(access)
+            .and_then(|()| work(&mut log))
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::InvalidData => Error::new(
+                    ErrorKind::Store,
+                    format!("the store file {}: {e}", self.path.display()),
+                ),
+                _ => failed(e),
+            });
+        let unlocked = log.file.unlock().map_err(failed);
+        let result = result?;
+        unlocked.map(|()| result)
+    }
+
+    fn lock_file(&self, file: &File, access: Access) -> Result<()> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let mut pause = Duration::from_micros(50);
+        loop {
+            let tried = match access {
+                Access::Read => file.try_lock_shared(),
+                Access::Write => file.try_lock(),
+            };
+            match tried {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(2));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        format!(
+                            "the store file {} has been locked for {LOCK_TIMEOUT:?}: a process that \
+                             shares it is stopped",
+                            self.path.display()
+                        ),
+                    ));
+                }
+                Err(TryLockError::Error(e)) => {
+                    let what = format!("cannot lock the store file {}", self.path.display());
+                    return Err(Error::io(what, e));
+                }
+            }
+        }
+    }
+
+    /// Writes the records that `change` returns, in one write.
+    fn write(&self, change: impl FnOnce(&Table) -> Vec<(String, Vec<u8>)>) -> Result<()> {
+        self.with_log(Access::Write, |log| {
+            let records = change(&log.table);
+            log.append(&records)
+        })
+    }
+
+    fn add_raw(&self, name: &str, delta: i64) -> Result<i64> {
+        let added = self.with_log(Access::Write, |log| {
+            match sum(log.table.get(name.as_bytes()), delta) {
+                Ok(count) => {
+                    log.append(&[(name.to_owned(), count.to_string().into_bytes())])?;
+                    Ok(Ok(count))
+                }
+                Err(why) => Ok(Err(why)),
+            }
+        })?;
+        added.map_err(|why| {
+            Error::new(
+                ErrorKind::Store,
+                format!("cannot add {delta} to {name:?}: {why}"),
+            )
+        })
+    }
+
+    /// Looks at the file until `look` answers or `timeout` has passed.
+    fn poll<T>(
+        &self,
+        timeout: Duration,
+        mut look: impl FnMut(&Table) -> Option<T>,
+        late: impl FnOnce(&Table) -> Error,
+    ) -> Result<T> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut pause = POLL.0;
+        loop {
+            let seen = self.with_log(Access::Read, |log| Ok(look(&log.table)))?;
+            if let Some(result) = seen {
+                return Ok(result);
+            }
+            let left = match deadline {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+                None => timeout,
+            };
+            if left.is_zero() {
+                return Err(late(&self.lock().table));
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(POLL.1);
+        }
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        let finished = self.add_raw(FINISHED, 1);
+        let users = self.add_raw(REFERENCES, -1);
+        if let (Ok(finished), Ok(0), Some(world_size)) = (finished, users, self.world_size)
+            && finished >= i64::from(world_size)
+        {
+            // Whoever removed it first did what we would do.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Log {
+    /// Takes in what others wrote since the last look. A writer also cuts off a half record: it holds
+    /// the only lock, so whoever began that record is gone.
+    fn catch_up(&mut self, access: Access) -> io::Result<()> {
+        let end = self.file.metadata()?.len();
+        if end < self.read {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it became shorter: another program writes to it",
+            ));
+        }
+        let mut news = vec![0; (end - self.read) as usize];
+        self.file.read_exact_at(&mut news, self.read)?;
+        let mut rest = news.as_slice();
+        while let Some((name, value, after)) = split_record(rest) {
+            match name {
+                [b'-', removed @ ..] => {
+                    self.table.delete(removed);
+                }
+                [b'/', ..] => self.table.set(name, value),
+                _ if name == REFERENCES.as_bytes() || name == FINISHED.as_bytes() => {
+                    self.table.set(name, value);
+                }
+                _ => {
+                    let at = end - rest.len() as u64;
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        format!("what stands at byte {at} is not a record of a store"),
+                    ));
+                }
+            }
+            self.read += (rest.len() - after.len()) as u64;
+            rest = after;
+        }
+        if let (false, Access::Write) = (rest.is_empty(), access) {
+            if self.read == 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "it does not begin with a record of a store: remove it, or name another file",
+                ));
+            }
+            self.file.set_len(self.read)?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, records: &[(String, Vec<u8>)]) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for (name, value) in records {
+            for part in [name.as_bytes(), value] {
+                let length = u32::try_from(part.len()).map_err(|_| {
+                    io::Error::new(io::ErrorKind::InvalidInput, "a value is above 4 GiB")
+                })?;
+                bytes.extend_from_slice(&length.to_le_bytes());
+                bytes.extend_from_slice(part);
+            }
+        }
+        io::Write::write_all(&mut self.file, &bytes)?;
+        self.catch_up(Access::Read)
+    }
+}
+
+/// The first record of `bytes` (name, value) and what follows it, if all of it is there.
+fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (name, rest) = split_part(bytes)?;
+    let (value, rest) = split_part(rest)?;
+    Some((name, value, rest))
+}
+
+fn split_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+fn raw(key: &str) -> String {
+    format!("/{key}")
+}
+
+fn missing<'a>(table: &Table, keys: &[&'a str]) -> Vec<&'a str> {
+    keys.iter()
+        .filter(|key| !table.has(raw(key).as_bytes()))
+        .copied()
+        .collect()
+}
+
+impl Store for FileStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.write(|_| vec![(raw(key), value.to_vec())])
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.poll(
+            timeout,
+            |table| table.get(raw(key).as_bytes()).map(<[u8]>::to_vec),
+            |_| timed_out([key], timeout),
+        )
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.add_raw(&raw(key), delta)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        let name = raw(key);
+        self.with_log(Access::Write, |log| {
+            Ok(match log.table.compare(name.as_bytes(), expected) {
+                Compared::Equal => {
+                    log.append(&[(name, desired.to_vec())])?;
+                    desired.to_vec()
+                }
+                Compared::Differs => log.table.get(name.as_bytes()).unwrap_or_default().to_vec(),
+                Compared::Absent => expected.to_vec(),
+            })
+        })
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.poll(
+            timeout,
+            |table| missing(table, keys).is_empty().then_some(()),
+            |table| timed_out(missing(table, keys), timeout),
+        )
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.with_log(Access::Read, |log| Ok(missing(&log.table, keys).is_empty()))
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.with_log(Access::Write, |log| {
+            let there = log.table.has(raw(key).as_bytes());
+            if there {
+                log.append(&[(format!("-{}", raw(key)), Vec::new())])?;
+            }
+            Ok(there)
+        })
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        Ok(self.list_keys()?.len() as u64)
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.with_log(Access::Read, |log| {
+            let users = log.table.keys().filter_map(|name| name.strip_prefix(b"/"));
+            Ok(users
+                .map(|key| String::from_utf8_lossy(key).into_owned())
+                .collect())
+        })
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.write(|table| {
+            let name = raw(key);
+            let held = table.get(name.as_bytes()).unwrap_or_default();
+            let whole = [held, value].concat();
+            vec![(name, whole)]
+        })
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.poll(
+            timeout,
+            |table| {
+                keys.iter()
+                    .map(|key| table.get(raw(key).as_bytes()).map(<[u8]>::to_vec))
+                    .collect()
+            },
+            |table| timed_out(missing(table, keys), timeout),
+        )
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.write(|_| {
+            pairs
+                .iter()
+                .map(|(key, value)| (raw(key), value.to_vec()))
+                .collect()
+        })
+    }
+
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        let arrived = |table: &Table| sum(table.get(raw(key).as_bytes()), 0).unwrap_or(0);
+        self.add(key, 1)?;
+        self.poll(
+            timeout,
+            |table| (arrived(table) >= i64::from(world_size)).then_some(()),
+            |table| barrier_timed_out(key, Some(arrived(table)), world_size, timeout),
+        )
+    }
+}

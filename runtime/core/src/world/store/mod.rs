@@ -1,0 +1,267 @@
+//! Where ranks leave each other notes before they are connected.
+//!
+//! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
+//! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
+//! system, [`TcpStore`] everybody else,
+//! and [`PrefixStore`] gives each user of a store names of its own. How ranks find out where
+//! their store is belongs to [`rendezvous`](crate::world::rendezvous).
+
+#![forbid(unsafe_code)]
+
+mod file;
+mod hash;
+mod prefix;
+mod table;
+mod tcp;
+
+pub use file::FileStore;
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+pub use tcp::addresses_of;
+pub use tcp::{TcpStore, TcpStoreServer};
+
+use crate::op::deadline::in_words;
+use crate::op::error::{Error, ErrorKind, Result};
+use std::time::{Duration, Instant};
+
+/// A request that waits for nobody: several of them go to the store in one [`Store::batch`].
+#[derive(Clone, Copy, Debug)]
+pub enum BatchRequest<'a> {
+    /// As [`Store::set`].
+    Set {
+        /// What is set.
+        key: &'a str,
+        /// To what.
+        value: &'a [u8],
+    },
+    /// As [`Store::add`].
+    Add {
+        /// The counter.
+        key: &'a str,
+        /// How much.
+        delta: i64,
+    },
+    /// As [`Store::compare_set`].
+    CompareSet {
+        /// What is compared and set.
+        key: &'a str,
+        /// With what.
+        expected: &'a [u8],
+        /// To what.
+        desired: &'a [u8],
+    },
+}
+
+impl<'a> BatchRequest<'a> {
+    fn key(&self) -> &'a str {
+        match *self {
+            Self::Set { key, .. } | Self::Add { key, .. } | Self::CompareSet { key, .. } => key,
+        }
+    }
+
+    /// The same for another key.
+    fn renamed(mut self, name: &'a str) -> Self {
+        match &mut self {
+            Self::Set { key, .. } | Self::Add { key, .. } | Self::CompareSet { key, .. } => {
+                *key = name;
+            }
+        }
+        self
+    }
+}
+
+/// What came of a [`BatchRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BatchReply {
+    /// It was set.
+    Done,
+    /// The counter's new value.
+    Count(i64),
+    /// What the key holds, as [`Store::compare_set`] says it.
+    Value(Vec<u8>),
+}
+
+/// A small shared map from keys to bytes.
+///
+/// # Blocking
+/// `get`, `multi_get`, `wait` and `barrier` block until the keys are there (or the ranks are) or
+/// `timeout` has passed; nothing else waits for another rank.
+///
+/// # Thread safety
+/// Every method may be called from any thread at any time. A call that waits does not hold up the
+/// calls of other threads.
+///
+/// # Errors
+/// [`ErrorKind::Timeout`] names the keys that did not come;
+/// [`ErrorKind::Store`] says what the store did wrong.
+pub trait Store: Send + Sync {
+    /// Sets `key`, over whatever it held, and wakes who waits for it.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The value of `key`, once it is there.
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Adds to a counter (0 before the first `add`) and returns its new value.
+    ///
+    /// The counter is kept as decimal text, as PyTorch keeps it.
+    fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// As [`add`](Self::add), for who has no time to lose: where the store may stop answering, this waits
+    /// for `timeout` at most. It may have been added even if this fails.
+    fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
+        let _ = timeout;
+        self.add(key, delta)
+    }
+
+    /// Sets `key` to `desired` if it holds `expected` (or is absent and `expected` is empty); returns
+    /// what it holds afterwards, or `expected` where the key is absent and `expected` is not empty.
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// Waits until every key is there.
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
+
+    /// Whether every key is there now.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Removes `key`; says whether it was there.
+    fn delete(&self, key: &str) -> Result<bool>;
+
+    /// How many keys there are.
+    fn num_keys(&self) -> Result<u64>;
+
+    /// The names of all keys, in no order.
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes who waits for it.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The values of all `keys`, in their order, once every one is there.
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets every pair, in order. A reader may see the first without the last.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Makes these requests in this order, and returns what came of each. Over a network that is one round
+    /// trip. Others may see the first done and the last not.
+    ///
+    /// # Errors
+    /// Those of the first request that fails; those behind it may have been made or not.
+    fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
+        let make = |request: &BatchRequest<'_>| {
+            Ok(match *request {
+                BatchRequest::Set { key, value } => {
+                    self.set(key, value)?;
+                    BatchReply::Done
+                }
+                BatchRequest::Add { key, delta } => BatchReply::Count(self.add(key, delta)?),
+                BatchRequest::CompareSet {
+                    key,
+                    expected,
+                    desired,
+                } => BatchReply::Value(self.compare_set(key, expected, desired)?),
+            })
+        };
+        requests.iter().map(make).collect()
+    }
+
+    /// Returns once `world_size` calls have named `key`.
+    ///
+    /// The count stays behind under `key`, so a name serves for one barrier only.
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()>;
+}
+
+/// A [`Store`] that also keeps first-in-first-out queues.
+///
+/// Queues have names of their own: a key and a queue may share a name. A queue that is not empty
+/// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
+pub trait QueueStore: Store {
+    /// Adds `value` to the end of the queue and wakes one that waits for it.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Takes the first value of the queue, once there is one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`] if none came within `timeout`.
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Takes the first value of the queue if there is one now.
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// How many values the queue holds.
+    fn queue_len(&self, key: &str) -> Result<u64>;
+}
+
+/// Which of the keys are there now, as far as that could be found out until then. All are asked for at
+/// once, and in halves where one is missing: a few round trips where few are.
+pub(crate) fn which_came(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
+    if keys.is_empty() || Instant::now() >= until {
+        return vec![false; keys.len()];
+    }
+    match store.check(keys) {
+        Ok(false) if keys.len() > 1 => {
+            let (left, right) = keys.split_at(keys.len() / 2);
+            let mut came = which_came(store, left, until);
+            came.append(&mut which_came(store, right, until));
+            came
+        }
+        all => vec![all.unwrap_or(false); keys.len()],
+    }
+}
+
+/// The error of a wait that ended without `missing`: the first few by name, the rest as a number.
+fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Error {
+    const NAMED: usize = 8;
+    let mut missing = missing.into_iter();
+    let named: Vec<String> = missing
+        .by_ref()
+        .take(NAMED)
+        .map(|key| format!("{key:?}"))
+        .collect();
+    let rest = match missing.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if named.len() == 1 && rest.is_empty() {
+        "key"
+    } else {
+        "keys"
+    };
+    Error::new(
+        ErrorKind::Timeout,
+        format!(
+            "{noun} {}{rest} did not come within {}",
+            named.join(", "),
+            in_words(timeout)
+        ),
+    )
+}
+
+/// The error of a barrier that `arrived` of `world_size` ranks reached.
+fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: Duration) -> Error {
+    let who = match arrived {
+        Some(arrived) => format!("{arrived} of {world_size} ranks"),
+        None => format!("not all {world_size} ranks"),
+    };
+    Error::new(
+        ErrorKind::Timeout,
+        format!("barrier {key:?}: {who} came within {}", in_words(timeout)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_names_the_first_keys_and_counts_the_rest() {
+        let keys: Vec<String> = (0..10).map(|i| format!("k{i}")).collect();
+        let error = timed_out(keys.iter().map(String::as_str), Duration::from_millis(50));
+        assert_eq!(
+            error.to_string(),
+            "keys \"k0\", \"k1\", \"k2\", \"k3\", \"k4\", \"k5\", \"k6\", \"k7\" and 2 more \
+             did not come within 50 ms"
+        );
+        let error = timed_out(["a"], Duration::from_secs(1));
+        assert_eq!(error.to_string(), "key \"a\" did not come within 1.0 s");
+    }
+}

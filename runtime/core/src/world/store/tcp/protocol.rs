@@ -1,0 +1,542 @@
+//! The words of PyTorch's TCPStore (as of 2.15): what both ends put on the wire.
+//!
+//! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once.
+//! Integers are little-endian, a string is its `u64` length and its bytes. Replies come in the order of
+//! the requests, but for that of a WAIT or BARRIER, which may come later. Nothing is ever refused with
+//! a reply: whoever breaks a rule finds the connection closed.
+//!
+//! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
+//! [`Encoder`] writes one. None of them does I/O.
+
+use crate::world::store::table::AddError;
+
+/// What VALIDATE carries.
+pub(super) const MAGIC: u32 = 0x3C85_F7CE;
+/// The longest key.
+pub(super) const MAX_KEY: u64 = 8192;
+/// The longest value.
+pub(super) const MAX_VALUE: u64 = 8 << 20;
+/// The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET.
+pub(super) const MAX_KEYS: u64 = 131_072;
+/// The longest request and the longest reply: PyTorch has no such limit, but the three above multiply
+/// to a terabyte.
+pub(super) const MAX_MESSAGE: usize = 256 << 20;
+/// The reply to WAIT and BARRIER.
+pub(super) const STOP_WAITING: u8 = 0;
+/// The reply to CANCEL_WAIT.
+pub(super) const WAIT_CANCELED: u8 = 1;
+
+/// The first byte of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum OpCode {
+    Validate = 0x00,
+    Set = 0x01,
+    CompareSet = 0x02,
+    Get = 0x03,
+    Add = 0x04,
+    Check = 0x05,
+    Wait = 0x06,
+    GetNumKeys = 0x07,
+    DeleteKey = 0x08,
+    Append = 0x09,
+    MultiGet = 0x0A,
+    MultiSet = 0x0B,
+    CancelWait = 0x0C,
+    Ping = 0x0D,
+    QueuePush = 0x0E,
+    QueuePop = 0x0F,
+    QueueLen = 0x10,
+    ListKeys = 0x11,
+    Barrier = 0x12,
+}
+
+const OPCODES: [OpCode; 19] = [
+    OpCode::Validate,
+    OpCode::Set,
+    OpCode::CompareSet,
+    OpCode::Get,
+    OpCode::Add,
+    OpCode::Check,
+    OpCode::Wait,
+    OpCode::GetNumKeys,
+    OpCode::DeleteKey,
+    OpCode::Append,
+    OpCode::MultiGet,
+    OpCode::MultiSet,
+    OpCode::CancelWait,
+    OpCode::Ping,
+    OpCode::QueuePush,
+    OpCode::QueuePop,
+    OpCode::QueueLen,
+    OpCode::ListKeys,
+    OpCode::Barrier,
+];
+
+/// One field of a request, as far as finding its end goes.
+#[derive(Clone, Copy)]
+enum Field {
+    Key,
+    Value,
+    /// So many bytes.
+    Bytes(usize),
+    /// A count, then so many keys.
+    Keys,
+    /// A count, then so many pairs of key and value.
+    Pairs,
+}
+
+impl OpCode {
+    fn fields(self) -> &'static [Field] {
+        use Field::{Bytes, Key, Keys, Pairs, Value};
+        match self {
+            OpCode::Validate | OpCode::Ping => &[Bytes(4)],
+            OpCode::Set | OpCode::Append | OpCode::QueuePush => &[Key, Value],
+            OpCode::CompareSet => &[Key, Value, Value],
+            OpCode::Get | OpCode::DeleteKey | OpCode::QueuePop | OpCode::QueueLen => &[Key],
+            OpCode::Add | OpCode::Barrier => &[Key, Bytes(8)],
+            OpCode::Check | OpCode::Wait | OpCode::MultiGet => &[Keys],
+            OpCode::MultiSet => &[Pairs],
+            OpCode::GetNumKeys | OpCode::CancelWait | OpCode::ListKeys => &[],
+        }
+    }
+}
+
+/// Why a server closes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Violation {
+    #[error("its first request was not VALIDATE")]
+    NotValidated,
+    #[error("VALIDATE carried {0:#010x} instead of {MAGIC:#010x}")]
+    WrongMagic(u32),
+    #[error("it sent VALIDATE a second time")]
+    ValidatedTwice,
+    #[error("there is no opcode {0:#04x}")]
+    UnknownOpCode(u8),
+    #[error("a key of {0} bytes is above the limit of {MAX_KEY}")]
+    KeyTooLong(u64),
+    #[error("a value of {0} bytes is above the limit of {MAX_VALUE}")]
+    ValueTooLong(u64),
+    #[error("{0} keys in one request are above the limit of {MAX_KEYS}")]
+    TooManyKeys(u64),
+    #[error("a request is above the limit of {MAX_MESSAGE} bytes")]
+    RequestTooLong,
+    #[error("a reply would be above the limit of {MAX_MESSAGE} bytes")]
+    ReplyTooLong,
+    #[error("it added to a key that cannot be added to: {0}")]
+    CannotAdd(AddError),
+    #[error("it sent WAIT or BARRIER while another was pending")]
+    WaitsTwice,
+}
+
+/// Finds where a request ends, looking at each length field once however the bytes arrive.
+#[derive(Debug, Default)]
+pub(super) struct Scanner {
+    op: Option<OpCode>,
+    /// The field that comes next.
+    field: u8,
+    /// Within `Keys` or `Pairs`: how many strings are left, once the count was read.
+    strings: Option<u32>,
+    /// How many bytes of the request are behind us, or skipped ahead.
+    at: usize,
+}
+
+impl Scanner {
+    /// Goes on in `request`: the bytes from the request's first one on, of which earlier calls may have
+    /// seen a part. Returns its length once all of it is there, and is then ready for the next request.
+    pub(super) fn advance(&mut self, request: &[u8]) -> Result<Option<usize>, Violation> {
+        let op = match self.op {
+            Some(op) => op,
+            None => {
+                let Some(&code) = request.first() else {
+                    return Ok(None);
+                };
+                let op = *OPCODES
+                    .get(usize::from(code))
+                    .ok_or(Violation::UnknownOpCode(code))?;
+                self.op = Some(op);
+                self.at = 1;
+                op
+            }
+        };
+        while let Some(field) = op.fields().get(usize::from(self.field)) {
+            let done = match field {
+                Field::Key => self.skip_key(request)?,
+                Field::Value => self.skip_value(request)?,
+                Field::Bytes(length) => {
+                    self.at += length;
+                    true
+                }
+                Field::Keys => self.skip_strings(request, 1)?,
+                Field::Pairs => self.skip_strings(request, 2)?,
+            };
+            if !done {
+                return Ok(None);
+            }
+            self.field += 1;
+        }
+        if self.at > request.len() {
+            return Ok(None);
+        }
+        let length = self.at;
+        *self = Self::default();
+        Ok(Some(length))
+    }
+
+    fn skip_key(&mut self, request: &[u8]) -> Result<bool, Violation> {
+        self.skip_string(request, MAX_KEY, Violation::KeyTooLong)
+    }
+
+    fn skip_value(&mut self, request: &[u8]) -> Result<bool, Violation> {
+        self.skip_string(request, MAX_VALUE, Violation::ValueTooLong)
+    }
+
+    fn skip_string(
+        &mut self,
+        request: &[u8],
+        limit: u64,
+        too_long: fn(u64) -> Violation,
+    ) -> Result<bool, Violation> {
+        let Some(length) = number(request, self.at) else {
+            return Ok(false);
+        };
+        if length > limit {
+            return Err(too_long(length));
+        }
+        self.at += 8 + length as usize;
+        if self.at > MAX_MESSAGE {
+            return Err(Violation::RequestTooLong);
+        }
+        Ok(true)
+    }
+
+    fn skip_strings(&mut self, request: &[u8], per_key: u32) -> Result<bool, Violation> {
+        let mut left = match self.strings {
+            Some(left) => left,
+            None => {
+                let Some(count) = number(request, self.at) else {
+                    return Ok(false);
+                };
+                if count > MAX_KEYS {
+                    return Err(Violation::TooManyKeys(count));
+                }
+                self.at += 8;
+                count as u32 * per_key
+            }
+        };
+        while left > 0 {
+            // Of a pair, the key comes while an even number of strings is left.
+            let is_value = per_key == 2 && left % 2 == 1;
+            self.strings = Some(left);
+            let done = match is_value {
+                true => self.skip_value(request)?,
+                false => self.skip_key(request)?,
+            };
+            if !done {
+                return Ok(false);
+            }
+            left -= 1;
+        }
+        self.strings = None;
+        Ok(true)
+    }
+}
+
+/// The `u64` at `at`, if its bytes are there.
+fn number(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+/// One request, read from bytes that a [`Scanner`] found complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Request<'a> {
+    Validate(u32),
+    Set(&'a [u8], &'a [u8]),
+    CompareSet {
+        key: &'a [u8],
+        expected: &'a [u8],
+        desired: &'a [u8],
+    },
+    Get(&'a [u8]),
+    Add(&'a [u8], i64),
+    Check(Strings<'a>),
+    Wait(Strings<'a>),
+    GetNumKeys,
+    DeleteKey(&'a [u8]),
+    Append(&'a [u8], &'a [u8]),
+    MultiGet(Strings<'a>),
+    /// Keys and values by turns.
+    MultiSet(Strings<'a>),
+    CancelWait,
+    Ping([u8; 4]),
+    QueuePush(&'a [u8], &'a [u8]),
+    QueuePop(&'a [u8]),
+    QueueLen(&'a [u8]),
+    ListKeys,
+    Barrier(&'a [u8], i64),
+}
+
+impl<'a> Request<'a> {
+    /// Reads `frame`, which is exactly one request; `None` if it is not.
+    pub(super) fn decode(frame: &'a [u8]) -> Option<Self> {
+        let (&code, mut rest) = frame.split_first()?;
+        let rest = &mut rest;
+        let request = match *OPCODES.get(usize::from(code))? {
+            OpCode::Validate => Request::Validate(u32::from_le_bytes(take(rest)?)),
+            OpCode::Set => Request::Set(string(rest)?, string(rest)?),
+            OpCode::CompareSet => Request::CompareSet {
+                key: string(rest)?,
+                expected: string(rest)?,
+                desired: string(rest)?,
+            },
+            OpCode::Get => Request::Get(string(rest)?),
+            OpCode::Add => Request::Add(string(rest)?, i64::from_le_bytes(take(rest)?)),
+            OpCode::Check => Request::Check(Strings::counted(rest)?),
+            OpCode::Wait => Request::Wait(Strings::counted(rest)?),
+            OpCode::GetNumKeys => Request::GetNumKeys,
+            OpCode::DeleteKey => Request::DeleteKey(string(rest)?),
+            OpCode::Append => Request::Append(string(rest)?, string(rest)?),
+            OpCode::MultiGet => Request::MultiGet(Strings::counted(rest)?),
+            OpCode::MultiSet => Request::MultiSet(Strings::counted(rest)?),
+            OpCode::CancelWait => Request::CancelWait,
+            OpCode::Ping => Request::Ping(take(rest)?),
+            OpCode::QueuePush => Request::QueuePush(string(rest)?, string(rest)?),
+            OpCode::QueuePop => Request::QueuePop(string(rest)?),
+            OpCode::QueueLen => Request::QueueLen(string(rest)?),
+            OpCode::ListKeys => Request::ListKeys,
+            OpCode::Barrier => Request::Barrier(string(rest)?, i64::from_le_bytes(take(rest)?)),
+        };
+        rest.is_empty().then_some(request)
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (bytes, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(*bytes)
+}
+
+fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(u64::from_le_bytes(take(rest)?)).ok()?;
+    let (string, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    Some(string)
+}
+
+/// The strings of a request with a count, read one by one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Strings<'a>(&'a [u8]);
+
+impl<'a> Strings<'a> {
+    /// Takes all that follows the count: the strings are the last field of their requests.
+    fn counted(rest: &mut &'a [u8]) -> Option<Self> {
+        let _: [u8; 8] = take(rest)?;
+        Some(Self(std::mem::take(rest)))
+    }
+}
+
+impl<'a> Iterator for Strings<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        string(&mut self.0)
+    }
+}
+
+/// Writes requests, one after the other, into one buffer.
+#[derive(Default)]
+pub(super) struct Encoder(Vec<u8>);
+
+impl Encoder {
+    pub(super) fn op(mut self, op: OpCode) -> Self {
+        self.0.push(op as u8);
+        self
+    }
+
+    pub(super) fn string(mut self, string: &[u8]) -> Self {
+        self.0
+            .extend_from_slice(&(string.len() as u64).to_le_bytes());
+        self.0.extend_from_slice(string);
+        self
+    }
+
+    pub(super) fn strings(self, strings: &[Vec<u8>]) -> Self {
+        let counted = self.i64(strings.len() as i64);
+        strings.iter().fold(counted, |e, string| e.string(string))
+    }
+
+    pub(super) fn i64(mut self, number: i64) -> Self {
+        self.0.extend_from_slice(&number.to_le_bytes());
+        self
+    }
+
+    pub(super) fn u32(mut self, number: u32) -> Self {
+        self.0.extend_from_slice(&number.to_le_bytes());
+        self
+    }
+
+    /// The requests of `next` after these.
+    pub(super) fn then(mut self, next: &Self) -> Self {
+        self.0.extend_from_slice(&next.0);
+        self
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys(names: &[&str]) -> Vec<Vec<u8>> {
+        names.iter().map(|name| name.as_bytes().to_vec()).collect()
+    }
+
+    /// One request of every kind.
+    fn every_request() -> Vec<Vec<u8>> {
+        let e = Encoder::default;
+        OPCODES
+            .iter()
+            .map(|&op| {
+                let e = e().op(op);
+                let e = match op {
+                    OpCode::Validate => e.u32(MAGIC),
+                    OpCode::Ping => e.u32(7),
+                    OpCode::Set | OpCode::Append | OpCode::QueuePush => {
+                        e.string(b"/k").string(b"value")
+                    }
+                    OpCode::CompareSet => e.string(b"/k").string(b"").string(b"new"),
+                    OpCode::Get | OpCode::DeleteKey | OpCode::QueuePop | OpCode::QueueLen => {
+                        e.string(b"/key")
+                    }
+                    OpCode::Add | OpCode::Barrier => e.string(b"").i64(-3),
+                    OpCode::Check | OpCode::Wait => e.strings(&keys(&["/a", "", "/ccc"])),
+                    OpCode::MultiGet => e.strings(&[]),
+                    OpCode::MultiSet => e
+                        .i64(2)
+                        .string(b"/a")
+                        .string(b"1")
+                        .string(b"/b")
+                        .string(b""),
+                    OpCode::GetNumKeys | OpCode::CancelWait | OpCode::ListKeys => e,
+                };
+                e.0
+            })
+            .collect()
+    }
+
+    /// Cuts `stream` into requests, with `pieces` as the lengths in which it arrives.
+    fn cut(stream: &[u8], pieces: &[usize]) -> Result<Vec<Vec<u8>>, Violation> {
+        let mut scanner = Scanner::default();
+        let mut requests = Vec::new();
+        let (mut start, mut end) = (0, 0);
+        let mut pieces = pieces.iter().cycle();
+        while end < stream.len() {
+            end = stream.len().min(end + pieces.next().map_or(1, |n| 1 + n));
+            while let Some(length) = scanner.advance(&stream[start..end])? {
+                requests.push(stream[start..start + length].to_vec());
+                start += length;
+            }
+        }
+        Ok(requests)
+    }
+
+    #[test]
+    fn every_request_is_found_and_read_in_any_pieces() {
+        let requests = every_request();
+        let stream = requests.concat();
+        for piece in 0..64 {
+            assert_eq!(cut(&stream, &[piece]).unwrap(), requests);
+        }
+        for (request, op) in requests.iter().zip(OPCODES) {
+            assert!(Request::decode(request).is_some(), "{op:?}");
+        }
+    }
+
+    #[test]
+    fn opcode_is_its_place_in_the_table() {
+        for (code, op) in OPCODES.iter().enumerate() {
+            assert_eq!(*op as usize, code);
+        }
+    }
+
+    #[test]
+    fn limits_hold_when_the_length_is_read() {
+        let claim = |op: OpCode, number: u64| {
+            let mut request = vec![op as u8];
+            request.extend_from_slice(&number.to_le_bytes());
+            Scanner::default().advance(&request)
+        };
+        assert_eq!(claim(OpCode::Get, MAX_KEY), Ok(None));
+        assert_eq!(
+            claim(OpCode::Get, MAX_KEY + 1),
+            Err(Violation::KeyTooLong(MAX_KEY + 1))
+        );
+        assert_eq!(claim(OpCode::Wait, MAX_KEYS), Ok(None));
+        for op in [
+            OpCode::Check,
+            OpCode::Wait,
+            OpCode::MultiGet,
+            OpCode::MultiSet,
+        ] {
+            assert_eq!(claim(op, u64::MAX), Err(Violation::TooManyKeys(u64::MAX)));
+        }
+        let value = Encoder::default().op(OpCode::Set).string(b"k");
+        let over = value.i64(MAX_VALUE as i64 + 1).0;
+        assert_eq!(
+            Scanner::default().advance(&over),
+            Err(Violation::ValueTooLong(MAX_VALUE + 1))
+        );
+        assert_eq!(
+            Scanner::default().advance(&[0x13]),
+            Err(Violation::UnknownOpCode(0x13))
+        );
+    }
+
+    #[test]
+    fn request_of_many_large_values_is_refused_before_it_has_arrived() {
+        let pair = [
+            1_u64.to_le_bytes().as_slice(),
+            b"k",
+            MAX_VALUE.to_le_bytes().as_slice(),
+            vec![0; MAX_VALUE as usize].as_slice(),
+        ]
+        .concat();
+        let mut request = Encoder::default().op(OpCode::MultiSet).i64(1000).0;
+        let mut scanner = Scanner::default();
+        let refused = (0..MAX_MESSAGE / pair.len() + 1).find_map(|_| {
+            request.extend_from_slice(&pair);
+            scanner.advance(&request).err()
+        });
+        assert_eq!(refused, Some(Violation::RequestTooLong));
+        assert!(request.len() <= MAX_MESSAGE + pair.len());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_in_any_pieces_are_cut_alike(
+            stream in prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..200),
+                // Mostly small numbers: more of it passes for requests.
+                proptest::collection::vec(prop_oneof![4 => Just(0_u8), 2 => 0_u8..20, 1 => any::<u8>()], 0..300),
+            ],
+            pieces in proptest::collection::vec(0_usize..40, 1..20),
+        ) {
+            let whole = cut(&stream, &[stream.len()]);
+            let pieced = cut(&stream, &pieces);
+            prop_assert_eq!(&whole, &pieced);
+            for request in whole.unwrap_or_default() {
+                prop_assert!(Request::decode(&request).is_some());
+            }
+        }
+
+        #[test]
+        fn decoder_takes_any_bytes(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Request::decode(&frame);
+        }
+    }
+}

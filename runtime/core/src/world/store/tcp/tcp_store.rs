@@ -1,0 +1,596 @@
+//! The client's end: each call of the [`Store`] as requests and replies.
+
+use super::client::{Broken, Connection, GRACE, NONCE, Waited};
+use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE, OpCode};
+use super::server::TcpStoreServer;
+use crate::op::deadline::in_words;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::store::{
+    BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out,
+};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// PyTorch's clients put this before every key of the user.
+const PREFIX: u8 = b'/';
+/// Where PyTorch's clients count themselves; it has no prefix.
+const WORKERS: &[u8] = b"init/";
+/// Idle connections kept; more are open while more threads call at once.
+const IDLE: usize = 8;
+
+/// A [`Store`] at a server, ours or PyTorch's.
+///
+/// Calls that wait hold a connection of their own, so they do not hold up other threads; connections
+/// are kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the
+/// server has it, which makes it visible to every later call of anybody.
+///
+/// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
+/// answered within the store's own time-out; one that waits is given 2 s beyond its own.
+pub struct TcpStore {
+    host: String,
+    port: u16,
+    timeout: Duration,
+    idle: Mutex<Vec<Connection>>,
+    /// PyTorch's legacy server closes a connection that asks for a missing key.
+    closes_on_missing: AtomicBool,
+    /// Last: the connections close before the server does.
+    server: Option<TcpStoreServer>,
+}
+
+impl TcpStore {
+    /// Connects to the server at `host` and `port`, trying again until it is there.
+    ///
+    /// `timeout` is for that, and for every later call that does not wait for other ranks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] if nobody listens there within `timeout`, or something that is not a
+    /// store does. The latter fails at once where it answers.
+    ///
+    /// # Blocking
+    /// Up to `timeout`; the system's look-up of a host name may take longer.
+    pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
+        Self::dial(host.into(), port, timeout, None)
+    }
+
+    /// Serves the store at `host` (this host's name or address) and connects to it.
+    ///
+    /// Listens on the addresses of `host` and no other; `port` 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// As [`TcpStoreServer::bind`] and [`connect`](Self::connect).
+    pub fn host(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
+        let host = host.into();
+        let server = TcpStoreServer::bind(&addresses_of(&host)?, port)?;
+        let port = server.port();
+        Self::dial(host, port, timeout, Some(server))
+    }
+
+    /// Connects to `server`, and stops it when the store is dropped.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn attach(server: TcpStoreServer, timeout: Duration) -> Result<Self> {
+        let address = server.local_addr();
+        let host = address.ip().to_string();
+        Self::dial(host, address.port(), timeout, Some(server))
+    }
+
+    fn dial(
+        host: String,
+        port: u16,
+        timeout: Duration,
+        server: Option<TcpStoreServer>,
+    ) -> Result<Self> {
+        let connection = Connection::dial(&host, port, timeout)?;
+        Ok(Self {
+            host,
+            port,
+            timeout,
+            idle: Mutex::new(vec![connection]),
+            closes_on_missing: AtomicBool::new(false),
+            server,
+        })
+    }
+
+    /// The port of the server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Counts this process among the workers, as PyTorch's clients do when they know the world size.
+    ///
+    /// Where this store hosts the server, waits until `world_size` have been counted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`] says how many came.
+    pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
+        let deadline = after(timeout);
+        let mut count = self.add_raw(WORKERS, 1)?;
+        let mut pause = Duration::from_millis(1);
+        while self.server.is_some() && count < i64::from(world_size) {
+            if Instant::now() >= deadline {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "{count} of {world_size} ranks reached the store within {}",
+                        in_words(timeout)
+                    ),
+                ));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 3 / 2).min(Duration::from_millis(10));
+            count = self.add_raw(WORKERS, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `exchange` on a connection of its own, which is kept if nothing went wrong.
+    fn call<T>(
+        &self,
+        what: &str,
+        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<T> {
+        self.try_call(exchange)?
+            .map_err(|broken| self.broken(what, broken))
+    }
+
+    fn try_call<T>(
+        &self,
+        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<Result<T, Broken>> {
+        self.try_call_within(self.timeout, exchange)
+    }
+
+    fn try_call_within<T>(
+        &self,
+        timeout: Duration,
+        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<Result<T, Broken>> {
+        let deadline = after(timeout);
+        let held = self.lock_idle().pop();
+        let mut connection = match held {
+            Some(connection) => connection,
+            None => Connection::dial_again(&self.host, self.port, timeout)?,
+        };
+        let result = exchange(&mut connection, deadline);
+        if result.is_ok() {
+            let mut idle = self.lock_idle();
+            if idle.len() < IDLE {
+                idle.push(connection);
+            }
+        }
+        Ok(result)
+    }
+
+    fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+        // A list of connections is whole whoever panicked.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn broken(&self, what: &str, broken: Broken) -> Error {
+        let (host, port) = (&self.host, self.port);
+        let store = |message| Error::new(ErrorKind::Store, message);
+        match broken {
+            Broken::Late => Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "the store at {host} port {port} did not answer {what}: its process or the \
+                     network to it has stopped"
+                ),
+            ),
+            Broken::Closed => store(format!(
+                "the store at {host} port {port} closed the connection during {what}: its process \
+                 is gone, or it refused the request"
+            )),
+            Broken::Failed(error) => store(format!(
+                "the connection to the store at {host} port {port} broke during {what}"
+            ))
+            .with_source(error),
+            Broken::Garbled(answer) => store(format!(
+                "the store at {host} port {port} answered {what} with {answer}"
+            )),
+        }
+    }
+
+    /// Sends a request that has no reply of its own, with a PING behind it that tells when it landed.
+    fn send_and_confirm(&self, what: &str, request: Encoder) -> Result<()> {
+        let request = request.op(OpCode::Ping).u32(NONCE);
+        self.ask(what, request, Connection::read_nonce)
+    }
+
+    fn ask<T>(
+        &self,
+        what: &str,
+        request: Encoder,
+        read: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<T> {
+        let request = checked(request)?;
+        self.call(what, |connection, deadline| {
+            connection.send(request.bytes(), deadline)?;
+            read(connection, deadline)
+        })
+    }
+
+    fn add_raw(&self, name: &[u8], delta: i64) -> Result<i64> {
+        let request = Encoder::default().op(OpCode::Add).string(name).i64(delta);
+        let what = format!("add of {delta} to {:?}", String::from_utf8_lossy(name));
+        self.ask(&what, request, Connection::read_i64)
+    }
+
+    /// The values of `names` once all are there; `read` asks for them and reads the reply.
+    ///
+    /// One write asks whether they are there, for the values, and to be told when they come: if they
+    /// were there, that is all; if not, the values are asked for again when they have come.
+    fn values(
+        &self,
+        what: &str,
+        keys: &[&str],
+        question: OpCode,
+        timeout: Duration,
+    ) -> Result<Vec<Vec<u8>>> {
+        let names = names_of(keys)?;
+        let wait = Encoder::default().op(OpCode::Wait).strings(&names);
+        let ask = match (question, names.as_slice()) {
+            (OpCode::Get, [name]) => Encoder::default().op(OpCode::Get).string(name),
+            (question, names) => Encoder::default().op(question).strings(names),
+        };
+        let until = after(timeout);
+        let read = |connection: &mut Connection, deadline| -> Result<Vec<Vec<u8>>, Broken> {
+            names
+                .iter()
+                .map(|_| connection.read_string(deadline))
+                .collect()
+        };
+        let wait_and_ask = |connection: &mut Connection| {
+            Ok(match connection.read_wait(until)? {
+                Waited::TimedOut => None,
+                Waited::Came => {
+                    let deadline = after(GRACE);
+                    connection.send(ask.bytes(), deadline)?;
+                    Some(read(connection, deadline)?)
+                }
+            })
+        };
+        if !self.closes_on_missing.load(Ordering::Relaxed) {
+            let mut missed = false;
+            let all = Encoder::default()
+                .op(OpCode::Check)
+                .strings(&names)
+                .then(&ask)
+                .then(&wait);
+            let all = checked(all)?;
+            let answered = self.try_call(|connection, deadline| {
+                // All but the wait is answered at once, however short the caller's time-out.
+                let deadline = deadline.min(until + GRACE);
+                connection.send(all.bytes(), deadline)?;
+                missed = !connection.read_answer(deadline)?;
+                let values = read(connection, deadline)?;
+                if missed {
+                    return wait_and_ask(connection);
+                }
+                // The wait is over, too: its answer is on the way.
+                match connection.read_answer(deadline)? {
+                    true => Ok(Some(values)),
+                    false => Err(Broken::Garbled("a cancellation unasked".to_owned())),
+                }
+            })?;
+            match answered {
+                Ok(values) => return self.came(values, keys, timeout),
+                Err(Broken::Closed) if missed => {
+                    self.closes_on_missing.store(true, Ordering::Relaxed);
+                }
+                Err(broken) => return Err(self.broken(what, broken)),
+            }
+        }
+        let values = self.ask(what, wait, |connection, _| wait_and_ask(connection))?;
+        self.came(values, keys, timeout)
+    }
+
+    /// What a wait brought, or the error that names the keys that are still not there.
+    fn came<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
+        /// So many keys are asked after one by one.
+        const ASKED: usize = 64;
+        result.map_or_else(
+            || {
+                let mut missing = keys.to_vec();
+                if keys.len() <= ASKED {
+                    missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
+                }
+                // They may all have come just now; they were late all the same.
+                if missing.is_empty() {
+                    missing = keys.to_vec();
+                }
+                Err(timed_out(missing, timeout))
+            },
+            Ok,
+        )
+    }
+}
+
+/// The addresses that the name or address `host` stands for.
+pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
+    let found = (host, 0).to_socket_addrs().map_err(|e| {
+        Error::new(
+            ErrorKind::Rendezvous,
+            format!("the name {host:?} of the store has no address"),
+        )
+        .with_source(e)
+    })?;
+    let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+/// The moment `timeout` from now; a year stands for all that is longer.
+fn after(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(Duration::from_secs(365 * 24 * 3600))
+}
+
+fn too_long(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+fn name_of(key: &str) -> Result<Vec<u8>> {
+    let name = [&[PREFIX], key.as_bytes()].concat();
+    if name.len() as u64 > MAX_KEY {
+        return Err(too_long(format!(
+            "a store key of {} bytes is above the limit of {}",
+            key.len(),
+            MAX_KEY - 1
+        )));
+    }
+    Ok(name)
+}
+
+fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+    if keys.len() as u64 > MAX_KEYS {
+        return Err(too_long(format!(
+            "{} keys in one call to the store are above the limit of {MAX_KEYS}",
+            keys.len()
+        )));
+    }
+    keys.iter().map(|key| name_of(key)).collect()
+}
+
+fn checked_value(value: &[u8]) -> Result<&[u8]> {
+    if value.len() as u64 > MAX_VALUE {
+        return Err(too_long(format!(
+            "a store value of {} bytes is above the limit of {MAX_VALUE}",
+            value.len()
+        )));
+    }
+    Ok(value)
+}
+
+fn checked(request: Encoder) -> Result<Encoder> {
+    if request.bytes().len() > MAX_MESSAGE {
+        return Err(too_long(format!(
+            "a store request of {} bytes is above the limit of {MAX_MESSAGE}",
+            request.bytes().len()
+        )));
+    }
+    Ok(request)
+}
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let request = Encoder::default()
+            .op(OpCode::Set)
+            .string(&name_of(key)?)
+            .string(checked_value(value)?);
+        self.send_and_confirm(&format!("set of {key:?}"), request)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let what = format!("get of {key:?}");
+        let values = self.values(&what, &[key], OpCode::Get, timeout)?;
+        Ok(values.into_iter().next().unwrap_or_default())
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.add_raw(&name_of(key)?, delta)
+    }
+
+    fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
+        let request = Encoder::default()
+            .op(OpCode::Add)
+            .string(&name_of(key)?)
+            .i64(delta);
+        let request = checked(request)?;
+        let added = self.try_call_within(timeout.min(self.timeout), |connection, deadline| {
+            connection.send(request.bytes(), deadline)?;
+            connection.read_i64(deadline)
+        })?;
+        added.map_err(|broken| self.broken(&format!("add of {delta} to {key:?}"), broken))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        let request = Encoder::default()
+            .op(OpCode::CompareSet)
+            .string(&name_of(key)?)
+            .string(checked_value(expected)?)
+            .string(checked_value(desired)?);
+        self.ask(
+            &format!("compare_set of {key:?}"),
+            request,
+            Connection::read_string,
+        )
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        let until = after(timeout);
+        let names = names_of(keys)?;
+        let request = Encoder::default().op(OpCode::Wait).strings(&names);
+        let waited = self.ask("wait", request, |connection, _| connection.read_wait(until))?;
+        self.came((waited == Waited::Came).then_some(()), keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        let request = Encoder::default()
+            .op(OpCode::Check)
+            .strings(&names_of(keys)?);
+        self.ask("check", request, Connection::read_answer)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        let request = Encoder::default()
+            .op(OpCode::DeleteKey)
+            .string(&name_of(key)?);
+        let what = format!("delete of {key:?}");
+        Ok(self.ask(&what, request, Connection::read_i64)? != 0)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        let request = Encoder::default().op(OpCode::GetNumKeys);
+        let count = self.ask("num_keys", request, Connection::read_i64)?;
+        Ok(count.unsigned_abs())
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let request = Encoder::default().op(OpCode::ListKeys);
+        let names = self.ask("list_keys", request, |connection, deadline| {
+            let count = connection.read_i64(deadline)?;
+            (0..count)
+                .map(|_| connection.read_string(deadline))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        let users = names.iter().filter_map(|name| name.strip_prefix(&[PREFIX]));
+        Ok(users
+            .map(|key| String::from_utf8_lossy(key).into_owned())
+            .collect())
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let request = Encoder::default()
+            .op(OpCode::Append)
+            .string(&name_of(key)?)
+            .string(checked_value(value)?);
+        self.send_and_confirm(&format!("append to {key:?}"), request)
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.values("multi_get", keys, OpCode::MultiGet, timeout)
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        if pairs.len() as u64 > MAX_KEYS {
+            return Err(too_long(format!(
+                "{} keys in one call to the store are above the limit of {MAX_KEYS}",
+                pairs.len()
+            )));
+        }
+        let mut request = Encoder::default()
+            .op(OpCode::MultiSet)
+            .i64(pairs.len() as i64);
+        for (key, value) in pairs {
+            request = request.string(&name_of(key)?).string(checked_value(value)?);
+        }
+        self.send_and_confirm("multi_set", request)
+    }
+
+    fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
+        let mut all = Encoder::default();
+        for request in requests {
+            let name = name_of(request.key())?;
+            all = match *request {
+                BatchRequest::Set { value, .. } => all
+                    .op(OpCode::Set)
+                    .string(&name)
+                    .string(checked_value(value)?),
+                BatchRequest::Add { delta, .. } => all.op(OpCode::Add).string(&name).i64(delta),
+                BatchRequest::CompareSet {
+                    expected, desired, ..
+                } => all
+                    .op(OpCode::CompareSet)
+                    .string(&name)
+                    .string(checked_value(expected)?)
+                    .string(checked_value(desired)?),
+            };
+        }
+        // The reply to a later request tells that a SET has landed; the last needs one.
+        all = all.op(OpCode::Ping).u32(NONCE);
+        self.ask("batch", all, |connection, deadline| {
+            let mut replies = Vec::with_capacity(requests.len());
+            for request in requests {
+                replies.push(match request {
+                    BatchRequest::Set { .. } => BatchReply::Done,
+                    BatchRequest::Add { .. } => BatchReply::Count(connection.read_i64(deadline)?),
+                    BatchRequest::CompareSet { .. } => {
+                        BatchReply::Value(connection.read_string(deadline)?)
+                    }
+                });
+            }
+            connection.read_nonce(deadline)?;
+            Ok(replies)
+        })
+    }
+
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        let until = after(timeout);
+        let request = Encoder::default()
+            .op(OpCode::Barrier)
+            .string(&name_of(key)?)
+            .i64(i64::from(world_size));
+        let what = format!("barrier {key:?}");
+        match self.ask(&what, request, |connection, _| connection.read_wait(until))? {
+            Waited::Came => Ok(()),
+            Waited::TimedOut => {
+                let arrived = self.add(key, 0).ok();
+                Err(barrier_timed_out(key, arrived, world_size, timeout))
+            }
+        }
+    }
+}
+
+impl QueueStore for TcpStore {
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        let request = Encoder::default()
+            .op(OpCode::QueuePush)
+            .string(&name_of(key)?)
+            .string(checked_value(value)?);
+        self.send_and_confirm(&format!("queue_push to {key:?}"), request)
+    }
+
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = after(timeout);
+        loop {
+            if let Some(value) = self.try_queue_pop(key)? {
+                return Ok(value);
+            }
+            // Who takes the value that ends our wait may be somebody else: then wait again.
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.wait(&[key], left) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    return Err(timed_out([key], timeout));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let request = Encoder::default()
+            .op(OpCode::QueuePop)
+            .string(&name_of(key)?);
+        self.ask(
+            &format!("queue_pop from {key:?}"),
+            request,
+            |connection, deadline| match connection.read_i64(deadline)? {
+                0 => Ok(None),
+                _ => connection.read_string(deadline).map(Some),
+            },
+        )
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64> {
+        let request = Encoder::default()
+            .op(OpCode::QueueLen)
+            .string(&name_of(key)?);
+        let what = format!("queue_len of {key:?}");
+        let length = self.ask(&what, request, Connection::read_i64)?;
+        Ok(length.unsigned_abs())
+    }
+}

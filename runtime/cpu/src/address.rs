@@ -1,0 +1,285 @@
+//! Which address of this host the other ranks are told.
+//!
+//! The one of the network interface that the configuration names. Without a name, the one from which
+//! this host would speak to the store: where the store can be reached, the other ranks most likely can
+//! too, and a job that meets on the loopback interface stays there.
+
+use nix::net::if_::InterfaceFlags;
+use rcomm_core::backend::support::addresses_of;
+use rcomm_core::config::Config;
+use rcomm_core::rendezvous::Rendezvous;
+use rcomm_core::{Error, ErrorKind, Result};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// The address to listen on, and to tell.
+///
+/// # Errors
+/// `InvalidArgument` if the interface that the configuration names is of no use, `Rendezvous` if
+/// nothing leads to the store. Both say which interfaces there are.
+pub(super) fn choose(config: &Config) -> Result<IpAddr> {
+    match (&config.socket_ifname, &config.rendezvous) {
+        (Some(name), place) => {
+            let route = place.as_ref().and_then(|place| route_to_store(place).ok());
+            Interfaces::of_host()?.address_on(name, route)
+        }
+        (None, Some(place)) => without_a_name(place),
+        // The ranks met in a way of their own: nothing is known of other hosts.
+        (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
+    }
+}
+
+fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
+    let master: Option<IpAddr> = place.master_addr.parse().ok();
+    let is_wildcard = master.is_some_and(|master| master.is_unspecified());
+    if place.hides_behind_loopback()? || is_wildcard && !place.is_single_host() {
+        // This is the store's own host, and what it calls the store tells nothing of the others.
+        let interfaces = Interfaces::of_host()?;
+        if let Some((interface, address)) = interfaces.first_beyond_loopback() {
+            tracing::warn!(
+                "{} does not say how other hosts reach this one: other ranks are told {address}, of \
+                 the network interface {interface}. RCOMM_SOCKET_IFNAME names another",
+                place.master_addr
+            );
+            return Ok(address);
+        }
+    }
+    route_to_store(place)
+}
+
+fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
+    let mut targets = addresses_of(&place.master_addr)?;
+    // The same family on all hosts, whichever their resolvers name first.
+    targets.sort_by_key(|target| (target.is_loopback(), target.is_ipv6()));
+    let mut cause = None;
+    for target in targets {
+        match address_towards(SocketAddr::new(target, place.master_port)) {
+            Ok(address) if can_be_told(address) => return Ok(address),
+            Ok(_) => {}
+            Err(error) => cause = Some(error),
+        }
+    }
+    let message = format!(
+        "no address of this host leads to the store at {}: name a network interface with \
+         RCOMM_SOCKET_IFNAME. There are {}",
+        place.master_addr,
+        Interfaces::of_host()?
+    );
+    let error = Error::new(ErrorKind::Rendezvous, message);
+    Err(match cause {
+        Some(cause) => error.with_source(cause),
+        None => error,
+    })
+}
+
+/// The address from which the kernel would send to `target`. Sends nothing.
+fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
+    let family = match target {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    rustix::net::connect(&socket, &target)?;
+    let local = rustix::net::getsockname(&socket)?;
+    Ok(SocketAddr::try_from(local)?.ip())
+}
+
+/// Whether the address means the same on another host. A link-local one of IPv6 does not: it needs the
+/// number of an interface, which every host counts for itself.
+fn can_be_told(address: IpAddr) -> bool {
+    !address.is_unspecified()
+        && match address {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(address) => !address.is_unicast_link_local(),
+        }
+}
+
+/// A network interface, with those of its addresses that can be told.
+struct Interface {
+    name: String,
+    is_up: bool,
+    addresses: Vec<IpAddr>,
+}
+
+/// What this host has, in the kernel's order.
+struct Interfaces(Vec<Interface>);
+
+impl Interfaces {
+    fn of_host() -> Result<Self> {
+        let found = nix::ifaddrs::getifaddrs()
+            .map_err(|e| Error::io("cannot list the network interfaces", e))?;
+        let mut interfaces: Vec<Interface> = Vec::new();
+        for entry in found {
+            let name = entry.interface_name;
+            let known = interfaces.iter().position(|known| known.name == name);
+            let at = known.unwrap_or_else(|| {
+                interfaces.push(Interface {
+                    name,
+                    is_up: entry.flags.contains(InterfaceFlags::IFF_UP),
+                    addresses: Vec::new(),
+                });
+                interfaces.len() - 1
+            });
+            let address = entry.address.and_then(|address| {
+                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+                v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+            });
+            let address = address.filter(|&address| can_be_told(address));
+            interfaces[at].addresses.extend(address);
+        }
+        Ok(Self(interfaces))
+    }
+
+    /// The address of the interface `name`: the one that leads to the store if it is among them, else
+    /// the first of that one's family, else the first.
+    fn address_on(&self, name: &str, route: Option<IpAddr>) -> Result<IpAddr> {
+        let refuse = |why: &str| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("cannot use the network interface {name:?}: {why}. There are {self}"),
+            )
+        };
+        let interface = self.0.iter().find(|interface| interface.name == name);
+        let interface = interface.ok_or_else(|| refuse("this host has none of that name"))?;
+        if !interface.is_up {
+            return Err(refuse("it is down"));
+        }
+        let addresses = &interface.addresses;
+        let best = addresses.iter().min_by_key(|&&address| match route {
+            Some(route) => (address != route, address.is_ipv4() != route.is_ipv4()),
+            None => (true, address.is_ipv6()),
+        });
+        best.copied()
+            .ok_or_else(|| refuse("it has no address that other hosts could use"))
+    }
+
+    /// The first address that is not a loopback one, IPv4 before IPv6, and its interface.
+    fn first_beyond_loopback(&self) -> Option<(&str, IpAddr)> {
+        let up = self.0.iter().filter(|interface| interface.is_up);
+        up.flat_map(|interface| {
+            let addresses = interface.addresses.iter();
+            addresses.map(|&address| (interface.name.as_str(), address))
+        })
+        .filter(|(_, address)| !address.is_loopback())
+        .min_by_key(|(_, address)| address.is_ipv6())
+    }
+}
+
+impl fmt::Display for Interfaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, interface) in self.0.iter().enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(f, "{comma}{} (", interface.name)?;
+            if !interface.is_up {
+                f.write_str("down")?;
+            } else if interface.addresses.is_empty() {
+                f.write_str("no address")?;
+            }
+            for (at, address) in interface.addresses.iter().enumerate() {
+                let comma = if at == 0 && interface.is_up { "" } else { ", " };
+                write!(f, "{comma}{address}")?;
+            }
+            f.write_str(")")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn interface(name: &str, is_up: bool, addresses: &[&str]) -> Interface {
+        Interface {
+            name: name.into(),
+            is_up,
+            addresses: addresses.iter().map(|text| ip(text)).collect(),
+        }
+    }
+
+    fn host() -> Interfaces {
+        Interfaces(vec![
+            interface("lo", true, &["127.0.0.1", "::1"]),
+            interface("ib0", true, &["2001:db8::7"]),
+            interface("eth0", true, &["10.0.0.5", "10.0.0.6", "2001:db8::5"]),
+            interface("eth1", false, &["10.1.0.5"]),
+            interface("eth2", true, &[]),
+        ])
+    }
+
+    fn at(master_addr: &str) -> Config {
+        let place = Rendezvous::explicit(0, 2, master_addr, 29500).unwrap();
+        Config {
+            rendezvous: Some(place),
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn named_interface_gives_the_address_that_leads_to_the_store_or_one_like_it() {
+        let on = |name: &str, route: Option<&str>| host().address_on(name, route.map(ip)).unwrap();
+        assert_eq!(on("eth0", Some("10.0.0.6")), ip("10.0.0.6"));
+        assert_eq!(on("eth0", Some("10.9.0.1")), ip("10.0.0.5"));
+        assert_eq!(on("eth0", Some("2001:db8:9::1")), ip("2001:db8::5"));
+        assert_eq!(on("eth0", None), ip("10.0.0.5"));
+        assert_eq!(on("ib0", Some("10.0.0.5")), ip("2001:db8::7"));
+    }
+
+    #[test]
+    fn interface_that_is_of_no_use_is_refused_with_a_list_of_what_there_is() {
+        let refusal = |name| {
+            let error = host().address_on(name, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        assert_eq!(
+            refusal("eth9"),
+            "cannot use the network interface \"eth9\": this host has none of that name. There are \
+             lo (127.0.0.1, ::1), ib0 (2001:db8::7), eth0 (10.0.0.5, 10.0.0.6, 2001:db8::5), \
+             eth1 (down, 10.1.0.5), eth2 (no address)"
+        );
+        assert!(refusal("eth1").contains("it is down"));
+        assert!(refusal("eth2").contains("it has no address that other hosts could use"));
+    }
+
+    #[test]
+    fn first_address_beyond_loopback_is_of_ipv4_if_there_is_one() {
+        let mut host = host();
+        assert_eq!(host.first_beyond_loopback(), Some(("eth0", ip("10.0.0.5"))));
+        host.0.remove(2);
+        assert_eq!(
+            host.first_beyond_loopback(),
+            Some(("ib0", ip("2001:db8::7")))
+        );
+        host.0.truncate(1);
+        assert_eq!(host.first_beyond_loopback(), None);
+    }
+
+    #[test]
+    fn job_that_meets_on_the_loopback_interface_stays_there() {
+        assert_eq!(choose(&Config::default()).unwrap(), ip("127.0.0.1"));
+        assert_eq!(choose(&at("127.0.0.1")).unwrap(), ip("127.0.0.1"));
+        assert_eq!(choose(&at("localhost")).unwrap(), ip("127.0.0.1"));
+    }
+
+    #[test]
+    fn wildcard_for_the_store_is_no_reason_to_stay_on_the_loopback_interface() {
+        let interfaces = Interfaces::of_host().unwrap();
+        let beyond = interfaces.first_beyond_loopback();
+        let expected = beyond.map_or(ip("127.0.0.1"), |(_, address)| address);
+        assert_eq!(choose(&at("0.0.0.0")).unwrap(), expected);
+    }
+
+    #[test]
+    fn this_host_lists_its_loopback_interface() {
+        let interfaces = Interfaces::of_host().unwrap();
+        assert_eq!(interfaces.address_on("lo", None).unwrap(), ip("127.0.0.1"));
+    }
+}

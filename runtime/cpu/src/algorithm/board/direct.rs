@@ -1,0 +1,362 @@
+//! Long operations in registered buffers: no slots, each rank works in the others' memory.
+//!
+//! | operation | whose buffers are needed | what a rank does |
+//! |---|---|---|
+//! | all_reduce | everybody's | combines its share of all, and writes it to all |
+//! | reduce | everybody's | combines its share of all into the root's |
+//! | broadcast | everybody's; else the root's | copies its share to all; else all of the root's |
+//! | all_gather, all_to_all | everybody's inputs | copies what is for it |
+//! | reduce_scatter | everybody's inputs | combines what is for it |
+//!
+//! The order of combination is that of ranks, as everywhere.
+
+use super::super::super::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
+use super::super::super::mesh::Failure;
+use super::super::super::registered::{Exposed, Meeting, Need, Outcome, Phases, Rule, Terms};
+use super::super::super::transport::shm::INLINE;
+use super::parts::deliver;
+use super::road::Walk;
+use super::shares::with_inputs;
+use rcomm_core::Access;
+use rcomm_core::arithmetic;
+use rcomm_core::tuning::{Algorithm, Pattern, Plan};
+use std::ops::Range;
+
+/// After so many bytes a rank looks whether it should give up.
+const PIECE: usize = 1 << 20;
+
+/// What of an operation the table of choices goes by, if it can be done in registered buffers. Follows from
+/// what the ranks' notices agree on.
+#[inline]
+pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
+    match collective {
+        Collective::AllReduce { data, .. } => Some((Pattern::AllReduce, data.len())),
+        Collective::Reduce { data, .. } => Some((Pattern::Reduce, data.bytes().len())),
+        Collective::Broadcast { data, .. } => Some((Pattern::Broadcast, data.bytes().len())),
+        Collective::AllGather { outputs, .. } => {
+            let bytes = match outputs {
+                Outputs::Even(bytes, _) => bytes.len(),
+                Outputs::List(_) => (0..size).map(|rank| outputs.len(rank)).sum(),
+            };
+            Some((Pattern::AllGather, bytes))
+        }
+        // Parts of their own may each be registered or not.
+        Collective::ReduceScatter {
+            inputs: Inputs::Even(bytes, _),
+            ..
+        } => Some((Pattern::ReduceScatter, bytes.len())),
+        Collective::AllToAll {
+            inputs: Inputs::Even(bytes, _),
+            ..
+        } => Some((Pattern::AllToAll, bytes.len())),
+        _ => None,
+    }
+}
+
+/// For which sizes ranks ask each other whether their buffers are registered.
+pub(super) struct Spans(Vec<(Pattern, Range<usize>)>);
+
+impl Spans {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let patterns = Pattern::ALL.iter().copied();
+        let spans = patterns.map(|it| (it, plan.span(it, Algorithm::Direct)));
+        Self(spans.filter(|(_, span)| !span.is_empty()).collect())
+    }
+
+    /// The least of those sizes, of any operation.
+    pub(super) fn least(&self) -> usize {
+        let starts = self.0.iter().map(|(_, span)| span.start);
+        starts.min().unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn have(&self, pattern: Pattern, bytes: usize) -> bool {
+        let mut spans = self.0.iter();
+        spans.any(|(it, span)| *it == pattern && span.contains(&bytes))
+    }
+}
+
+impl Phases for Walk<'_, '_> {
+    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.turn_with(bytes)
+    }
+
+    fn said(&self, rank: usize) -> &[u8; INLINE] {
+        self.board
+            .inline(rank, INLINE)
+            .first_chunk()
+            .expect("a line has them all")
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Does it in registered buffers if all that takes are; gives it back if not.
+    pub(super) fn directly<'a>(
+        &mut self,
+        collective: Collective<'a>,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        let Place { rank, size, .. } = self.place;
+        let all = |len: usize, access| vec![Some(Need { len, access }); size];
+        match collective {
+            Collective::AllReduce { data, by } => {
+                let terms = Terms {
+                    needs: all(data.len(), Access::Write),
+                    rule: Rule::Share,
+                };
+                match self.meet(Data::Write(data), &[terms])? {
+                    Met::Apart(data) => Ok(Some(Collective::AllReduce {
+                        data: written(data),
+                        by,
+                    })),
+                    Met::By(_, meeting) => self.combine_shares(meeting, by),
+                }
+            }
+            Collective::Reduce { data, by, root } => {
+                let mut needs = all(data.bytes().len(), Access::Read);
+                needs[root] = needs[root].map(|need| Need {
+                    access: Access::Write,
+                    ..need
+                });
+                let rule = Rule::Share;
+                match self.meet(data, &[Terms { needs, rule }])? {
+                    Met::Apart(data) => Ok(Some(Collective::Reduce { data, by, root })),
+                    Met::By(_, meeting) => self.combine_shares_for(meeting, by, root),
+                }
+            }
+            Collective::Broadcast { data, root } => {
+                let len = data.bytes().len();
+                let need = |access| Some(Need { len, access });
+                let mut everybody = all(len, Access::Write);
+                everybody[root] = need(Access::Read);
+                let mut alone = vec![None; size];
+                alone[root] = need(Access::Read);
+                let terms = [
+                    Terms {
+                        needs: everybody,
+                        rule: Rule::Share,
+                    },
+                    Terms {
+                        needs: alone,
+                        rule: Rule::Read,
+                    },
+                ];
+                match self.meet(data, &terms)? {
+                    Met::Apart(data) => Ok(Some(Collective::Broadcast { data, root })),
+                    Met::By(0, meeting) => self.copy_shares(meeting, root),
+                    Met::By(_, mut meeting) => {
+                        if rank != root {
+                            let (from, to) = meeting.of_and_own(root);
+                            self.take(to, from, len)?;
+                        }
+                        self.end(meeting)
+                    }
+                }
+            }
+            Collective::AllGather { input, mut outputs } => {
+                let needs = (0..size).map(|rank| {
+                    Some(Need {
+                        len: outputs.len(rank),
+                        access: Access::Read,
+                    })
+                });
+                let terms = Terms {
+                    needs: needs.collect(),
+                    rule: Rule::Read,
+                };
+                match self.meet(Data::Read(input), &[terms])? {
+                    Met::Apart(data) => Ok(Some(Collective::AllGather {
+                        input: read(data),
+                        outputs,
+                    })),
+                    Met::By(_, meeting) => {
+                        let whole = (0..size).map(|rank| outputs.len(rank)).sum();
+                        for peer in std::iter::once(rank).chain(self.others()) {
+                            self.take(outputs.part_mut(peer), meeting.of(peer), whole)?;
+                        }
+                        self.end(meeting)
+                    }
+                }
+            }
+            Collective::ReduceScatter {
+                inputs: Inputs::Even(bytes, _),
+                output,
+                by,
+            } => {
+                let terms = Terms {
+                    needs: all(bytes.len(), Access::Read),
+                    rule: Rule::Read,
+                };
+                match self.meet(Data::Read(bytes), &[terms])? {
+                    Met::Apart(data) => Ok(Some(Collective::ReduceScatter {
+                        inputs: Inputs::Even(read(data), size),
+                        output,
+                        by,
+                    })),
+                    Met::By(_, meeting) => self.combine_part(meeting, output, by),
+                }
+            }
+            Collective::AllToAll {
+                inputs: Inputs::Even(bytes, _),
+                outputs,
+            } => {
+                let terms = Terms {
+                    needs: all(bytes.len(), Access::Read),
+                    rule: Rule::Read,
+                };
+                match self.meet(Data::Read(bytes), &[terms])? {
+                    Met::Apart(data) => Ok(Some(Collective::AllToAll {
+                        inputs: Inputs::Even(read(data), size),
+                        outputs,
+                    })),
+                    Met::By(_, meeting) => self.take_parts(meeting, outputs),
+                }
+            }
+            other => Ok(Some(other)),
+        }
+    }
+
+    fn meet<'a>(&mut self, data: Data<'a>, terms: &[Terms]) -> Result<Met<'a>, Failure> {
+        let Some(reach) = self.reach.take() else {
+            return Ok(Met::Apart(data));
+        };
+        let own = Exposed::of(reach.registry(), data);
+        let outcome = reach.meet(own, terms, self);
+        self.reach = Some(reach);
+        Ok(match outcome? {
+            Outcome::Apart(own) => Met::Apart(own.take_back()),
+            Outcome::Met(number, meeting) => Met::By(number, meeting),
+        })
+    }
+
+    fn combine_shares<'a>(
+        &mut self,
+        mut meeting: Meeting<'_>,
+        by: Combination,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        for piece in pieces(meeting.share()) {
+            let shares = meeting.shares(piece).into_iter();
+            let mut shares: Vec<&mut [u8]> = shares.map(written).collect();
+            arithmetic::combine_everywhere(by.op, by.dtype, &mut shares);
+            self.look_up()?;
+        }
+        self.end(meeting)
+    }
+
+    fn combine_shares_for<'a>(
+        &mut self,
+        mut meeting: Meeting<'_>,
+        by: Combination,
+        root: usize,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        for piece in pieces(meeting.share()) {
+            let mut shares = meeting.shares(piece);
+            let out = written(shares.remove(root));
+            let others: Vec<&[u8]> = shares.iter().map(Data::bytes).collect();
+            arithmetic::combine_in_place(by.op, by.dtype, out, root, &others, None);
+            self.look_up()?;
+        }
+        self.end(meeting)
+    }
+
+    fn combine_part<'a>(
+        &mut self,
+        meeting: Meeting<'_>,
+        output: &mut [u8],
+        by: Combination,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        let Place { rank, size, .. } = self.place;
+        let start = rank * output.len();
+        for piece in pieces(0..output.len()) {
+            let from = start + piece.start..start + piece.end;
+            with_inputs(
+                size,
+                |peer| &meeting.of(peer)[from.clone()],
+                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
+            );
+            self.look_up()?;
+        }
+        self.end(meeting)
+    }
+
+    fn copy_shares<'a>(
+        &mut self,
+        mut meeting: Meeting<'_>,
+        root: usize,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        let whole = meeting.share().len() * self.place.size;
+        for piece in pieces(meeting.share()) {
+            let mut shares = meeting.shares(piece);
+            let from = shares.remove(root);
+            for to in shares {
+                deliver(written(to), from.bytes(), whole);
+            }
+            self.look_up()?;
+        }
+        self.end(meeting)
+    }
+
+    fn take_parts<'a>(
+        &mut self,
+        meeting: Meeting<'_>,
+        mut outputs: Outputs<'_>,
+    ) -> Result<Option<Collective<'a>>, Failure> {
+        let Place { rank, size, .. } = self.place;
+        for peer in std::iter::once(rank).chain(self.others()) {
+            let to = outputs.part_mut(peer);
+            let len = to.len();
+            let from = &meeting.of(peer)[rank * len..][..len];
+            self.take(to, from, len * size)?;
+        }
+        self.end(meeting)
+    }
+
+    /// Copies bytes of a result of `whole` bytes, piece by piece.
+    fn take(&mut self, to: &mut [u8], from: &[u8], whole: usize) -> Result<(), Failure> {
+        for piece in pieces(0..to.len()) {
+            deliver(&mut to[piece.clone()], &from[piece], whole);
+            self.look_up()?;
+        }
+        Ok(())
+    }
+
+    /// Fails if this rank should give up.
+    fn look_up(&mut self) -> Result<(), Failure> {
+        Ok(self.patience.check()?)
+    }
+
+    fn end<'a>(&mut self, meeting: Meeting<'_>) -> Result<Option<Collective<'a>>, Failure> {
+        meeting.end(self).map(|()| None)
+    }
+}
+
+/// What the ranks have agreed on.
+enum Met<'a> {
+    /// To work in each other's memory, by the terms of this number.
+    By(usize, Meeting<'a>),
+    /// Not to: the data are as they were.
+    Apart(Data<'a>),
+}
+
+/// Data that are written.
+fn written(data: Data<'_>) -> &mut [u8] {
+    match data {
+        Data::Write(bytes) => bytes,
+        Data::Read(_) => unreachable!("the terms have it written"),
+    }
+}
+
+/// Data that are read.
+fn read(data: Data<'_>) -> &[u8] {
+    match data {
+        Data::Read(bytes) => bytes,
+        Data::Write(bytes) => bytes,
+    }
+}
+
+/// Cuts a range between cache lines, if it begins with one, and so between elements.
+fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let count = range.len().div_ceil(PIECE);
+    (0..count).map(move |at| {
+        let start = range.start + at * PIECE;
+        start..(start + PIECE).min(range.end)
+    })
+}

@@ -1,0 +1,278 @@
+//! Operations that hand over parts, chunk by chunk.
+
+use super::super::super::collective::{Combination, Data, Inputs, Outputs, Place};
+use super::super::super::mesh::Failure;
+use super::super::super::transport::shm::{INLINE, SLOT, Traffic};
+use super::CHUNK;
+use super::road::Walk;
+use super::shares::with_inputs;
+use rcomm_core::arithmetic::{self, copy, copy_past_caches};
+use std::ops::Range;
+
+/// From this size on results are written past the caches.
+const STREAMED: usize = 4 << 20;
+
+impl Walk<'_, '_> {
+    pub(super) fn broadcast(&mut self, mut data: Data<'_>, root: usize) -> Result<(), Failure> {
+        let len = data.bytes().len();
+        if len <= INLINE {
+            let inline = match &data {
+                Data::Read(bytes) => bytes,
+                Data::Write(_) => &[][..],
+            };
+            self.turn_with(inline)?;
+            if let Data::Write(bytes) = data {
+                bytes.copy_from_slice(self.board.inline(root, len));
+            }
+            return Ok(());
+        }
+        self.board.expect(Traffic::OneWay);
+        for range in chunks(len, CHUNK) {
+            if let Data::Read(bytes) = &data {
+                let slot = self.board.next_slot(range.len());
+                self.hand_over.copy(slot, &bytes[range.clone()]);
+            }
+            self.turn(range.len())?;
+            if let Data::Write(bytes) = &mut data {
+                let chunk = &self.board.slot(root)[..range.len()];
+                deliver(&mut bytes[range], chunk, len);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn all_gather(
+        &mut self,
+        input: &[u8],
+        mut outputs: Outputs<'_>,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
+        let longest = longest.unwrap_or(0);
+        if longest <= INLINE {
+            self.turn_with(input)?;
+            for peer in 0..size {
+                let part = outputs.part_mut(peer);
+                part.copy_from_slice(self.board.inline(peer, part.len()));
+            }
+            return Ok(());
+        }
+        self.board.expect(Traffic::Exchange);
+        for range in chunks(longest, CHUNK) {
+            let own = clip(&range, input.len());
+            let piece = &mut self.board.next_slot(range.len())[..own.len()];
+            self.hand_over.copy(piece, &input[own.clone()]);
+            // Its way into this rank's own output leads through the cache while it is there.
+            let kept = &mut outputs.part_mut(rank)[own.clone()];
+            deliver(kept, &input[own], longest * size);
+            self.turn(range.len())?;
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                let range = clip(&range, part.len());
+                let chunk = &self.board.slot(peer)[..range.len()];
+                deliver(&mut part[range], chunk, longest * size);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn reduce_scatter(
+        &mut self,
+        inputs: &Inputs<'_>,
+        output: &mut [u8],
+        by: Combination,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
+        if self.parts_fit_line(longest) {
+            self.turn_with_parts(inputs, longest)?;
+            let len = output.len();
+            with_inputs(
+                size,
+                |peer| match peer == rank {
+                    true => inputs.part(rank),
+                    false => &self.part_in_line(peer, longest)[..len],
+                },
+                |all| arithmetic::combine(by.op, by.dtype, all, output, None),
+            );
+            return Ok(());
+        }
+        let lane = lane_len(size, longest);
+        self.board.expect(Traffic::Exchange);
+        for range in chunks(longest, lane) {
+            self.fill_lanes(inputs, &range, lane);
+            self.turn(lane * (size - 1))?;
+            let mine = clip(&range, output.len());
+            let slots = self.slots();
+            with_inputs(
+                size,
+                |peer| match peer == rank {
+                    true => &inputs.part(rank)[mine.clone()],
+                    false => &slots.of(peer)[lane_of(rank, peer) * lane..][..mine.len()],
+                },
+                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn all_to_all(
+        &mut self,
+        inputs: &Inputs<'_>,
+        mut outputs: Outputs<'_>,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
+        if self.parts_fit_line(longest) {
+            self.turn_with_parts(inputs, longest)?;
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                part.copy_from_slice(&self.part_in_line(peer, longest)[..part.len()]);
+            }
+            return Ok(());
+        }
+        let lane = lane_len(size, longest);
+        self.board.expect(Traffic::Exchange);
+        for range in chunks(longest, lane) {
+            self.fill_lanes(inputs, &range, lane);
+            self.turn(lane * (size - 1))?;
+            for peer in self.others() {
+                let part = outputs.part_mut(peer);
+                let range = clip(&range, part.len());
+                let chunk = &self.board.slot(peer)[lane_of(rank, peer) * lane..];
+                let chunk = &chunk[..range.len()];
+                deliver(&mut part[range], chunk, longest * size);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn gather(
+        &mut self,
+        input: &[u8],
+        mut outputs: Option<Outputs<'_>>,
+        root: usize,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let rank = self.place.rank;
+        if let Some(outputs) = &mut outputs {
+            deliver(outputs.part_mut(rank), input, longest * self.place.size);
+        }
+        self.board.expect(Traffic::OneWay);
+        for range in chunks(longest, CHUNK) {
+            if rank != root {
+                let own = clip(&range, input.len());
+                let piece = &mut self.board.next_slot(range.len())[..own.len()];
+                self.hand_over.copy(piece, &input[own]);
+            }
+            self.turn(range.len())?;
+            if let Some(outputs) = &mut outputs {
+                for peer in self.others() {
+                    let part = outputs.part_mut(peer);
+                    let range = clip(&range, part.len());
+                    let chunk = &self.board.slot(peer)[..range.len()];
+                    deliver(&mut part[range], chunk, longest * self.place.size);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn scatter(
+        &mut self,
+        inputs: Option<&Inputs<'_>>,
+        output: &mut [u8],
+        root: usize,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let lane = lane_len(size, longest);
+        if let Some(inputs) = inputs {
+            deliver(output, inputs.part(rank), longest);
+        }
+        self.board.expect(Traffic::OneWay);
+        for range in chunks(longest, lane) {
+            if let Some(inputs) = inputs {
+                self.fill_lanes(inputs, &range, lane);
+            }
+            self.turn(lane * (size - 1))?;
+            if rank != root {
+                let range = clip(&range, output.len());
+                let chunk = &self.board.slot(root)[lane_of(rank, root) * lane..];
+                let chunk = &chunk[..range.len()];
+                deliver(&mut output[range], chunk, longest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a line has room for a part of so many bytes for each other rank.
+    fn parts_fit_line(&self, longest: usize) -> bool {
+        longest <= INLINE / (self.place.size - 1).max(1)
+    }
+
+    /// A phase in which each rank shows the parts for the others in its line.
+    fn turn_with_parts(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let mut line = [0; INLINE];
+        for peer in self.others() {
+            let part = inputs.part(peer);
+            line[lane_of(peer, rank) * longest..][..part.len()].copy_from_slice(part);
+        }
+        self.turn_with(&line[..longest * (size - 1)])
+    }
+
+    /// The part for this rank in the line of `peer`.
+    fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
+        let Place { rank, size, .. } = self.place;
+        let line = self.board.inline(peer, longest * (size - 1));
+        &line[lane_of(rank, peer) * longest..][..longest]
+    }
+
+    /// Puts the chunk `range` of each part into the lane of its rank.
+    fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
+        let peers = self.others();
+        let Place { rank, size, .. } = self.place;
+        let slot = self.board.next_slot(lane * (size - 1));
+        for peer in peers {
+            let part = inputs.part(peer);
+            let range = clip(range, part.len());
+            let at = lane_of(peer, rank) * lane;
+            let piece = &mut slot[at..at + range.len()];
+            self.hand_over.copy(piece, &part[range]);
+        }
+    }
+}
+
+/// Takes over a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
+pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
+    if whole < STREAMED {
+        copy(to, from);
+    } else {
+        copy_past_caches(to, from);
+    }
+}
+
+/// Bytes of a slot for each other rank, where it has something for each: up to `longest`.
+fn lane_len(size: usize, longest: usize) -> usize {
+    let most = (SLOT / (size - 1)).min(CHUNK) & !63;
+    most.min(longest.max(1).next_multiple_of(64))
+}
+
+/// Which lane of the slot of `writer` is for `reader`. There is none for itself, so that of a pair each
+/// writes just where it has read.
+fn lane_of(reader: usize, writer: usize) -> usize {
+    reader - usize::from(reader > writer)
+}
+
+/// The chunks of so many bytes; one empty chunk if there are none, since ranks meet all the same.
+fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = len.div_ceil(chunk).max(1);
+    (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))
+}
+
+/// As much of `range` as there is of a shorter part.
+fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
+    range.start.min(len)..range.end.min(len)
+}

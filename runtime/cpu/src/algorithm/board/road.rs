@@ -1,0 +1,268 @@
+//! One group's way through the phases of its board.
+
+use super::super::super::collective::{Collective, Place, Step, compare_lists, has_lists};
+use super::super::super::mesh::Failure;
+use super::super::super::notice::{self, NOTICE_LEN, Notice};
+use super::super::super::registered::{Reach, Registry};
+use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots};
+use super::super::super::wait::Patience;
+use super::direct::{Spans, extent};
+use rcomm_core::arithmetic::HandOver;
+use rcomm_core::tuning::{Algorithm, Pattern, Plan};
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+
+/// One group's collectives over shared memory.
+pub(crate) struct BoardRoad {
+    board: Board,
+    hand_over: HandOver,
+    ranks: Arc<[Rank]>,
+    /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
+    whole: usize,
+    /// From this size on operations may ask for registered buffers.
+    least_direct: usize,
+    direct: Box<Direct>,
+}
+
+/// What a group needs to work in registered buffers.
+struct Direct {
+    spans: Spans,
+    reach: Reach,
+}
+
+/// What every step needs to go through its phases.
+pub(super) struct Walk<'a, 'p> {
+    pub(super) board: &'a mut Board,
+    pub(super) hand_over: &'a mut HandOver,
+    pub(super) ranks: &'a [Rank],
+    pub(super) place: Place,
+    pub(super) notice: &'a Notice,
+    pub(super) signature: u64,
+    pub(super) whole: usize,
+    /// Taken away while the ranks agree on its use.
+    pub(super) reach: Option<&'a mut Reach>,
+    pub(super) patience: &'a mut Patience<'p>,
+}
+
+impl BoardRoad {
+    /// For rank `rank` of the group, whose allocated memory is in this registry.
+    pub(crate) fn new(
+        board: Board,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+        plan: &Plan,
+        registry: Arc<Registry>,
+    ) -> Self {
+        let whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
+        let spans = Spans::new(plan);
+        Self {
+            whole,
+            least_direct: spans.least(),
+            direct: Box::new(Direct {
+                spans,
+                reach: Reach::new(rank, ranks.len(), registry),
+            }),
+            board,
+            hand_over: HandOver::default(),
+            ranks,
+        }
+    }
+
+    /// As [`LaneRoad::perform`](super::super::LaneRoad::perform).
+    #[inline]
+    pub(crate) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let done = self.walk(step, place, patience);
+        if let Err(failure) = &done
+            && !matches!(failure, Failure::Mismatch(..))
+        {
+            // Nothing more will be agreed on over this board.
+            self.direct.reach.let_go();
+        }
+        done
+    }
+
+    #[inline]
+    fn walk(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let notice = &step.notice;
+        let mut walk = Walk {
+            board: &mut self.board,
+            hand_over: &mut self.hand_over,
+            ranks: &self.ranks,
+            place,
+            notice,
+            signature: step.signature,
+            whole: self.whole,
+            reach: Some(&mut self.direct.reach),
+            patience,
+        };
+        let longest = if has_lists(notice.op) {
+            walk.compare_lists(&step.lists)?
+        } else {
+            None
+        };
+        let extent = extent(&step.collective, place.size);
+        let is_direct = extent.is_some_and(|(pattern, bytes)| {
+            bytes >= self.least_direct && self.direct.spans.have(pattern, bytes)
+        });
+        if !is_direct {
+            return walk.by_board(step.collective, longest);
+        }
+        match walk.directly(step.collective)? {
+            Some(collective) => walk.by_board(collective, longest),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Lines and slots carry all; the longest part has so many bytes where ranks have told each other.
+    fn by_board(
+        &mut self,
+        collective: Collective<'_>,
+        longest: Option<usize>,
+    ) -> Result<(), Failure> {
+        match collective {
+            Collective::Barrier => self.turn_with(&[]),
+            Collective::AllReduce { data, by } => self.all_reduce(data, by),
+            Collective::Reduce { data, by, root } => self.reduce(data, by, root),
+            Collective::Broadcast { data, root } => self.broadcast(data, root),
+            Collective::AllGather { input, outputs } => self.all_gather(input, outputs),
+            Collective::ReduceScatter { inputs, output, by } => {
+                self.reduce_scatter(&inputs, output, by)
+            }
+            Collective::AllToAll { inputs, outputs } => {
+                let longest = longest.unwrap_or_else(|| inputs.part(0).len());
+                self.all_to_all(&inputs, outputs, longest)
+            }
+            Collective::Gather {
+                input,
+                outputs,
+                root,
+            } => self.gather(input, outputs, root, longest.unwrap_or(input.len())),
+            Collective::Scatter {
+                inputs,
+                output,
+                root,
+            } => {
+                let longest = longest.unwrap_or(output.len());
+                self.scatter(inputs.as_ref(), output, root, longest)
+            }
+        }
+    }
+
+    fn failure(&self, error: BoardError) -> Failure {
+        match error {
+            BoardError::Interrupted(why) => why.into(),
+            BoardError::Late(rank) => Failure::Late(vec![self.ranks[rank]]),
+            BoardError::Gone(rank) => Failure::Gone(self.ranks[rank], None),
+            BoardError::Io(error) => Failure::Io(error),
+        }
+    }
+
+    /// The next phase of this operation, in which slots of up to `used` bytes are shown.
+    #[inline]
+    pub(super) fn turn(&mut self, used: usize) -> Result<(), Failure> {
+        self.phase(&[], used)
+    }
+
+    /// The next phase, in which no slots are shown but these bytes.
+    #[inline]
+    pub(super) fn turn_with(&mut self, inline: &[u8]) -> Result<(), Failure> {
+        self.phase(inline, 0)
+    }
+
+    #[inline]
+    fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
+        match self.board.turn(self.signature, inline, used, self.patience) {
+            Ok(true) => {
+                // Each phase of an operation has its own signature: no rank can be a phase behind.
+                self.signature = self.signature.wrapping_add(1);
+                Ok(())
+            }
+            Ok(false) => Err(self.disagree()),
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
+    /// Signatures differ: all ranks have seen that, so all show their notices now.
+    #[cold]
+    fn disagree(&mut self) -> Failure {
+        let bytes = self.notice.encode();
+        self.board.restart_slots();
+        self.board.next_slot(NOTICE_LEN).copy_from_slice(&bytes);
+        if let Err(error) = self.board.turn(0, &[], NOTICE_LEN, self.patience) {
+            return self.failure(error);
+        }
+        let mut notices = Vec::with_capacity(self.place.size);
+        for rank in 0..self.place.size {
+            match self.board.slot(rank).first_chunk().and_then(Notice::decode) {
+                Some(notice) => notices.push(notice),
+                None => return Failure::Garbled(self.ranks[rank], "a notice that is none".into()),
+            }
+        }
+        match notice::compare(&notices) {
+            Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
+            Ok(()) => Failure::Garbled(
+                self.ranks[self.place.rank],
+                "a phase that belongs to another operation".into(),
+            ),
+        }
+    }
+
+    /// Shows notices with lists of counts; gives the bytes of the longest part of any rank.
+    fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
+        let mut notice = *self.notice;
+        let len = lists.len() * 8;
+        notice.inline = u32::try_from(len).unwrap_or(u32::MAX);
+        if NOTICE_LEN + len > SLOT {
+            let what = format!("{} counts, more than a slot holds", lists.len());
+            return Err(Failure::Garbled(self.ranks[self.place.rank], what));
+        }
+        let slot = self.board.next_slot(SLOT);
+        slot[..NOTICE_LEN].copy_from_slice(&notice.encode());
+        for (place, count) in slot[NOTICE_LEN..].chunks_exact_mut(8).zip(lists) {
+            place.copy_from_slice(&count.to_le_bytes());
+        }
+        // Some may have more counts than others, which shows only now.
+        self.turn(SLOT)?;
+        let (mut notices, mut all) = (Vec::new(), Vec::new());
+        for rank in 0..self.place.size {
+            let slot = self.board.slot(rank);
+            let notice = slot.first_chunk().and_then(Notice::decode);
+            let notice = notice.filter(|notice| notice.inline as usize <= SLOT - NOTICE_LEN);
+            let notice = notice.ok_or_else(|| {
+                Failure::Garbled(self.ranks[rank], "a notice that is none".into())
+            })?;
+            let bytes = &slot[NOTICE_LEN..NOTICE_LEN + notice.inline as usize];
+            let counts = bytes.chunks_exact(8);
+            let counts = counts
+                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
+            all.push(counts.collect());
+            notices.push(notice);
+        }
+        compare_lists(&notices, &all)
+            .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
+        let longest = all.iter().flatten().copied().max().unwrap_or(0);
+        let element = self.notice.dtype.size().unwrap_or(1);
+        Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
+    }
+
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let Place { rank, size, .. } = self.place;
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    pub(super) fn slots(&mut self) -> Slots<'_> {
+        self.board.slots_and_next(0).0
+    }
+}

@@ -1,0 +1,248 @@
+//! Operations that combine: in each chunk every rank combines its share.
+
+use super::super::super::collective::{Combination, Data, Place};
+use super::super::super::mesh::Failure;
+use super::super::super::transport::shm::{INLINE, Traffic};
+use super::super::part_of;
+use super::CHUNK;
+use super::road::Walk;
+use rcomm_core::arithmetic::{self, copy};
+use std::ops::Range;
+
+/// The longest operation whose ranks exchange places, in bytes. The shares of a longer one leave out some
+/// phases, so not everybody would write where it has read: from 512 KiB on that is a quarter slower.
+const EXCHANGED: usize = 256 << 10;
+
+fn traffic_of(len: usize) -> Traffic {
+    if len <= EXCHANGED {
+        Traffic::Exchange
+    } else {
+        Traffic::OneWay
+    }
+}
+
+/// How an operation that combines is cut: in each chunk every rank combines one part of all inputs, its
+/// share of the result.
+///
+/// In phase c a slot holds, for each other rank, the part of chunk c that it combines, and behind them
+/// the writer's share of chunk c - 1. The last phase has shares only.
+#[derive(Clone, Copy)]
+struct Shares {
+    len: usize,
+    size: usize,
+    element: usize,
+}
+
+impl Shares {
+    fn chunks(self) -> usize {
+        self.len.div_ceil(CHUNK)
+    }
+
+    /// The bytes of the whole that `rank` combines in this chunk.
+    fn part(self, rank: usize, chunk: usize) -> Range<usize> {
+        let start = (chunk * CHUNK).min(self.len);
+        let len = (self.len - start).min(CHUNK);
+        let part = part_of(rank, self.size, len, self.element);
+        start + part.start..start + part.end
+    }
+
+    /// Bytes for a part of this chunk, whoever combines it.
+    fn width(self, chunk: usize) -> usize {
+        let parts = (0..self.size).map(|rank| self.part(rank, chunk).len());
+        parts.max().unwrap_or(0).next_multiple_of(64)
+    }
+
+    /// Where `reader` finds its part of this chunk in the slot of `writer`.
+    fn input_at(self, reader: usize, writer: usize, chunk: usize) -> usize {
+        (reader - usize::from(reader > writer)) * self.width(chunk)
+    }
+
+    /// Where the share of the chunk before is in the slots of this phase.
+    fn share_at(self, phase: usize) -> usize {
+        if phase < self.chunks() {
+            (self.size - 1) * self.width(phase)
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of a slot that are used in this phase.
+    fn used(self, phase: usize) -> usize {
+        let share = phase.checked_sub(1).map_or(0, |chunk| self.width(chunk));
+        self.share_at(phase) + share
+    }
+}
+
+impl Walk<'_, '_> {
+    #[inline]
+    pub(super) fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        if data.len() <= self.whole {
+            self.all_reduce_whole(data, by)
+        } else {
+            self.all_reduce_shares(data, by)
+        }
+    }
+
+    /// Every rank shows all that it has, and combines all.
+    #[inline]
+    fn all_reduce_whole(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let len = data.len();
+        let is_inline = len <= INLINE;
+        if is_inline {
+            self.turn_with(data)?;
+        } else {
+            self.board.expect(traffic_of(len));
+            self.hand_over.copy(self.board.next_slot(len), data);
+            self.turn(len)?;
+        }
+        let board = &*self.board;
+        let other = |at: usize| {
+            let peer = at + usize::from(at >= rank);
+            match is_inline {
+                true => board.inline(peer, len),
+                false => &board.slot(peer)[..len],
+            }
+        };
+        with_inputs(size - 1, other, |others| {
+            arithmetic::combine_in_place(by.op, by.dtype, data, rank, others, None);
+        });
+        Ok(())
+    }
+
+    fn all_reduce_shares(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let len = data.len();
+        let shares = Shares {
+            len,
+            size,
+            element: by.element(),
+        };
+        self.board.expect(traffic_of(len));
+        for phase in 0..=shares.chunks() {
+            self.show_inputs(shares, phase, data);
+            self.turn(shares.used(phase))?;
+            let peers = self.others();
+            let hand_over = &mut *self.hand_over;
+            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            if let Some(chunk) = phase.checked_sub(1) {
+                for peer in peers {
+                    let range = shares.part(peer, chunk);
+                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    copy(&mut data[range], share);
+                }
+            }
+            if phase < shares.chunks() {
+                let mine = shares.part(rank, phase);
+                let width = mine.len();
+                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let other = |at: usize| {
+                    let peer = at + usize::from(at >= rank);
+                    &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width]
+                };
+                with_inputs(size - 1, other, |others| {
+                    let out = &mut data[mine];
+                    if hand_over.streams(width) {
+                        arithmetic::combine_in_place(by.op, by.dtype, out, rank, others, None);
+                        hand_over.copy(share, out);
+                    } else {
+                        arithmetic::combine_in_place(
+                            by.op,
+                            by.dtype,
+                            out,
+                            rank,
+                            others,
+                            Some(share),
+                        );
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts into the slot of this phase what the others combine in it.
+    fn show_inputs(&mut self, shares: Shares, phase: usize, data: &[u8]) {
+        if phase == shares.chunks() {
+            return;
+        }
+        let peers = self.others();
+        let slot = self.board.next_slot(shares.used(phase));
+        for peer in peers {
+            let piece = &data[shares.part(peer, phase)];
+            let at = shares.input_at(peer, self.place.rank, phase);
+            self.hand_over.copy(&mut slot[at..][..piece.len()], piece);
+        }
+    }
+
+    /// As all_reduce, but only the root takes over the shares.
+    pub(super) fn reduce(
+        &mut self,
+        mut data: Data<'_>,
+        by: Combination,
+        root: usize,
+    ) -> Result<(), Failure> {
+        let Place { rank, size, .. } = self.place;
+        let shares = Shares {
+            len: data.bytes().len(),
+            size,
+            element: by.element(),
+        };
+        self.board.expect(traffic_of(shares.len));
+        // Ranks meet even if there is nothing to combine.
+        for phase in 0..=shares.chunks() {
+            self.show_inputs(shares, phase, data.bytes());
+            self.turn(shares.used(phase))?;
+            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            if let Some(chunk) = phase.checked_sub(1)
+                && let Data::Write(data) = &mut data
+            {
+                for peer in (0..size).filter(|&peer| peer != root) {
+                    let range = shares.part(peer, chunk);
+                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    copy(&mut data[range], share);
+                }
+            }
+            if phase < shares.chunks() {
+                let mine = shares.part(rank, phase);
+                let width = mine.len();
+                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let input = |peer: usize| match peer == rank {
+                    true => &data.bytes()[mine.clone()],
+                    false => &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width],
+                };
+                with_inputs(size, input, |inputs| {
+                    arithmetic::combine(by.op, by.dtype, inputs, share, None);
+                });
+                if let Data::Write(data) = &mut data {
+                    copy(&mut data[mine], share);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Collects `count` inputs, on the stack as long as they are few.
+#[inline]
+pub(super) fn with_inputs<'a>(
+    count: usize,
+    input: impl Fn(usize) -> &'a [u8],
+    use_them: impl FnOnce(&[&'a [u8]]),
+) {
+    const FEW: usize = 8;
+    if count == 1 {
+        use_them(&[input(0)]);
+    } else if count == 2 {
+        use_them(&[input(0), input(1)]);
+    } else if count <= FEW {
+        let mut few: [&[u8]; FEW] = [&[]; FEW];
+        for (at, place) in few[..count].iter_mut().enumerate() {
+            *place = input(at);
+        }
+        use_them(&few[..count]);
+    } else {
+        let all: Vec<&[u8]> = (0..count).map(input).collect();
+        use_them(&all);
+    }
+}

@@ -1,0 +1,271 @@
+//! Direct exchange: every pair of ranks that has bytes for each other sends them, all at once.
+//!
+//! A *part* is what one rank is responsible for: its share of a reduction. A *segment* is as much of a
+//! part as is exchanged before it is combined, so that it is still in the cache then. While one segment
+//! of contributions travels, the results of the segment before travel with it.
+
+use super::super::collective::{Combination, Data, Inputs, Outputs, Place};
+use super::super::lanes::{Lanes, Transfer};
+use super::super::mesh::Failure;
+use super::super::wait::Patience;
+use super::part_of;
+use rcomm_core::arithmetic;
+use std::ops::Range;
+
+/// Bytes of a segment.
+const SEGMENT: usize = 256 << 10;
+
+/// The other ranks, the next one first, so that not all start with rank 0.
+fn others(place: Place) -> impl Iterator<Item = usize> {
+    let Place { rank, size, .. } = place;
+    (1..size).map(move |step| (rank + step) % size)
+}
+
+/// The part of `range` that segment number `at` covers; empty past its end.
+fn segment(range: &Range<usize>, at: usize) -> Range<usize> {
+    let start = (range.start + at * SEGMENT).min(range.end);
+    start..(start + SEGMENT).min(range.end)
+}
+
+fn segments(longest: usize) -> usize {
+    longest.div_ceil(SEGMENT)
+}
+
+pub(super) fn all_reduce(
+    lanes: &mut Lanes,
+    place: Place,
+    data: &mut [u8],
+    by: Combination,
+    scratch: &mut Vec<u8>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let Place { rank, size, .. } = place;
+    let len = data.len();
+    let parts: Vec<_> = (0..size)
+        .map(|rank| part_of(rank, size, len, by.element()))
+        .collect();
+    let longest = parts.iter().map(Range::len).max().unwrap_or(0);
+    let rounds = segments(longest);
+    scratch.resize(SEGMENT.min(longest) * (size - 1), 0);
+    // Round r: contributions of segment r, results of segment r - 1.
+    for round in 0..=rounds {
+        let mine = segment(&parts[rank], round);
+        {
+            let mut transfers = Vec::with_capacity(4 * size);
+            let mut rest = &mut scratch[..];
+            if round < rounds && !mine.is_empty() {
+                for peer in others(place) {
+                    let (into, after) = rest.split_at_mut(mine.len());
+                    rest = after;
+                    transfers.push(Transfer::receive(peer, into));
+                }
+            }
+            let done = |range: &Range<usize>| match round {
+                0 => range.start..range.start,
+                _ => segment(range, round - 1),
+            };
+            // Each part falls into what is final, what arrives, and what is still ours to send.
+            let (mut contributions, mut arriving) = (Vec::new(), Vec::new());
+            let mut result: &[u8] = &[];
+            let mut rest = &mut *data;
+            for (peer, range) in parts.iter().enumerate() {
+                let (part, after) = rest.split_at_mut(range.len());
+                rest = after;
+                let local = 0..range.len();
+                let old = done(&local);
+                let (arrives, later) = part.split_at_mut(old.end);
+                if peer == rank {
+                    result = &arrives[old];
+                    continue;
+                }
+                let new = segment(&local, round);
+                let offset = local.len() - later.len();
+                contributions.push((peer, &later[new.start - offset..new.end - offset]));
+                arriving.push((peer, &mut arrives[old]));
+            }
+            for (peer, bytes) in contributions {
+                transfers.push(Transfer::send(peer, bytes));
+            }
+            for (peer, bytes) in arriving {
+                transfers.push(Transfer::send(peer, result));
+                transfers.push(Transfer::receive(peer, bytes));
+            }
+            lanes.drive(&mut transfers, patience)?;
+        }
+        if round < rounds && !mine.is_empty() {
+            let width = mine.len();
+            let inputs = in_order(scratch, width, place);
+            arithmetic::combine_in_place(by.op, by.dtype, &mut data[mine], rank, &inputs, None);
+        }
+    }
+    Ok(())
+}
+
+/// The other ranks' contributions, which lie in `scratch` in order of [`others`], in order of ranks.
+fn in_order(scratch: &[u8], width: usize, place: Place) -> Vec<&[u8]> {
+    let Place { rank, size, .. } = place;
+    (0..size)
+        .filter(|&peer| peer != rank)
+        .map(|peer| {
+            let at = (peer + size - rank) % size - 1;
+            &scratch[at * width..(at + 1) * width]
+        })
+        .collect()
+}
+
+pub(super) fn reduce_scatter(
+    lanes: &mut Lanes,
+    place: Place,
+    inputs: &Inputs<'_>,
+    output: &mut [u8],
+    by: Combination,
+    scratch: &mut Vec<u8>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let Place { rank, size, .. } = place;
+    let lens: Vec<usize> = (0..size).map(|rank| inputs.part(rank).len()).collect();
+    let longest = lens.iter().copied().max().unwrap_or(0);
+    scratch.resize(SEGMENT.min(lens[rank]) * (size - 1), 0);
+    for round in 0..segments(longest) {
+        let mine = segment(&(0..lens[rank]), round);
+        let mut transfers = Vec::with_capacity(2 * size);
+        let mut rest = &mut scratch[..];
+        for peer in others(place) {
+            let (into, after) = rest.split_at_mut(mine.len());
+            rest = after;
+            let theirs = segment(&(0..lens[peer]), round);
+            transfers.push(Transfer::receive(peer, into));
+            transfers.push(Transfer::send(peer, &inputs.part(peer)[theirs]));
+        }
+        lanes.drive(&mut transfers, patience)?;
+        drop(transfers);
+        if mine.is_empty() {
+            continue;
+        }
+        let mut all = in_order(scratch, mine.len(), place);
+        all.insert(rank, &inputs.part(rank)[mine.clone()]);
+        arithmetic::combine(by.op, by.dtype, &all, &mut output[mine], None);
+    }
+    Ok(())
+}
+
+/// Every rank combines its part and sends it to the root.
+pub(super) fn reduce(
+    lanes: &mut Lanes,
+    place: Place,
+    data: Data<'_>,
+    by: Combination,
+    root: usize,
+    scratch: &mut Vec<u8>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let Place { rank, size, .. } = place;
+    let len = data.bytes().len();
+    let parts: Vec<_> = (0..size)
+        .map(|rank| part_of(rank, size, len, by.element()))
+        .collect();
+    let mut result = vec![0; parts[rank].len()];
+    {
+        let bytes = data.bytes();
+        let inputs = parts.iter().map(|range| &bytes[range.clone()]).collect();
+        let inputs = Inputs::List(inputs);
+        reduce_scatter(lanes, place, &inputs, &mut result, by, scratch, patience)?;
+    }
+    match data {
+        Data::Read(_) => lanes.drive(&mut [Transfer::send(root, &result)], patience),
+        Data::Write(bytes) => {
+            let mut transfers = Vec::with_capacity(size);
+            let mut rest = bytes;
+            for (peer, range) in parts.iter().enumerate() {
+                let (part, after) = rest.split_at_mut(range.len());
+                rest = after;
+                if peer == rank {
+                    part.copy_from_slice(&result);
+                } else {
+                    transfers.push(Transfer::receive(peer, part));
+                }
+            }
+            lanes.drive(&mut transfers, patience)
+        }
+    }
+}
+
+pub(super) fn all_gather(
+    lanes: &mut Lanes,
+    place: Place,
+    input: &[u8],
+    mut outputs: Outputs<'_>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let mut transfers: Vec<_> = others(place)
+        .map(|peer| Transfer::send(peer, input))
+        .collect();
+    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
+        if peer == place.rank {
+            part.copy_from_slice(input);
+        } else {
+            transfers.push(Transfer::receive(peer, part));
+        }
+    }
+    lanes.drive(&mut transfers, patience)
+}
+
+pub(super) fn all_to_all(
+    lanes: &mut Lanes,
+    place: Place,
+    inputs: &Inputs<'_>,
+    mut outputs: Outputs<'_>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let mut transfers: Vec<_> = others(place)
+        .map(|peer| Transfer::send(peer, inputs.part(peer)))
+        .collect();
+    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
+        if peer == place.rank {
+            part.copy_from_slice(inputs.part(peer));
+        } else {
+            transfers.push(Transfer::receive(peer, part));
+        }
+    }
+    lanes.drive(&mut transfers, patience)
+}
+
+pub(super) fn gather(
+    lanes: &mut Lanes,
+    place: Place,
+    input: &[u8],
+    outputs: Option<Outputs<'_>>,
+    root: usize,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let Some(mut outputs) = outputs else {
+        return lanes.drive(&mut [Transfer::send(root, input)], patience);
+    };
+    let mut transfers = Vec::with_capacity(place.size);
+    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
+        if peer == place.rank {
+            part.copy_from_slice(input);
+        } else {
+            transfers.push(Transfer::receive(peer, part));
+        }
+    }
+    lanes.drive(&mut transfers, patience)
+}
+
+pub(super) fn scatter(
+    lanes: &mut Lanes,
+    place: Place,
+    inputs: Option<&Inputs<'_>>,
+    output: &mut [u8],
+    root: usize,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let Some(inputs) = inputs else {
+        return lanes.drive(&mut [Transfer::receive(root, output)], patience);
+    };
+    output.copy_from_slice(inputs.part(place.rank));
+    let mut transfers: Vec<_> = others(place)
+        .map(|peer| Transfer::send(peer, inputs.part(peer)))
+        .collect();
+    lanes.drive(&mut transfers, patience)
+}

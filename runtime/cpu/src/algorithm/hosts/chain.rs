@@ -1,0 +1,359 @@
+//! Reductions along the hosts: each takes over what those before it have combined, and adds its own ranks.
+//!
+//! The data go in *blocks*. Of each block every rank that has a stripe passes it on in *chunks*, as much as
+//! the slots of a phase hold: in one phase the ranks of a host show each other what each combines, and while
+//! a host combines a chunk, the host before is at the next one. On the last host the stripe is done; it
+//! travels back to the first as it comes, and the ranks of each host put their stripes together.
+//!
+//! No two ranks can wait for each other: in the phases of a block bytes flow from each host to the next
+//! only, and what a host sends in one phase the next has room for as soon as it gets there; afterwards, on
+//! the way back, no rank is in a phase.
+
+use super::super::super::collective::{Combination, Data, Inputs, Place};
+use super::super::super::lanes::Transfer;
+use super::super::super::mesh::Failure;
+use super::super::super::transport::shm::SLOT;
+use super::super::super::wait::Patience;
+use super::super::part_of;
+use super::Ways;
+use rcomm_core::arithmetic::{Partial, copy};
+use std::ops::Range;
+
+/// Bytes of a block: enough that the way along the hosts is short beside it, and few enough to stay in a
+/// last-level cache until it is done.
+const BLOCK: usize = 8 << 20;
+
+/// The memory that reductions along the hosts use again and again.
+#[derive(Default)]
+pub(super) struct Chain {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    wide: Vec<u8>,
+    /// Results on their way to other ranks.
+    results: Vec<u8>,
+}
+
+/// How the parts of a block are cut into chunks: a lane of each slot for each stripe.
+#[derive(Clone, Copy)]
+struct Lane {
+    stripes: usize,
+    len: usize,
+}
+
+impl Lane {
+    fn of(stripes: usize, longest: usize) -> Self {
+        let most = (SLOT / stripes) & !63;
+        Self {
+            stripes,
+            len: most.min(longest.next_multiple_of(64)).max(64),
+        }
+    }
+
+    fn chunks(self, longest: usize) -> impl Iterator<Item = Range<usize>> {
+        (0..longest.div_ceil(self.len)).map(move |at| at * self.len..(at + 1) * self.len)
+    }
+
+    fn at(self, stripe: usize) -> usize {
+        stripe * self.len
+    }
+
+    fn used(self) -> usize {
+        self.stripes * self.len
+    }
+}
+
+/// As much of `range` as there is of a part of this length.
+fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
+    range.start.min(len)..range.end.min(len)
+}
+
+/// Bytes of a block of whole elements.
+fn block_len(by: Combination) -> usize {
+    BLOCK / by.element() * by.element()
+}
+
+impl Chain {
+    pub(super) fn all_reduce(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        data: &mut [u8],
+        by: Combination,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let own = ways.layout.place();
+        for block in data.chunks_mut(block_len(by)) {
+            let stripes = stripes(ways, block.len(), by);
+            self.fold_block(ways, place, block, &stripes, by, patience)?;
+            if let Some(mine) = stripes.get(own).cloned() {
+                if is_last(ways) {
+                    block[mine.clone()].copy_from_slice(&self.results);
+                }
+                back(ways, &mut block[mine], patience)?;
+            }
+            put_together(ways, block, &stripes, patience)?;
+        }
+        Ok(())
+    }
+
+    /// As all_reduce, but the results go from the last host to the root alone.
+    pub(super) fn reduce(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        mut data: Data<'_>,
+        by: Combination,
+        root: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let own = ways.layout.place();
+        let last = ways.layout.hosts() - 1;
+        let (len, step) = (data.bytes().len(), block_len(by));
+        for start in (0..len).step_by(step) {
+            let range = start..len.min(start + step);
+            let stripes = stripes(ways, range.len(), by);
+            let block = &data.bytes()[range.clone()];
+            self.fold_block(ways, place, block, &stripes, by, patience)?;
+            let mut transfers = Vec::new();
+            if is_last(ways) && own < stripes.len() && place.rank != root {
+                transfers.push(Transfer::send(root, &self.results));
+            }
+            if let Data::Write(data) = &mut data {
+                let mut rest = &mut data[range];
+                for (stripe, range) in stripes.iter().enumerate() {
+                    let (part, after) = rest.split_at_mut(range.len());
+                    rest = after;
+                    let from = ways.layout.ranks_of(last)[stripe];
+                    if from == place.rank {
+                        part.copy_from_slice(&self.results);
+                    } else {
+                        transfers.push(Transfer::receive(from, part));
+                    }
+                }
+            }
+            ways.lanes.drive(&mut transfers, patience)?;
+        }
+        Ok(())
+    }
+
+    /// Combines a block along the hosts, each rank its stripe. On the last host the results are in
+    /// `results` then.
+    fn fold_block(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        block: &[u8],
+        stripes: &[Range<usize>],
+        by: Combination,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let inputs: Vec<&[u8]> = stripes.iter().map(|range| &block[range.clone()]).collect();
+        self.results.clear();
+        self.fold(ways, place, &inputs, by, patience)
+    }
+
+    /// Combines one part for each stripe along the hosts. On the last host this rank's result is behind
+    /// what was in `results`.
+    fn fold(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        inputs: &[&[u8]],
+        by: Combination,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let own = ways.layout.place();
+        let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
+        let lane = Lane::of(inputs.len(), longest);
+        for range in lane.chunks(longest) {
+            if ways.floor.size() > 1 {
+                ways.floor.fill(lane.used(), |slot, hand_over| {
+                    for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != own) {
+                        let piece = &input[clip(&range, input.len())];
+                        hand_over.copy(&mut slot[lane.at(stripe)..][..piece.len()], piece);
+                    }
+                });
+                ways.floor.turn(&[], lane.used(), patience)?;
+            }
+            if let Some(input) = inputs.get(own) {
+                let piece = &input[clip(&range, input.len())];
+                self.link(ways, place, piece, lane.at(own), by, patience)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk of this rank's stripe: takes what the hosts before have combined, adds the ranks of this
+    /// host in order, and passes it on or keeps the result. `own` is this rank's input; those of the others
+    /// are at `at` in their slots.
+    fn link(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        own: &[u8],
+        at: usize,
+        by: Combination,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let (host, stripe) = (ways.layout.host(), ways.layout.place());
+        let partial = Partial::new(by.op, by.dtype);
+        let travels = partial.len(own.len());
+        if host > 0 {
+            self.before.resize(travels, 0);
+            let from = ways.layout.ranks_of(host - 1)[stripe];
+            let mut transfers = [Transfer::receive(from, &mut self.before)];
+            ways.lanes.drive(&mut transfers, patience)?;
+        }
+        let floor = &*ways.floor;
+        let inputs = (0..floor.size()).map(|place| match place == stripe {
+            true => own,
+            false => &floor.slot(place)[at..][..own.len()],
+        });
+        let inputs: Vec<&[u8]> = inputs.collect();
+        let before = (host > 0).then_some(&self.before[..]);
+        self.after.resize(travels, 0);
+        partial.step(before, &inputs, &mut self.after, &mut self.wide);
+        if is_last(ways) {
+            let start = self.results.len();
+            self.results.resize(start + own.len(), 0);
+            partial.finish(&mut self.after, place.size, &mut self.results[start..]);
+            return Ok(());
+        }
+        let to = ways.layout.ranks_of(host + 1)[stripe];
+        let mut transfers = [Transfer::send(to, &self.after)];
+        ways.lanes.drive(&mut transfers, patience)
+    }
+
+    /// Every rank's part is the stripe of the rank at its place (counted round, on hosts with more ranks
+    /// than stripes); the last host sends each rank its result.
+    pub(super) fn reduce_scatter(
+        &mut self,
+        ways: &mut Ways<'_>,
+        place: Place,
+        inputs: &Inputs<'_>,
+        output: &mut [u8],
+        by: Combination,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let (layout, own) = (ways.layout, ways.layout.place());
+        let count = layout.fewest();
+        let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for rank in 0..place.size {
+            items[layout.place_of(rank).1 % count].push(rank);
+        }
+        let rounds = items.iter().map(Vec::len).max().unwrap_or(0);
+        let part = |stripe: usize, round: usize| {
+            let rank = items[stripe].get(round);
+            rank.map_or(&[][..], |&rank| inputs.part(rank))
+        };
+        let last = layout.hosts() - 1;
+        let mine = own_round(&items, place.rank);
+        let mut output = Some(output);
+        let mut round = 0;
+        while round < rounds {
+            self.results.clear();
+            let first = round;
+            let mut taken = 0;
+            // As many rounds at a time as results may wait.
+            while round < rounds && (round == first || taken < BLOCK) {
+                let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
+                self.fold(ways, place, &parts, by, patience)?;
+                taken += parts.iter().map(|part| part.len()).max().unwrap_or(0);
+                round += 1;
+            }
+            let mut transfers = Vec::new();
+            if own < count && layout.host() == last {
+                let mut rest = &self.results[..];
+                for &rank in items[own].iter().take(round).skip(first) {
+                    let (part, after) = rest.split_at(inputs.part(rank).len());
+                    rest = after;
+                    if rank != place.rank {
+                        transfers.push(Transfer::send(rank, part));
+                    } else if let Some(output) = output.take() {
+                        copy(output, part);
+                    }
+                }
+            }
+            let from = layout.ranks_of(last)[own % count];
+            if (first..round).contains(&mine)
+                && from != place.rank
+                && let Some(output) = output.take()
+            {
+                transfers.push(Transfer::receive(from, output));
+            }
+            ways.lanes.drive(&mut transfers, patience)?;
+        }
+        Ok(())
+    }
+}
+
+/// In which round this rank's part is combined.
+fn own_round(items: &[Vec<usize>], rank: usize) -> usize {
+    let found = items
+        .iter()
+        .find_map(|ranks| ranks.iter().position(|&other| other == rank));
+    found.unwrap_or(0)
+}
+
+fn is_last(ways: &Ways<'_>) -> bool {
+    ways.layout.host() + 1 == ways.layout.hosts()
+}
+
+/// The stripes of a block of `len` bytes.
+fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
+    let count = ways.layout.fewest();
+    (0..count)
+        .map(|stripe| part_of(stripe, count, len, by.element()))
+        .collect()
+}
+
+/// The results of this rank's stripe travel from the last host to the first, each passing on what has come.
+fn back(
+    ways: &mut Ways<'_>,
+    stripe: &mut [u8],
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let (layout, host, place) = (ways.layout, ways.layout.host(), ways.layout.place());
+    let at = |host: usize| layout.ranks_of(host)[place];
+    let previous = host.checked_sub(1).map(at);
+    let transfer = match previous {
+        Some(previous) if is_last(ways) => Transfer::send(previous, stripe),
+        _ => Transfer::relay(at(host + 1), previous, stripe),
+    };
+    ways.lanes.drive(&mut [transfer], patience)
+}
+
+/// The ranks of a host show each other their stripes of a block.
+pub(super) fn put_together(
+    ways: &mut Ways<'_>,
+    block: &mut [u8],
+    stripes: &[Range<usize>],
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let floor = &mut *ways.floor;
+    if floor.size() == 1 {
+        return Ok(());
+    }
+    let own = floor.place();
+    let longest = stripes.iter().map(Range::len).max().unwrap_or(0);
+    for start in (0..longest).step_by(SLOT) {
+        let range = start..longest.min(start + SLOT);
+        let piece = |stripe: &Range<usize>| {
+            let range = clip(&range, stripe.len());
+            stripe.start + range.start..stripe.start + range.end
+        };
+        if let Some(mine) = stripes.get(own) {
+            let mine = &block[piece(mine)];
+            floor.fill(range.len(), |slot, hand_over| {
+                hand_over.copy(&mut slot[..mine.len()], mine);
+            });
+        }
+        floor.turn(&[], range.len(), patience)?;
+        for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != own) {
+            let piece = piece(whole);
+            let shown = &floor.slot(stripe)[..piece.len()];
+            copy(&mut block[piece], shown);
+        }
+    }
+    Ok(())
+}

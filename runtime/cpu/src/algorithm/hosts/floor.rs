@@ -1,0 +1,112 @@
+//! [`Floor`]: the ranks of one host, going through phases together on their board.
+
+use super::super::super::mesh::Failure;
+use super::super::super::transport::shm::{Board, BoardError};
+use super::super::super::wait::Patience;
+use rcomm_core::arithmetic::HandOver;
+use rcomm_recorder::model::Rank;
+
+/// The ranks of this host. One that is alone there has nobody to wait for, and no board.
+pub(super) struct Floor {
+    board: Option<Board>,
+    hand_over: HandOver,
+    /// This host's members, by their ranks in the world.
+    ranks: Vec<Rank>,
+    place: usize,
+    /// Of the next phase; all ranks of the host have the same once they have agreed.
+    signature: u64,
+}
+
+impl Floor {
+    pub(super) fn new(board: Option<Board>, ranks: Vec<Rank>, place: usize) -> Self {
+        Self {
+            board,
+            hand_over: HandOver::default(),
+            ranks,
+            place,
+            signature: 0,
+        }
+    }
+
+    /// Ranks of this host.
+    pub(super) fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// This rank's place among them.
+    pub(super) fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The rank in the world of the one at `place`.
+    pub(super) fn global(&self, place: usize) -> Rank {
+        self.ranks[place]
+    }
+
+    /// The next phases are those of what has this signature.
+    pub(super) fn begin(&mut self, signature: u64) {
+        self.signature = signature;
+    }
+
+    /// The next slots begin where they first did: after a phase in which ranks disagreed how long they are.
+    pub(super) fn restart_slots(&mut self) {
+        if let Some(board) = &mut self.board {
+            board.restart_slots();
+        }
+    }
+
+    /// Writes into the first `used` bytes of this rank's slot of the phase to come.
+    pub(super) fn fill(&mut self, used: usize, fill: impl FnOnce(&mut [u8], &mut HandOver)) {
+        if let Some(board) = &mut self.board {
+            fill(board.next_slot(used), &mut self.hand_over);
+        }
+    }
+
+    /// The next phase, in which these bytes are shown, and the first `used` of each slot. Says whether all
+    /// have the same signature.
+    pub(super) fn meet(
+        &mut self,
+        inline: &[u8],
+        used: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let Some(board) = &mut self.board else {
+            return Ok(true);
+        };
+        let met = board.turn(self.signature, inline, used, patience);
+        // Each phase of an operation has its own signature: no rank can be a phase behind.
+        self.signature = self.signature.wrapping_add(1);
+        met.map_err(|error| match error {
+            BoardError::Interrupted(why) => why.into(),
+            BoardError::Late(place) => Failure::Late(vec![self.ranks[place]]),
+            BoardError::Gone(place) => Failure::Gone(self.ranks[place], None),
+            BoardError::Io(error) => Failure::Io(error),
+        })
+    }
+
+    /// As [`meet`](Self::meet), among ranks that have agreed.
+    pub(super) fn turn(
+        &mut self,
+        inline: &[u8],
+        used: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        if self.meet(inline, used, patience)? {
+            return Ok(());
+        }
+        let what = "a phase that belongs to another operation";
+        Err(Failure::Garbled(self.ranks[self.place], what.into()))
+    }
+
+    /// What the rank at `place` shows in its slot; nothing on a host with one rank.
+    pub(super) fn slot(&self, place: usize) -> &[u8] {
+        self.board.as_ref().map_or(&[], |board| board.slot(place))
+    }
+
+    /// What the rank at `place` shows in its line.
+    pub(super) fn line(&self, place: usize, len: usize) -> &[u8] {
+        self.board
+            .as_ref()
+            .map_or(&[], |board| board.inline(place, len))
+    }
+}

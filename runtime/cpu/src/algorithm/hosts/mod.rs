@@ -1,0 +1,234 @@
+//! Collectives of a group that has several ranks on several hosts: memory inside a host, lanes between
+//! hosts, each byte sent between two hosts as few times as can be.
+//!
+//! | pattern | between hosts | inside | bytes out of a host, h hosts, n ranks, s bytes |
+//! |---|---|---|---|
+//! | notices, barrier, small data ([`agree`]) | doubling, first ranks only | a phase before, one after | n × s in ⌈log2 h⌉ messages |
+//! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host, and back | each rank a stripe | 2 s; s |
+//! | broadcast ([`spread`]) | from host to host, by stripes | whole before, stripes put together after | s |
+//! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
+//! | all_to_all, gather, scatter | as over [`LaneRoad`], by streams in memory inside a host | | |
+//!
+//! A *stripe* is the part of the data for which one rank of each host answers: as many as the host with the
+//! fewest ranks has. So all ranks send between hosts at the same time, each over a lane of its own.
+//!
+//! Reductions combine in order of ranks. So the sum of the first host goes to the second, which adds its
+//! ranks' values one by one and passes it on; the last has the result, and it travels back. That is what
+//! makes the bits those of every other algorithm here, and it costs no more bytes than a ring. Where the
+//! ranks of a host are not neighbours in the group, reductions go over [`LaneRoad`] instead.
+
+mod agree;
+mod chain;
+mod floor;
+mod spread;
+
+use super::super::collective::{Collective, Place, Step, has_lists};
+use super::super::lanes::Lanes;
+use super::super::layout::Layout;
+use super::super::mesh::Failure;
+use super::super::transport::shm::Board;
+use super::super::wait::{Interrupted, Patience};
+use super::{LaneRoad, choose, finish_small, small_input};
+use agree::{Bring, Heard};
+use chain::Chain;
+use floor::Floor;
+use rcomm_core::ErrorKind;
+use rcomm_core::store::Store;
+use rcomm_core::tuning::{Algorithm, Plan};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One group's collectives over several hosts.
+pub(crate) struct HostsRoad {
+    layout: Layout,
+    floor: Floor,
+    heard: Heard,
+    chain: Chain,
+    road: LaneRoad,
+    store: Arc<dyn Store>,
+    plan: Plan,
+    terms: Terms,
+    /// The streams of `road` inside this host are in this one's memory, which goes with it.
+    _streams: Option<Board>,
+}
+
+/// Whether the ranks of every host have a board.
+#[derive(Clone, Copy)]
+enum Terms {
+    /// Nobody has asked yet.
+    Unknown,
+    /// They have.
+    Nested,
+    /// Some have not, so all ranks use lanes.
+    Flat,
+}
+
+/// What a board is for.
+pub(crate) struct Boards {
+    /// For phases; none on a host with one rank.
+    pub(crate) phases: Option<Board>,
+    /// For the streams of the group's lanes.
+    pub(crate) streams: Option<Board>,
+}
+
+/// How long a look into the store for the other hosts' boards takes at most.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// By which an operation reaches the other ranks.
+struct Ways<'a> {
+    layout: &'a Layout,
+    floor: &'a mut Floor,
+    lanes: &'a mut Lanes,
+}
+
+impl HostsRoad {
+    /// Tells the other hosts in the group's `store` whether this one has a board.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn new(
+        layout: Layout,
+        boards: Boards,
+        road: LaneRoad,
+        plan: Plan,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, Failure> {
+        let neighbours = layout.neighbours();
+        if neighbours.len() > 1 && layout.place() == 0 {
+            let has_board = [b'0' + u8::from(boards.phases.is_some())];
+            let key = board_key(layout.host());
+            store.set(&key, &has_board).map_err(Failure::Store)?;
+        }
+        let ranks = neighbours.iter().map(|&at| road.lanes.global(at)).collect();
+        Ok(Self {
+            floor: Floor::new(boards.phases, ranks, layout.place()),
+            layout,
+            heard: Heard::default(),
+            chain: Chain::default(),
+            road,
+            store,
+            plan,
+            terms: Terms::Unknown,
+            _streams: boards.streams,
+        })
+    }
+
+    /// Asks whether every host has a board: once, by the first operation, so that nobody waits for
+    /// another host when a group is made.
+    fn terms(&mut self, patience: &mut Patience<'_>) -> Result<Terms, Failure> {
+        let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
+        let several: Vec<usize> = several.collect();
+        let keys: Vec<String> = several.iter().map(|&host| board_key(host)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        loop {
+            if let Err(why) = patience.check() {
+                if !matches!(why, Interrupted::TimedOut) {
+                    return Err(why.into());
+                }
+                let absent = several.iter().zip(&keys).filter(|(_, key)| {
+                    // What the store cannot say now is not known to be absent.
+                    !self.store.check(&[key]).unwrap_or(true)
+                });
+                let first = |(&host, _): (&usize, _)| self.layout.ranks_of(host)[0];
+                let absent = absent.map(first).map(|rank| self.road.lanes.global(rank));
+                return Err(Failure::Late(absent.collect()));
+            }
+            match self.store.multi_get(&keys, GLANCE) {
+                Ok(values) if values.iter().all(|value| value == b"1") => return Ok(Terms::Nested),
+                Ok(_) => return Ok(Terms::Flat),
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                Err(error) => return Err(Failure::Store(error)),
+            }
+        }
+    }
+
+    /// As [`LaneRoad::perform`].
+    pub(crate) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        if matches!(self.terms, Terms::Unknown) {
+            self.terms = self.terms(patience)?;
+        }
+        if matches!(self.terms, Terms::Flat) {
+            return self.road.perform(step, place, patience);
+        }
+        let Step {
+            notice,
+            lists,
+            mut collective,
+            ..
+        } = step;
+        let in_order = self.layout.is_in_order();
+        let reduces = matches!(
+            collective,
+            Collective::AllReduce { .. }
+                | Collective::Reduce { .. }
+                | Collective::ReduceScatter { .. }
+        );
+        let choice = choose(&self.plan, &collective, place, |algorithm| {
+            algorithm != Algorithm::Nested || in_order || !reduces
+        });
+        let goes_along = choice == Algorithm::Notice;
+        let listed: Vec<u8>;
+        let brought = if !has_lists(notice.op) {
+            let own = small_input(&collective, place).filter(|_| goes_along);
+            (bring(&collective, goes_along), own.unwrap_or(&[]))
+        } else {
+            listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
+            (Bring::List, &listed[..])
+        };
+        let mut ways = Ways {
+            layout: &self.layout,
+            floor: &mut self.floor,
+            lanes: &mut self.road.lanes,
+        };
+        let heard = &mut self.heard;
+        heard.exchange(&mut ways, place, notice, brought, patience)?;
+        if goes_along {
+            let inline = |rank| heard.of(rank);
+            return finish_small(&mut collective, place, inline, ways.lanes);
+        }
+        if choice != Algorithm::Nested {
+            return self.road.carry_out(collective, place, patience);
+        }
+        match collective {
+            Collective::AllReduce { data, by } => {
+                self.chain.all_reduce(&mut ways, place, data, by, patience)
+            }
+            Collective::Reduce { data, by, root } => {
+                let chain = &mut self.chain;
+                chain.reduce(&mut ways, place, data, by, root, patience)
+            }
+            Collective::ReduceScatter { inputs, output, by } => {
+                let chain = &mut self.chain;
+                chain.reduce_scatter(&mut ways, place, &inputs, output, by, patience)
+            }
+            Collective::Broadcast { data, root } => {
+                spread::broadcast(&mut ways, data, root, patience)
+            }
+            Collective::AllGather { input, outputs } => {
+                spread::all_gather(&mut ways, place, input, outputs, patience)
+            }
+            other => self.road.carry_out(other, place, patience),
+        }
+    }
+}
+
+/// Where a host's first rank leaves whether it has a board.
+fn board_key(host: usize) -> String {
+    format!("board/{host}")
+}
+
+/// What each rank brings to the agreement on this, if its data go along.
+fn bring(collective: &Collective<'_>, goes_along: bool) -> Bring {
+    match collective {
+        _ if !goes_along => Bring::Nothing,
+        Collective::AllReduce { data, .. } => Bring::Each(data.len()),
+        Collective::Broadcast { data, root } => Bring::One(*root, data.bytes().len()),
+        Collective::AllGather { input, .. } => Bring::Each(input.len()),
+        _ => Bring::Nothing,
+    }
+}

@@ -1,0 +1,155 @@
+//! What one rank has to all, and what all have to all.
+
+use super::super::super::collective::{Data, Outputs, Place};
+use super::super::super::lanes::Transfer;
+use super::super::super::mesh::Failure;
+use super::super::super::transport::shm::SLOT;
+use super::super::super::wait::Patience;
+use super::super::part_of;
+use super::Ways;
+use super::chain::put_together;
+use rcomm_core::arithmetic::copy;
+use std::ops::Range;
+
+/// Bytes that are on their way from host to host before the ranks of a host put them together.
+const BLOCK: usize = 4 << 20;
+
+/// The root's host has the data first; from then on every rank of it that has a stripe sends that to the
+/// next host, which sends it on as it comes.
+pub(super) fn broadcast(
+    ways: &mut Ways<'_>,
+    mut data: Data<'_>,
+    root: usize,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let (layout, hosts) = (ways.layout, ways.layout.hosts());
+    let (source, root_place) = layout.place_of(root);
+    let own = layout.place();
+    let count = layout.fewest();
+    let is_source = layout.host() == source;
+    let at = |host: usize| layout.ranks_of(host % hosts)[own];
+    let next = (layout.host() + 1) % hosts;
+    let len = data.bytes().len();
+    for start in (0..len).step_by(BLOCK) {
+        let range = start..len.min(start + BLOCK);
+        let stripes: Vec<Range<usize>> = (0..count)
+            .map(|stripe| part_of(stripe, count, range.len(), 1))
+            .collect();
+        if is_source {
+            show(ways, &mut data, &range, root_place, patience)?;
+        }
+        if let Some(stripe) = stripes.get(own) {
+            let stripe = start + stripe.start..start + stripe.end;
+            let to = (next != source).then(|| at(next));
+            let transfer = match (&mut data, to) {
+                (data, Some(to)) if is_source => Transfer::send(to, &data.bytes()[stripe]),
+                (Data::Write(data), to) if !is_source => {
+                    Transfer::relay(at(layout.host() + hosts - 1), to, &mut data[stripe])
+                }
+                _ => continue,
+            };
+            ways.lanes.drive(&mut [transfer], patience)?;
+        }
+        if let (false, Data::Write(data)) = (is_source, &mut data) {
+            put_together(ways, &mut data[range], &stripes, patience)?;
+        }
+    }
+    Ok(())
+}
+
+/// The root shows the ranks of its host a block.
+fn show(
+    ways: &mut Ways<'_>,
+    data: &mut Data<'_>,
+    block: &Range<usize>,
+    root: usize,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let floor = &mut *ways.floor;
+    if floor.size() == 1 {
+        return Ok(());
+    }
+    for start in block.clone().step_by(SLOT) {
+        let range = start..block.end.min(start + SLOT);
+        if let Data::Read(bytes) = data {
+            floor.fill(range.len(), |slot, hand_over| {
+                hand_over.copy(slot, &bytes[range.clone()]);
+            });
+        }
+        floor.turn(&[], range.len(), patience)?;
+        if let Data::Write(bytes) = data {
+            let shown = &floor.slot(root)[..range.len()];
+            copy(&mut bytes[range], shown);
+        }
+    }
+    Ok(())
+}
+
+/// Every rank sends its part to one rank of each other host, the one at its place (counted round); then the
+/// ranks of each host show each other what they have.
+pub(super) fn all_gather(
+    ways: &mut Ways<'_>,
+    place: Place,
+    input: &[u8],
+    mut outputs: Outputs<'_>,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
+    let (layout, own) = (ways.layout, ways.layout.place());
+    let here = layout.neighbours().len();
+    let mut transfers = Vec::new();
+    for host in (0..layout.hosts()).filter(|&host| host != layout.host()) {
+        let ranks = layout.ranks_of(host);
+        transfers.push(Transfer::send(ranks[own % ranks.len()], input));
+    }
+    for (rank, part) in outputs.parts(place.size).into_iter().enumerate() {
+        let (host, at) = layout.place_of(rank);
+        if rank == place.rank {
+            part.copy_from_slice(input);
+        } else if host != layout.host() && at % here == own {
+            transfers.push(Transfer::receive(rank, part));
+        }
+    }
+    ways.lanes.drive(&mut transfers, patience)?;
+    drop(transfers);
+    let floor = &mut *ways.floor;
+    if floor.size() == 1 {
+        return Ok(());
+    }
+    // Who of this host has which ranks' parts, and shows them in this order.
+    let mut items: Vec<Vec<usize>> = vec![Vec::new(); here];
+    for rank in 0..place.size {
+        items[layout.place_of(rank).1 % here].push(rank);
+    }
+    let rounds = items.iter().map(Vec::len).max().unwrap_or(0);
+    for round in 0..rounds {
+        let shown: Vec<Option<usize>> = items
+            .iter()
+            .map(|ranks| ranks.get(round).copied())
+            .collect();
+        let lens = shown
+            .iter()
+            .flatten()
+            .map(|&rank| outputs.part_mut(rank).len());
+        let longest = lens.max().unwrap_or(0);
+        for start in (0..longest).step_by(SLOT) {
+            let range = start..longest.min(start + SLOT);
+            let clip = |len: usize| range.start.min(len)..range.end.min(len);
+            if let Some(rank) = shown[own] {
+                let part = outputs.part_mut(rank);
+                let piece = &part[clip(part.len())];
+                floor.fill(range.len(), |slot, hand_over| {
+                    hand_over.copy(&mut slot[..piece.len()], piece);
+                });
+            }
+            floor.turn(&[], range.len(), patience)?;
+            for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != own) {
+                let Some(rank) = *rank else { continue };
+                let part = outputs.part_mut(rank);
+                let range = clip(part.len());
+                let piece = &floor.slot(at)[..range.len()];
+                copy(&mut part[range], piece);
+            }
+        }
+    }
+    Ok(())
+}

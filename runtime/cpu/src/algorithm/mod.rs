@@ -1,0 +1,280 @@
+//! Collectives: what goes to whom, and in which order.
+//!
+//! Ranks that share memory use [`board`]. Where several ranks of several hosts are in a group, [`hosts`]
+//! says what is done inside each host and what between them. All others use lanes:
+//!
+//! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
+//! |---|---|---|
+//! | notices and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
+//! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
+//! | all_reduce, reduce | [`exchange`]: direct reduce-scatter, then gather | 2 s (n-1)/n |
+//! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
+//! | broadcast | [`chain`]: pipeline | s |
+//!
+//! Reductions combine in order of ranks, whatever the algorithm, so that all of them (and the shared
+//! memory ones) give the same bits.
+
+mod agree;
+mod board;
+mod chain;
+mod exchange;
+mod hosts;
+mod swap;
+
+use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
+use super::lanes::Lanes;
+use super::mesh::Failure;
+use super::notice;
+use super::wait::Patience;
+use agree::{Agreement, Circle};
+pub(super) use board::BoardRoad;
+pub(super) use hosts::{Boards, HostsRoad};
+use rcomm_core::arithmetic;
+use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
+use std::ops::Range;
+
+/// One group's collectives over lanes.
+pub(super) struct LaneRoad {
+    lanes: Lanes,
+    agreement: Agreement,
+    members: Vec<usize>,
+    scratch: Vec<u8>,
+    plan: Plan,
+}
+
+impl LaneRoad {
+    pub(super) fn new(lanes: Lanes, plan: Plan) -> Self {
+        Self {
+            plan,
+            members: (0..lanes.size()).collect(),
+            lanes,
+            agreement: Agreement::default(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Agrees with the other ranks on `step`, then does it.
+    ///
+    /// # Errors
+    /// After `Mismatch` the ranks are still in step; after any other failure they are not.
+    pub(super) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let Step {
+            mut notice,
+            lists,
+            mut collective,
+            ..
+        } = step;
+        let listed: Vec<u8>;
+        let choice = choose(&self.plan, &collective, place, |it| it != Algorithm::Nested);
+        let goes_along = choice == Algorithm::Notice;
+        if choice == Algorithm::Swap
+            && let Collective::AllReduce { data, by } = collective
+        {
+            return self.swap(notice, data, by, place.rank, patience);
+        }
+        let inline: &[u8] = if lists.is_empty() {
+            small_input(&collective, place)
+                .filter(|_| goes_along)
+                .unwrap_or(&[])
+        } else {
+            listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
+            &listed
+        };
+        notice.inline = u32::try_from(inline.len()).unwrap_or(0);
+        let circle = Circle {
+            members: &self.members,
+            own: place.rank,
+        };
+        let heard = &mut self.agreement;
+        heard.exchange(&mut self.lanes, circle, notice, inline, patience)?;
+        let mut compared = notice::compare(heard.notices());
+        if compared.is_ok() && has_lists(notice.op) {
+            let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
+            compared = compare_lists(heard.notices(), &all);
+        }
+        compared
+            .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
+        if goes_along {
+            let inline = |rank| heard.inline(rank);
+            return finish_small(&mut collective, place, inline, &self.lanes);
+        }
+        self.carry_out(collective, place, patience)
+    }
+
+    /// Does what the ranks have agreed on.
+    fn carry_out(
+        &mut self,
+        collective: Collective<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let (lanes, scratch) = (&mut self.lanes, &mut self.scratch);
+        match collective {
+            Collective::Barrier => Ok(()),
+            Collective::AllReduce { data, by } => {
+                exchange::all_reduce(lanes, place, data, by, scratch, patience)
+            }
+            Collective::Reduce { data, by, root } => {
+                exchange::reduce(lanes, place, data, by, root, scratch, patience)
+            }
+            Collective::Broadcast { data, root } => {
+                chain::broadcast(lanes, place, data, root, patience)
+            }
+            Collective::AllGather { input, outputs } => {
+                exchange::all_gather(lanes, place, input, outputs, patience)
+            }
+            Collective::ReduceScatter { inputs, output, by } => {
+                exchange::reduce_scatter(lanes, place, &inputs, output, by, scratch, patience)
+            }
+            Collective::AllToAll { inputs, outputs } => {
+                exchange::all_to_all(lanes, place, &inputs, outputs, patience)
+            }
+            Collective::Gather {
+                input,
+                outputs,
+                root,
+            } => exchange::gather(lanes, place, input, outputs, root, patience),
+            Collective::Scatter {
+                inputs,
+                output,
+                root,
+            } => exchange::scatter(lanes, place, inputs.as_ref(), output, root, patience),
+        }
+    }
+}
+
+/// What the plan has for this; `allows` says what can be done at all.
+///
+/// The choice depends only on what notices agree on, and on the plan, which all ranks have in common.
+fn choose(
+    plan: &Plan,
+    collective: &Collective<'_>,
+    place: Place,
+    allows: impl Fn(Algorithm) -> bool,
+) -> Algorithm {
+    let small = small_input(collective, place).is_some();
+    let goes_along = small && brought(collective, place) <= MOST_NOTICED;
+    let (pattern, bytes) = extent(collective, place);
+    plan.choose(pattern, bytes, |algorithm| match algorithm {
+        Algorithm::Notice => goes_along,
+        other => allows(other),
+    })
+}
+
+/// What it is, and its bytes as the table of choices counts them.
+fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
+    let size = place.size;
+    match collective {
+        Collective::Barrier => (Pattern::Barrier, 0),
+        Collective::AllReduce { data, .. } => (Pattern::AllReduce, data.len()),
+        Collective::Reduce { data, .. } => (Pattern::Reduce, data.bytes().len()),
+        Collective::Broadcast { data, .. } => (Pattern::Broadcast, data.bytes().len()),
+        Collective::AllGather { outputs, .. } => {
+            let bytes = (0..size).map(|rank| outputs.len(rank)).sum();
+            (Pattern::AllGather, bytes)
+        }
+        Collective::ReduceScatter { inputs, .. } => {
+            let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
+            (Pattern::ReduceScatter, bytes)
+        }
+        // One algorithm each, whatever the size.
+        Collective::AllToAll { .. } => (Pattern::AllToAll, 0),
+        Collective::Gather { .. } => (Pattern::Gather, 0),
+        Collective::Scatter { .. } => (Pattern::Scatter, 0),
+    }
+}
+
+/// What of this rank's input can go with its notice, if any of this collective's can.
+fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [u8]> {
+    match collective {
+        Collective::Barrier => Some(&[]),
+        Collective::AllReduce { data, .. } => Some(data),
+        Collective::Broadcast { data, root } if *root == place.rank => Some(data.bytes()),
+        Collective::Broadcast { .. } => Some(&[]),
+        Collective::AllGather {
+            input,
+            outputs: super::collective::Outputs::Even(..),
+        } => Some(input),
+        _ => None,
+    }
+}
+
+/// Bytes that all ranks bring of those.
+fn brought(collective: &Collective<'_>, place: Place) -> usize {
+    match collective {
+        Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
+        Collective::Broadcast { data, .. } => data.bytes().len(),
+        Collective::AllGather { input, .. } => input.len().saturating_mul(place.size),
+        _ => 0,
+    }
+}
+
+/// Does the rest of a collective whose data came with the notices: `inline` gives each rank's.
+fn finish_small<'a>(
+    collective: &mut Collective<'_>,
+    place: Place,
+    inline: impl Fn(usize) -> &'a [u8],
+    lanes: &Lanes,
+) -> Result<(), Failure> {
+    let expect = |rank: usize, len: usize| {
+        let bytes = inline(rank);
+        if bytes.len() == len {
+            return Ok(bytes);
+        }
+        Err(Failure::Garbled(
+            lanes.global(rank),
+            format!("{} bytes with its notice instead of {len}", bytes.len()),
+        ))
+    };
+    match collective {
+        Collective::AllReduce { data, by } => {
+            let inputs = (0..place.size)
+                .map(|rank| expect(rank, data.len()))
+                .collect::<Result<Vec<_>, _>>()?;
+            arithmetic::combine(by.op, by.dtype, &inputs, data, None);
+        }
+        Collective::Broadcast {
+            data: Data::Write(data),
+            root,
+        } => data.copy_from_slice(expect(*root, data.len())?),
+        Collective::AllGather { outputs, .. } => {
+            for rank in 0..place.size {
+                let part = outputs.part_mut(rank);
+                part.copy_from_slice(expect(rank, part.len())?);
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The bytes of `rank`'s part of `len` bytes.
+pub(super) fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
+    let count = (len / element) as u128;
+    let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
+    edge(rank)..edge(rank + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once_and_whole() {
+        for (size, count) in [(1, 5), (3, 7), (4, 0), (8, 3), (5, 1 << 20)] {
+            let mut end = 0;
+            for rank in 0..size {
+                let part = part_of(rank, size, count * 4, 4);
+                assert_eq!(part.start, end);
+                assert_eq!(part.len() % 4, 0);
+                end = part.end;
+            }
+            assert_eq!(end, count * 4);
+        }
+    }
+}

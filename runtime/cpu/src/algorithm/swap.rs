@@ -1,0 +1,63 @@
+//! all_reduce of two ranks: each sends the other all it has, and both combine.
+//!
+//! If each combined a half and sent its results, it would be as many bytes, and an exchange more to wait for. The
+//! first bytes go right behind the notice, so that nobody waits for that either.
+
+use super::super::collective::Combination;
+use super::super::lanes::{Swap, Transfer};
+use super::super::mesh::Failure;
+use super::super::notice::{self, Notice};
+use super::super::wait::Patience;
+use super::LaneRoad;
+use super::agree::Circle;
+use rcomm_core::arithmetic;
+
+/// Bytes that go before the other's notice is known: all of a small buffer, and little enough to be thrown away
+/// where the ranks do not agree.
+const AHEAD: usize = 256 << 10;
+/// What has come waits here until it is combined.
+const SCRATCH: usize = 256 << 10;
+
+impl LaneRoad {
+    /// Agrees on `notice` with the other rank, then does it.
+    pub(super) fn swap(
+        &mut self,
+        mut notice: Notice,
+        data: &mut [u8],
+        by: Combination,
+        own: usize,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        let (lanes, heard, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
+        let peer = 1 - own;
+        let ahead = data.len().min(AHEAD);
+        notice.inline = ahead as u32;
+        let circle = Circle {
+            members: &self.members,
+            own,
+        };
+        let sent = heard.greet(lanes, circle, notice, &data[..ahead], patience)?;
+        let theirs = heard.notices()[peer].inline as usize;
+        if let Err(found) = notice::compare(heard.notices()) {
+            let mut waste = vec![0; theirs];
+            let mut transfers = [
+                Transfer::send_rest(peer, &data[..ahead], sent),
+                Transfer::receive(peer, &mut waste),
+            ];
+            lanes.drive(&mut transfers, patience)?;
+            return Err(Failure::Mismatch(lanes.global(found.rank), found.message));
+        }
+        if theirs != ahead {
+            return Err(Failure::Garbled(
+                lanes.global(peer),
+                format!("{theirs} bytes with its notice instead of {ahead}"),
+            ));
+        }
+        scratch.resize(SCRATCH.min(data.len()), 0);
+        let combine = |ours: &mut [u8], theirs: &[u8]| {
+            arithmetic::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
+        };
+        let swap = Swap::new(peer, data, sent, scratch, &combine);
+        lanes.drive(&mut [Transfer::Swap(swap)], patience)
+    }
+}

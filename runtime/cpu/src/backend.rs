@@ -1,0 +1,302 @@
+//! [`CpuFactory`] and [`CpuBackend`]: what the rest of the crate sees.
+
+use super::address;
+use super::algorithm::LaneRoad;
+use super::executor::{Executor, ExecutorKind, Turns};
+use super::group::{CpuGroup, Road, derived_id};
+use super::hello::LaneKind;
+use super::lanes::{Lanes, Sockets};
+use super::mesh::{Mesh, Notes};
+use super::p2p::P2p;
+use super::wait::{Crowding, Patience, Stop};
+use super::window::CpuWindow;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::backend::{
+    AbortReason, Agreement, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending,
+    Registration, Window, WorldContext,
+};
+use rcomm_core::store::PrefixStore;
+use rcomm_core::tuning::Topology;
+use rcomm_core::{Buffer, DeviceKind};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{DType, Rank};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Makes the CPU backends of a world's groups, which share one mesh of connections.
+pub struct CpuFactory {
+    pub(super) mesh: Arc<Mesh>,
+    /// What is left to announce.
+    notes: Notes,
+}
+
+impl CpuFactory {
+    /// Opens this rank's port and leaves its address in the store. Nothing is connected yet.
+    ///
+    /// It listens on one address: that of the interface [`Config::socket_ifname`](rcomm_core::Config), else
+    /// the one from which this host reaches the place of the configuration's rendezvous, else that of
+    /// the loopback interface.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
+    /// nothing leads to the store; `Io` if no port can be opened; `Store` if the store cannot be told.
+    pub fn open(world: &WorldContext) -> Result<Self> {
+        let mut factory = Self::prepare(world)?;
+        let notes = std::mem::take(&mut factory.notes);
+        let notes: Vec<(&str, &[u8])> = notes
+            .iter()
+            .map(|(key, value)| (&**key, &**value))
+            .collect();
+        world.store.multi_set(&notes)?;
+        Ok(factory)
+    }
+
+    /// As [`open`](Self::open), but leaves nothing in the store: the caller writes the
+    /// [announcement](BackendFactory::announcement).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), but for those of the store.
+    pub fn prepare(world: &WorldContext) -> Result<Self> {
+        let address = address::choose(&world.config)?;
+        let (mesh, notes) = Mesh::open(world, address)?;
+        Ok(Self { mesh, notes })
+    }
+
+    /// Callers on this rank's port that did not know the job's secret, or were of another job.
+    pub fn refused(&self) -> u64 {
+        self.mesh.refused()
+    }
+}
+
+impl BackendFactory for CpuFactory {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let stop = Stop::default();
+        let backend = CpuBackend::new(self.mesh.clone(), group, &stop, deadline)?;
+        Ok(Arc::new(backend))
+    }
+
+    fn announcement(&self) -> Vec<(String, Vec<u8>)> {
+        self.notes.clone()
+    }
+
+    fn agree(
+        &self,
+        wire_id: u64,
+        value: &[u8],
+        ranks: &[Rank],
+        group_rank: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Agreement>> {
+        let host = self.mesh.host();
+        host.agree(wire_id, value, ranks, group_rank as usize, deadline)
+    }
+}
+
+/// One group's operations on the CPU.
+///
+/// # Thread safety
+/// As [`Backend`] says.
+pub struct CpuBackend {
+    pub(super) group: Arc<CpuGroup>,
+    collectives: Executor,
+    messages: Executor,
+    context: GroupContext,
+    windows: Mutex<Windows>,
+}
+
+/// The windows that were opened beside a group.
+#[derive(Default)]
+struct Windows {
+    opened: u64,
+    /// What those were given that may not be open yet.
+    opening: Vec<Weak<CpuGroup>>,
+    open: Vec<Weak<CpuWindow>>,
+}
+
+impl CpuBackend {
+    fn new(mesh: Arc<Mesh>, group: GroupContext, stop: &Stop, deadline: Deadline) -> Result<Self> {
+        let context = group.clone();
+        let ranks = group.info.ranks;
+        let rank = group.group_rank as usize;
+        let deadline = deadline.started();
+        let layout = mesh.host().layout(&ranks, rank, deadline)?;
+        // The others may need this core to come.
+        let mut patience = Patience::new(stop, deadline, Crowding::Crowded);
+        let sockets = Sockets::default();
+        let id = group.wire_id;
+        let plan = mesh.tuning().plan(Topology::Sockets, ranks.len());
+        let lanes = |sockets: &Sockets| {
+            let kind = LaneKind::Collective;
+            Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
+        };
+        let mut group = CpuGroup {
+            name: group.info.name,
+            rank,
+            store: group.store,
+            crowding: Crowding::Crowded,
+            stop: Stop::default(),
+            turns: Turns::new(),
+            road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets), plan)))),
+            farewell: None,
+            p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
+            mesh: mesh.clone(),
+            ranks: ranks.clone(),
+            sockets: sockets.clone(),
+        };
+        let shared = group.share(id, layout, lanes(&sockets), &mut patience);
+        if let Some((road, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
+            group.road = Mutex::new(road);
+            group.p2p = group.p2p.among(neighbours);
+        }
+        if group.farewell.is_none() {
+            group.crowding = mesh.host().crowding(mesh.rank(), mesh.crowding());
+        }
+        Ok(Self {
+            group: Arc::new(group),
+            collectives: Executor::new(ExecutorKind::Collective)?,
+            messages: Executor::new(ExecutorKind::P2p)?,
+            context,
+            windows: Mutex::default(),
+        })
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        let executor = if op.is_p2p() {
+            &self.messages
+        } else {
+            &self.collectives
+        };
+        executor.issue(&self.group, op, call, observer)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        if op.is_p2p() {
+            self.group.run_p2p(op, call)
+        } else {
+            self.group.run_collective(op, call, |waited| {
+                if waited {
+                    observer.started();
+                }
+            })
+        }
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.group.give_up(reason);
+        let windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        for side in windows.opening.iter().filter_map(Weak::upgrade) {
+            side.give_up(reason);
+        }
+        for window in windows.open.iter().filter_map(Weak::upgrade) {
+            window.abort(reason);
+        }
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        for executor in [&self.collectives, &self.messages] {
+            if !executor.drain(deadline) {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "issued operations have not ended",
+                ));
+            }
+        }
+        let closed = Error::new(ErrorKind::Closed, "the group was shut down");
+        self.group.stop.raise(closed);
+        self.collectives.close();
+        self.messages.close();
+        Ok(())
+    }
+
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        self.group.mesh.registry().allocate(dtype, len)
+    }
+
+    /// Memory that a group of this world allocated needs no registration, and may be registered all the
+    /// same; any other cannot be, since other processes cannot map it.
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        let known = self.group.mesh.registry().has(memory);
+        match memory.owner().filter(|_| known) {
+            Some(owner) => Ok(Registration {
+                id: memory.as_ptr().addr() as u64,
+                owner: owner.clone(),
+            }),
+            None => Err(Error::new(
+                ErrorKind::Unsupported,
+                "backend cpu registers what the group allocated: no other memory can be mapped by \
+                 other processes",
+            )),
+        }
+    }
+
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        // It kept the memory alive, and did nothing else.
+        drop(registration);
+        Ok(())
+    }
+
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        self.group.refuse_if_stopped()?;
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.opened += 1;
+        let number = windows.opened;
+        drop(windows);
+        let side = self.beside(number, deadline)?;
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.opening.retain(|side| side.strong_count() > 0);
+        windows.opening.push(Arc::downgrade(&side.group));
+        drop(windows);
+        // An abort before that has not seen it.
+        self.group.refuse_if_stopped()?;
+        let name = &self.context.info.name;
+        let window = Arc::new(CpuWindow::open(side, name, memory, deadline)?);
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.open.retain(|window| window.strong_count() > 0);
+        windows.open.push(Arc::downgrade(&window));
+        Ok(window)
+    }
+}
+
+impl CpuBackend {
+    /// A backend of the same members for their window of this number.
+    fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
+        let mut side = self.context.clone();
+        side.wire_id = derived_id("window", side.wire_id, number);
+        side.info.name = format!("{}/window{number}", side.info.name);
+        side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
+        let group = &self.group;
+        let mesh = group.mesh.clone();
+        Self::new(mesh, side, &group.stop, deadline)
+    }
+}
+
+impl Drop for CpuBackend {
+    fn drop(&mut self) {
+        let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
+        if self.group.stop.raise(dropped) {
+            self.group.hang_up();
+        }
+        self.collectives.close();
+        self.messages.close();
+    }
+}

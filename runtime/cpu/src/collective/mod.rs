@@ -1,0 +1,181 @@
+//! An operation of the public face, taken apart into what the transports know how to do.
+//!
+//! There are many collectives, but few patterns: everybody's bytes reduced, one rank's bytes to all,
+//! everybody's bytes to all, a part for each pair. Each [`Op`](rcomm_core::Op) is one or (coalesced) several
+//! [`Collective`]s, each with the [`Notice`] that all ranks compare first.
+
+mod lists;
+mod steps;
+
+use super::notice::Notice;
+use rcomm_recorder::model::{DType, ReduceOp};
+
+pub(super) use lists::{compare_lists, has_lists};
+pub(super) use steps::for_each_step;
+
+/// How elements are combined: a type and a reduction that fit each other.
+#[derive(Clone, Copy)]
+pub(super) struct Combination {
+    pub(super) dtype: DType,
+    pub(super) op: ReduceOp,
+}
+
+impl Combination {
+    /// Bytes of an element.
+    pub(super) fn element(self) -> usize {
+        self.dtype.size().unwrap_or(1)
+    }
+}
+
+/// One part for each rank, to be read.
+pub(super) enum Inputs<'a> {
+    /// As many equal parts as ranks, one after the other.
+    Even(&'a [u8], usize),
+    /// Parts of any sizes.
+    List(Vec<&'a [u8]>),
+}
+
+impl Inputs<'_> {
+    pub(super) fn part(&self, rank: usize) -> &[u8] {
+        match self {
+            Self::Even(bytes, size) => {
+                let each = bytes.len() / size;
+                &bytes[rank * each..(rank + 1) * each]
+            }
+            Self::List(parts) => parts[rank],
+        }
+    }
+}
+
+/// One part for each rank, to be written.
+pub(super) enum Outputs<'a> {
+    /// As many equal parts as ranks, one after the other.
+    Even(&'a mut [u8], usize),
+    /// Parts of any sizes.
+    List(Vec<&'a mut [u8]>),
+}
+
+impl Outputs<'_> {
+    pub(super) fn part_mut(&mut self, rank: usize) -> &mut [u8] {
+        match self {
+            Self::Even(bytes, size) => {
+                let each = bytes.len() / *size;
+                &mut bytes[rank * each..(rank + 1) * each]
+            }
+            Self::List(parts) => parts[rank],
+        }
+    }
+
+    /// Bytes of `rank`'s part.
+    pub(super) fn len(&self, rank: usize) -> usize {
+        match self {
+            Self::Even(bytes, size) => bytes.len() / size,
+            Self::List(parts) => parts[rank].len(),
+        }
+    }
+
+    /// All parts at once, in order of ranks.
+    pub(super) fn parts(&mut self, size: usize) -> Vec<&mut [u8]> {
+        match self {
+            Self::Even([], _) => std::iter::repeat_with(<&mut [u8]>::default)
+                .take(size)
+                .collect(),
+            Self::Even(bytes, _) => {
+                let each = bytes.len() / size;
+                bytes.chunks_exact_mut(each).collect()
+            }
+            Self::List(parts) => parts.iter_mut().map(|part| &mut **part).collect(),
+        }
+    }
+}
+
+/// Bytes that some ranks write and others only read.
+pub(super) enum Data<'a> {
+    Read(&'a [u8]),
+    Write(&'a mut [u8]),
+}
+
+impl Data<'_> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Read(bytes) => bytes,
+            Self::Write(bytes) => bytes,
+        }
+    }
+}
+
+/// What a transport is asked to do. Ranks are ranks of the group.
+pub(super) enum Collective<'a> {
+    Barrier,
+    AllReduce {
+        data: &'a mut [u8],
+        by: Combination,
+    },
+    /// The root's data are `Write`, the others' `Read`.
+    Reduce {
+        data: Data<'a>,
+        by: Combination,
+        root: usize,
+    },
+    /// The root's data are `Read`, the others' `Write`.
+    Broadcast {
+        data: Data<'a>,
+        root: usize,
+    },
+    AllGather {
+        input: &'a [u8],
+        outputs: Outputs<'a>,
+    },
+    ReduceScatter {
+        inputs: Inputs<'a>,
+        output: &'a mut [u8],
+        by: Combination,
+    },
+    AllToAll {
+        inputs: Inputs<'a>,
+        outputs: Outputs<'a>,
+    },
+    /// `outputs` on the root alone.
+    Gather {
+        input: &'a [u8],
+        outputs: Option<Outputs<'a>>,
+        root: usize,
+    },
+    /// `inputs` on the root alone.
+    Scatter {
+        inputs: Option<Inputs<'a>>,
+        output: &'a mut [u8],
+        root: usize,
+    },
+}
+
+/// A collective, what to tell the others of it, and the lists of counts that go with that.
+pub(super) struct Step<'a> {
+    pub(super) notice: Notice,
+    /// The notice's, taken while its parts are at hand: read back from memory where they have just been
+    /// written one by one, they would keep the processor waiting.
+    pub(super) signature: u64,
+    /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
+    pub(super) lists: Vec<u64>,
+    pub(super) collective: Collective<'a>,
+}
+
+impl<'a> Step<'a> {
+    #[inline]
+    fn new(notice: Notice, lists: Vec<u64>, collective: Collective<'a>) -> Self {
+        Self {
+            signature: notice.signature(),
+            notice,
+            lists,
+            collective,
+        }
+    }
+}
+
+/// Where an operation runs.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) seq: u64,
+}

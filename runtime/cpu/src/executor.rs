@@ -1,0 +1,470 @@
+//! Operations that were issued: their turn, the threads that run them, and what their callers see.
+
+use super::CpuGroup;
+use super::mesh::Failure;
+use super::p2p::{self, Request};
+use super::wait::{Interrupted, Patience, Pause};
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::backend::{Call, Done, Observer, Pending, Progress};
+use rcomm_core::{Error, ErrorKind, Result};
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whose turn it is among the collectives of a group.
+pub(super) struct Turns {
+    current: AtomicU64,
+    sleepers: Mutex<()>,
+    sleeping: AtomicU64,
+    bell: Condvar,
+}
+
+impl Turns {
+    /// The first turn is 1.
+    pub(super) fn new() -> Self {
+        Self {
+            current: AtomicU64::new(1),
+            sleepers: Mutex::new(()),
+            sleeping: AtomicU64::new(0),
+            bell: Condvar::new(),
+        }
+    }
+
+    /// Waits until it is this turn; says whether it had to wait.
+    #[inline]
+    pub(super) fn take(&self, turn: u64, patience: &mut Patience<'_>) -> Result<bool, Interrupted> {
+        if self.current.load(Ordering::Acquire) == turn {
+            return Ok(false);
+        }
+        self.wait(turn, patience)?;
+        Ok(true)
+    }
+
+    #[cold]
+    fn wait(&self, turn: u64, patience: &mut Patience<'_>) -> Result<(), Interrupted> {
+        while self.current.load(Ordering::Acquire) != turn {
+            if let Pause::Sleep(time) = patience.pause()? {
+                let sleepers = lock(&self.sleepers);
+                self.sleeping.fetch_add(1, Ordering::SeqCst);
+                if self.current.load(Ordering::SeqCst) != turn {
+                    drop(self.bell.wait_timeout(sleepers, time));
+                }
+                self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        patience.refresh();
+        Ok(())
+    }
+
+    /// The turn is over: the next one's.
+    #[inline]
+    pub(super) fn pass(&self) {
+        self.current.fetch_add(1, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.sleepers));
+            self.bell.notify_all();
+        }
+    }
+}
+
+/// An issued operation as its caller sees it.
+pub(super) struct Issued {
+    state: Mutex<State>,
+    bell: Condvar,
+    /// Until the end: it holds this operation in turn.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+struct State {
+    progress: Progress,
+    op: Option<Op<'static>>,
+    /// Threads that sleep until the end. To ring for nobody costs a system call.
+    sleepers: usize,
+}
+
+impl Issued {
+    fn new(observer: Arc<dyn Observer>) -> Self {
+        Self {
+            state: Mutex::new(State {
+                progress: Progress::Queued,
+                op: None,
+                sleepers: 0,
+            }),
+            bell: Condvar::new(),
+            observer: Mutex::new(Some(observer)),
+        }
+    }
+
+    fn start(&self) {
+        lock(&self.state).progress = Progress::Started;
+        let observer = lock(&self.observer).clone();
+        if let Some(observer) = observer {
+            observer.started();
+        }
+    }
+
+    fn end(&self, op: Op<'static>, result: Result<Done>) {
+        let mut state = lock(&self.state);
+        state.progress = match result {
+            Ok(done) => Progress::Completed(done),
+            Err(error) => Progress::Failed(error),
+        };
+        state.op = Some(op);
+        let is_awaited = state.sleepers > 0;
+        drop(state);
+        if is_awaited {
+            self.bell.notify_all();
+        }
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
+    }
+}
+
+impl Pending for Issued {
+    fn progress(&self) -> Progress {
+        lock(&self.state).progress.clone()
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        let deadline = deadline.started();
+        let mut state = lock(&self.state);
+        loop {
+            let left = deadline.remaining();
+            if state.progress.has_ended() || left.is_zero() {
+                return state.progress.clone();
+            }
+            state.sleepers += 1;
+            let waited = self.bell.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.sleepers -= 1;
+        }
+    }
+
+    fn reclaim(&self) -> Option<Op<'static>> {
+        lock(&self.state).op.take()
+    }
+}
+
+/// One issued operation on its way to its thread.
+struct Task {
+    op: Op<'static>,
+    call: Call,
+    requests: Vec<Request>,
+    issued: Arc<Issued>,
+}
+
+/// A thread of a group, started with the first operation that needs it.
+pub(super) struct Executor {
+    kind: ExecutorKind,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a thread runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExecutorKind {
+    /// Collectives, one after the other.
+    Collective,
+    /// Sends and receives, all at once.
+    P2p,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    /// How often something was issued: what a thread that does not sleep yet looks at.
+    issued: AtomicU64,
+    /// For the thread that waits for tasks.
+    bell: Condvar,
+    /// For those who wait until all tasks have ended.
+    drained: Condvar,
+    /// Wakes the thread of sends and receives, which sleeps on sockets.
+    wake: OwnedFd,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// Issued and not ended.
+    open: usize,
+    closed: bool,
+    /// Threads that wait until none is open.
+    draining: usize,
+    /// How the thread sleeps, if it does. To wake one that is awake costs a system call.
+    asleep: Option<Sleep>,
+}
+
+/// What a thread sleeps on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// The bell.
+    Bell,
+    /// Sockets, and the file descriptor beside the bell.
+    Sockets,
+}
+
+impl Executor {
+    pub(super) fn new(kind: ExecutorKind) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags)
+            .map_err(|error| Error::io("cannot prepare a group's thread", error))?;
+        Ok(Self {
+            kind,
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                issued: AtomicU64::new(0),
+                bell: Condvar::new(),
+                drained: Condvar::new(),
+                wake,
+            }),
+            thread: Mutex::new(None),
+        })
+    }
+
+    /// Hands an operation to the thread.
+    pub(super) fn issue(
+        &self,
+        group: &Arc<CpuGroup>,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        self.start(group)?;
+        let mut requests = Vec::new();
+        let mut queue = lock(&self.shared.queue);
+        if queue.closed {
+            return Err(Error::new(ErrorKind::Closed, "the group was shut down"));
+        }
+        if self.kind == ExecutorKind::P2p {
+            group.p2p.post(&op, &mut requests);
+        }
+        let issued = Arc::new(Issued::new(observer));
+        queue.open += 1;
+        queue.tasks.push_back(Task {
+            op,
+            call: Call {
+                deadline: call.deadline.started(),
+                ..call
+            },
+            requests,
+            issued: issued.clone(),
+        });
+        self.shared.issued.fetch_add(1, Ordering::Release);
+        self.shared.wake(queue);
+        Ok(issued)
+    }
+
+    fn start(&self, group: &Arc<CpuGroup>) -> Result<()> {
+        let mut thread = lock(&self.thread);
+        if thread.is_some() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let group = group.clone();
+        let kind = self.kind;
+        let name = match kind {
+            ExecutorKind::Collective => format!("rcomm/cpu/{}", group.name),
+            ExecutorKind::P2p => format!("rcomm/p2p/{}", group.name),
+        };
+        let started = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || match kind {
+                ExecutorKind::Collective => run_collectives(&shared, &group),
+                ExecutorKind::P2p => run_p2p(&shared, &group),
+            });
+        *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
+        Ok(())
+    }
+
+    /// Waits until everything issued has ended; says whether it has.
+    pub(super) fn drain(&self, deadline: Deadline) -> bool {
+        let deadline = deadline.started();
+        let mut queue = lock(&self.shared.queue);
+        while queue.open > 0 {
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return false;
+            }
+            queue.draining += 1;
+            let waited = self.shared.drained.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            queue.draining -= 1;
+        }
+        true
+    }
+
+    /// Takes nothing more, and joins the thread once the queue has run empty. If the thread itself was
+    /// the last to hold the group, it ends by itself.
+    pub(super) fn close(&self) {
+        let mut queue = lock(&self.shared.queue);
+        queue.closed = true;
+        self.shared.issued.fetch_add(1, Ordering::Release);
+        self.shared.wake(queue);
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            // A panic in it was already reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn end(&self, task: Task, result: Result<Done>) {
+        task.issued.end(task.op, result);
+        let mut queue = lock(&self.queue);
+        queue.open -= 1;
+        if queue.open == 0 && queue.draining > 0 {
+            self.drained.notify_all();
+        }
+    }
+
+    /// Wakes the thread if it sleeps.
+    fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
+        let asleep = queue.asleep.take();
+        drop(queue);
+        match asleep {
+            None => {}
+            Some(Sleep::Bell) => self.bell.notify_all(),
+            Some(Sleep::Sockets) => {
+                // Only a full counter refuses, and then the thread is awake.
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Waits until there is a task, or there will be none. Whoever has just issued is likely to issue
+    /// again, so the thread looks for a while before it sleeps.
+    fn wait_for_tasks(&self, looks: &mut Patience<'_>) -> MutexGuard<'_, Queue> {
+        looks.refresh();
+        loop {
+            let before = self.issued.load(Ordering::Acquire);
+            let mut queue = lock(&self.queue);
+            if !queue.tasks.is_empty() || queue.closed {
+                return queue;
+            }
+            drop(queue);
+            while self.issued.load(Ordering::Acquire) == before {
+                // A stop ends tasks, not the thread.
+                if matches!(looks.pause(), Ok(Pause::Look)) {
+                    continue;
+                }
+                queue = lock(&self.queue);
+                while queue.tasks.is_empty() && !queue.closed {
+                    queue.asleep = Some(Sleep::Bell);
+                    let woken = self.bell.wait(queue);
+                    queue = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+                queue.asleep = None;
+                return queue;
+            }
+        }
+    }
+}
+
+fn run_collectives(shared: &Shared, group: &CpuGroup) {
+    let mut looks = group.idle_looks();
+    loop {
+        let mut queue = shared.wait_for_tasks(&mut looks);
+        let Some(mut task) = queue.tasks.pop_front() else {
+            return;
+        };
+        drop(queue);
+        let issued = task.issued.clone();
+        let result = group.run_collective(&mut task.op, task.call, |_| issued.start());
+        shared.end(task, result);
+    }
+}
+
+fn run_p2p(shared: &Shared, group: &CpuGroup) {
+    let mut active: Vec<Task> = Vec::new();
+    let mut idle = group.idle_looks();
+    let mut looks = Patience::new(&group.stop, Deadline::In(Duration::MAX), group.crowding);
+    loop {
+        let mut queue = if active.is_empty() {
+            shared.wait_for_tasks(&mut idle)
+        } else {
+            lock(&shared.queue)
+        };
+        if active.is_empty() && queue.tasks.is_empty() {
+            return;
+        }
+        for task in queue.tasks.drain(..) {
+            task.issued.start();
+            active.push(task);
+        }
+        drop(queue);
+
+        let mut moved = false;
+        let mut at = 0;
+        while at < active.len() {
+            let task = &mut active[at];
+            let mut patience = Patience::new(&group.stop, task.call.deadline, group.crowding);
+            let mut requests = task.requests.iter_mut();
+            let advanced = group
+                .p2p
+                .advance(&mut task.op, &mut requests, &mut patience);
+            let outcome = match advanced {
+                Ok(some) => {
+                    moved |= some;
+                    p2p::outcome(&mut task.requests)
+                }
+                Err(failure) => Some(Err(failure)),
+            };
+            let outcome = match (outcome, patience.check()) {
+                (Some(outcome), _) => outcome,
+                (None, Ok(())) => {
+                    at += 1;
+                    continue;
+                }
+                (None, Err(Interrupted::TimedOut)) => {
+                    Err(Failure::Late(group.p2p.missing(&task.requests)))
+                }
+                (None, Err(stopped)) => Err(stopped.into()),
+            };
+            let task = active.remove(at);
+            let result = group.finish_p2p(&task.requests, outcome);
+            shared.end(task, result);
+            moved = true;
+        }
+        if moved || active.is_empty() {
+            looks.refresh();
+            continue;
+        }
+        // A stop is seen above, for each task with its own deadline.
+        if let Ok(Pause::Sleep(time)) = looks.pause() {
+            let mut drained = [0; 8];
+            let _ = rustix::io::read(&shared.wake, &mut drained);
+            let mut queue = lock(&shared.queue);
+            if !queue.tasks.is_empty() {
+                continue;
+            }
+            queue.asleep = Some(Sleep::Sockets);
+            drop(queue);
+            let requests = active.iter().flat_map(|task| &task.requests);
+            if let Err(failure) = group.p2p.sleep(requests, Some(&shared.wake), time) {
+                tracing::warn!(?failure, "cannot sleep on sockets");
+                std::thread::sleep(time);
+            }
+            lock(&shared.queue).asleep = None;
+            for task in &active {
+                let mut patience = Patience::new(&group.stop, task.call.deadline, group.crowding);
+                if looks.idle() > Duration::from_millis(50)
+                    && let Err(Failure::Gone(rank, _)) =
+                        group.p2p.check_peers_now(&task.requests, &mut patience)
+                {
+                    group.fail(Failure::Gone(rank, None));
+                }
+            }
+        }
+    }
+}

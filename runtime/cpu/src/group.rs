@@ -1,0 +1,226 @@
+//! [`CpuGroup`]: how a group is put together, and how it runs an operation.
+
+use super::algorithm::{BoardRoad, Boards, HostsRoad, LaneRoad};
+use super::collective::{Place, Step, for_each_step};
+use super::executor::Turns;
+use super::lanes::{Lanes, Sockets};
+use super::layout::Layout;
+use super::mesh::{Failure, Mesh};
+use super::neighbours::Neighbours;
+use super::p2p::{P2p, Request};
+use super::transport::shm::Farewell;
+use super::wait::{Crowding, Patience, Stop};
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::Result;
+use rcomm_core::backend::{AbortReason, Call, Done};
+use rcomm_core::store::Store;
+use rcomm_core::tuning::Topology;
+use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What the threads of a group share.
+pub(super) struct CpuGroup {
+    pub(super) name: String,
+    pub(super) rank: usize,
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) mesh: Arc<Mesh>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) crowding: Crowding,
+    pub(super) stop: Stop,
+    pub(super) turns: Turns,
+    pub(super) road: Mutex<Road>,
+    /// Ends the waits of those who share memory with this rank.
+    pub(super) farewell: Option<Farewell>,
+    pub(super) p2p: P2p,
+    pub(super) sockets: Sockets,
+}
+
+/// Which way the collectives of a group go.
+pub(super) enum Road {
+    /// All its ranks share memory.
+    Board(BoardRoad),
+    /// None of them do.
+    Lanes(Box<LaneRoad>),
+    /// Those of each host do.
+    Hosts(Box<HostsRoad>),
+}
+
+impl Road {
+    #[inline]
+    pub(super) fn perform(
+        &mut self,
+        step: Step<'_>,
+        place: Place,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Board(road) => road.perform(step, place, patience),
+            Self::Lanes(road) => road.perform(step, place, patience),
+            Self::Hosts(road) => road.perform(step, place, patience),
+        }
+    }
+}
+
+impl CpuGroup {
+    /// What becomes of the group where some of its ranks share memory with this one, or with each other:
+    /// the road of its collectives, and whom its messages reach through memory. `None` if none do.
+    pub(super) fn share(
+        &mut self,
+        id: u64,
+        layout: Layout,
+        lanes: Lanes,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<(Road, Neighbours)>, Failure> {
+        if layout.hosts() > 1 && !layout.is_nested() {
+            return Ok(None);
+        }
+        let here = layout.neighbours().to_vec();
+        let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
+        let mut board = |key| {
+            let host = self.mesh.host();
+            host.board(key, layout.place(), &ranks, patience)
+        };
+        let mut phases = board(id)?;
+        let mut streams = match &phases {
+            Some(_) if layout.is_nested() => board(derived_id("streams", id, 0))?,
+            _ => None,
+        };
+        let mut neighbours = Neighbours::default();
+        let registry = self.mesh.registry();
+        for board in [&mut phases, &mut streams].into_iter().flatten() {
+            registry.note_huge_pages(board.huge_pages());
+        }
+        if let Some(board) = &phases {
+            self.crowding = board.crowding();
+            neighbours = Neighbours::new(board.streams(), &here, self.ranks.len());
+            self.farewell = Some(board.farewell().map_err(Failure::Io)?);
+        }
+        if layout.is_nested() {
+            let lanes = match &streams {
+                Some(board) => {
+                    let streams = board.streams();
+                    lanes.among(Neighbours::new(streams, &here, self.ranks.len()))
+                }
+                None => lanes,
+            };
+            let boards = Boards { phases, streams };
+            let tuning = self.mesh.tuning();
+            let size = self.ranks.len();
+            let road = LaneRoad::new(lanes, tuning.plan(Topology::Sockets, size));
+            let plan = tuning.plan(Topology::Hosts, size);
+            let road = HostsRoad::new(layout, boards, road, plan, self.store.clone())?;
+            return Ok(Some((Road::Hosts(Box::new(road)), neighbours)));
+        }
+        let plan = self.mesh.tuning().plan(Topology::Memory, ranks.len());
+        let registry = self.mesh.registry().clone();
+        let road = |board| Road::Board(BoardRoad::new(board, self.rank, ranks, &plan, registry));
+        Ok(phases.map(|board| (road(board), neighbours)))
+    }
+
+    pub(super) fn patience(&self, call: &Call) -> Patience<'_> {
+        let crowding = self.crowding.hinted(call.hints.wait);
+        Patience::new(&self.stop, call.deadline, crowding)
+    }
+
+    /// Makes everything pending, and everything later, fail with this reason.
+    pub(super) fn give_up(&self, reason: &AbortReason) {
+        self.stop.raise(reason.error.clone());
+        self.hang_up();
+    }
+
+    /// How a thread of the group looks for more to do. It gives way meanwhile, since the rank's own thread
+    /// may need its processor.
+    pub(super) fn idle_looks(&self) -> Patience<'_> {
+        Patience::new(&self.stop, Deadline::In(Duration::MAX), Crowding::Aside)
+    }
+
+    pub(super) fn refuse_if_stopped(&self) -> Result<()> {
+        if !self.stop.is_raised() {
+            return Ok(());
+        }
+        match self.stop.reason() {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a collective in its turn; `started` is told when that has come, and whether it took time.
+    pub(super) fn run_collective(
+        &self,
+        op: &mut Op<'_>,
+        call: Call,
+        started: impl FnOnce(bool),
+    ) -> Result<Done> {
+        self.refuse_if_stopped()?;
+        let place = Place {
+            rank: self.rank,
+            size: self.ranks.len(),
+            seq: call.seq,
+        };
+        let mut patience = self.patience(&call);
+        let taken = self.turns.take(call.turn, &mut patience);
+        let waited = taken.map_err(|why| self.fail(why.into()))?;
+        started(waited);
+        let mut road = self.road.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = for_each_step(op, &place, &mut |step| {
+            road.perform(step, place, &mut patience)
+        });
+        drop(road);
+        let result = result.map_err(|failure| self.fail(failure));
+        self.turns.pass();
+        result.map(|()| Done::default())
+    }
+
+    /// Runs sends and receives on this thread.
+    pub(super) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
+        self.refuse_if_stopped()?;
+        let mut patience = self.patience(&call);
+        if let Op::Coalesced(_) = op {
+            let mut requests = Vec::new();
+            self.p2p.post(op, &mut requests);
+            let outcome = self.p2p.run(op, &mut requests, &mut patience);
+            return self.finish_p2p(&requests, outcome);
+        }
+        match self.p2p.run_one(op, &mut patience) {
+            Ok(source) => Ok(received_from(source)),
+            Err(failure) => Err(self.fail(failure)),
+        }
+    }
+
+    pub(super) fn finish_p2p(
+        &self,
+        requests: &[Request],
+        outcome: Result<(), Failure>,
+    ) -> Result<Done> {
+        outcome.map_err(|failure| {
+            self.p2p.withdraw(requests);
+            self.fail(failure)
+        })?;
+        Ok(received_from(requests.iter().find_map(Request::source)))
+    }
+}
+
+/// The end of an operation that may have received.
+fn received_from(source: Option<usize>) -> Done {
+    // Ranks are `u32`.
+    let source = source.map(|source| source as u32);
+    Done {
+        source,
+        ..Done::default()
+    }
+}
+
+/// The number of something beside a group, most likely nobody else's.
+pub(super) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
+    let digest: [u8; 32] = Sha256::new()
+        .chain_update(what)
+        .chain_update(group.to_le_bytes())
+        .chain_update(number.to_le_bytes())
+        .finalize()
+        .into();
+    let start = digest.first_chunk().copied().unwrap_or_default();
+    u64::from_le_bytes(start)
+}

@@ -1,0 +1,280 @@
+//! The first words on a data connection: who calls whom, for which group, with proof of the secret.
+//!
+//! | from | bytes | what |
+//! |---|---|---|
+//! | dialer | 88 | [`Hello`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
+//! | acceptor | 68 | [`Verdict`], a nonce of its own, HMAC over the hello and that nonce |
+//! | dialer | 32 | HMAC over the same under another label |
+//! | acceptor | 4 | [`Verdict`] |
+//!
+//! Numbers are little-endian. Both ends prove that they know the job's secret before either believes
+//! a word; the labels keep one end's proof from being played back as the other's. The bytes that
+//! follow are not encrypted: the secret keeps strangers out, not listeners.
+
+use rcomm_core::Secret;
+use rcomm_core::tuning::MOST_STREAMS;
+use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
+
+const MAGIC: [u8; 8] = *b"rcommcpu";
+const VERSION: u32 = 3;
+
+/// Bytes of a [`Hello`] on the wire.
+pub(super) const HELLO_LEN: usize = 88;
+/// Bytes of the acceptor's answer.
+pub(super) const ANSWER_LEN: usize = 68;
+/// Bytes of a proof.
+pub(super) const PROOF_LEN: usize = 32;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub(super) enum LaneKind {
+    /// Collectives of one group.
+    Collective = 1,
+    /// Messages between two ranks of one group.
+    P2p = 2,
+    /// Nothing is sent; it ends when the process does.
+    Watch = 3,
+    /// Asks for the host's shared memory, over a unix socket.
+    Segment = 4,
+}
+
+impl LaneKind {
+    fn from_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::Collective),
+            2 => Some(Self::P2p),
+            3 => Some(Self::Watch),
+            4 => Some(Self::Segment),
+            _ => None,
+        }
+    }
+}
+
+/// What the acceptor thinks of a hello or a proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Verdict {
+    /// Go on.
+    Welcome = 0,
+    /// Not this protocol, or another version of it.
+    OtherProtocol = 1,
+    /// Another job.
+    OtherJob = 2,
+    /// The rank called is not the one that answers, the caller is no rank, or the worlds differ.
+    OtherRank = 3,
+    /// The proof was wrong.
+    WrongSecret = 4,
+}
+
+impl Verdict {
+    pub(super) fn from_bytes(bytes: [u8; 4]) -> Option<Self> {
+        Some(match u32::from_le_bytes(bytes) {
+            0 => Self::Welcome,
+            1 => Self::OtherProtocol,
+            2 => Self::OtherJob,
+            3 => Self::OtherRank,
+            4 => Self::WrongSecret,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; 4] {
+        (self as u32).to_le_bytes()
+    }
+
+    /// The reason for a refusal, in words.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::Welcome => "it accepted",
+            Self::OtherProtocol => "it speaks another version of the protocol",
+            Self::OtherJob => "it belongs to another job",
+            Self::OtherRank => "it is another rank, or its world has another size",
+            Self::WrongSecret => "the two do not know the same job secret",
+        }
+    }
+}
+
+/// Who we are, as far as a hello says it.
+#[derive(Clone)]
+pub(super) struct Identity {
+    pub(super) rank: Rank,
+    pub(super) world_size: u32,
+    job: [u8; 16],
+    secret: Secret,
+}
+
+impl Identity {
+    pub(super) fn new(rank: Rank, world_size: u32, job: &str, secret: &Secret) -> Self {
+        let digest = Sha256::new()
+            .chain_update(b"rcomm job\0")
+            .chain_update(job)
+            .finalize();
+        let mut short = [0; 16];
+        short.copy_from_slice(&digest[..16]);
+        Self {
+            rank,
+            world_size,
+            job: short,
+            secret: secret.derive("data connections"),
+        }
+    }
+
+    /// This end's proof.
+    pub(super) fn prove(&self, end: End, hello: &[u8; HELLO_LEN], nonce: &[u8; 32]) -> [u8; 32] {
+        self.secret.tag(&[end.label(), hello, nonce])
+    }
+
+    /// Whether `proof` is what `end` must have sent; compared in constant time.
+    pub(super) fn believes(
+        &self,
+        end: End,
+        hello: &[u8; HELLO_LEN],
+        nonce: &[u8; 32],
+        proof: &[u8],
+    ) -> bool {
+        self.secret.verify(&[end.label(), hello, nonce], proof)
+    }
+}
+
+/// One end of a connection.
+#[derive(Clone, Copy)]
+pub(super) enum End {
+    Dialer,
+    Acceptor,
+}
+
+impl End {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Dialer => b"dialer",
+            Self::Acceptor => b"acceptor",
+        }
+    }
+}
+
+/// The dialer's first words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) kind: LaneKind,
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    pub(super) group: u64,
+    /// Which of the streams between the two it is.
+    pub(super) stream: u32,
+}
+
+impl Hello {
+    pub(super) fn encode(&self, identity: &Identity, nonce: &[u8; 32]) -> [u8; HELLO_LEN] {
+        let mut bytes = [0; HELLO_LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        bytes[16..20].copy_from_slice(&identity.world_size.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.from.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.to.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.group.to_le_bytes());
+        bytes[40..56].copy_from_slice(&identity.job);
+        bytes[56..].copy_from_slice(nonce);
+        bytes
+    }
+
+    /// Reads a hello addressed to `identity`, or says why it is not for us.
+    pub(super) fn decode(bytes: &[u8; HELLO_LEN], identity: &Identity) -> Result<Self, Verdict> {
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        if bytes[..8] != MAGIC || word(8) != VERSION {
+            return Err(Verdict::OtherProtocol);
+        }
+        let kind = LaneKind::from_code(word(12)).ok_or(Verdict::OtherProtocol)?;
+        if bytes[40..56] != identity.job {
+            return Err(Verdict::OtherJob);
+        }
+        let (from, to) = (word(20), word(24));
+        if word(16) != identity.world_size || to != identity.rank || from >= identity.world_size {
+            return Err(Verdict::OtherRank);
+        }
+        let stream = word(28);
+        if stream as usize >= MOST_STREAMS {
+            return Err(Verdict::OtherProtocol);
+        }
+        let group = u64::from(word(32)) | u64::from(word(36)) << 32;
+        Ok(Self {
+            kind,
+            from,
+            to,
+            group,
+            stream,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn secret() -> Secret {
+        Secret::from_text("secret")
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            kind: LaneKind::P2p,
+            from: 3,
+            to: 1,
+            group: 0x0123_4567_89ab_cdef,
+            stream: 2,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_hello_to_this_rank_or_refused(
+            noise in proptest::collection::vec(any::<u8>(), HELLO_LEN),
+            kept in 0..HELLO_LEN,
+        ) {
+            // The beginning of a true hello, so that the noise gets past the first checks.
+            let dialer = Identity::new(3, 4, "job", &secret());
+            let mut bytes = hello().encode(&dialer, &[7; 32]);
+            bytes[kept..].copy_from_slice(&noise[kept..]);
+            let me = Identity::new(1, 4, "job", &secret());
+            if let Ok(read) = Hello::decode(&bytes, &me) {
+                prop_assert!(read.to == 1 && read.from < 4);
+            }
+        }
+    }
+
+    #[test]
+    fn a_hello_reaches_its_rank_and_nobody_else() {
+        let dialer = Identity::new(3, 4, "job", &secret());
+        let bytes = hello().encode(&dialer, &[7; 32]);
+        let read =
+            |rank, size, job| Hello::decode(&bytes, &Identity::new(rank, size, job, &secret()));
+        assert_eq!(read(1, 4, "job"), Ok(hello()));
+        assert_eq!(read(2, 4, "job"), Err(Verdict::OtherRank));
+        assert_eq!(read(1, 5, "job"), Err(Verdict::OtherRank));
+        assert_eq!(read(1, 4, "other"), Err(Verdict::OtherJob));
+        let mut cut = bytes;
+        cut[0] ^= 1;
+        let me = Identity::new(1, 4, "job", &secret());
+        assert_eq!(Hello::decode(&cut, &me), Err(Verdict::OtherProtocol));
+    }
+
+    #[test]
+    fn a_proof_holds_for_one_end_one_secret_and_one_nonce() {
+        let dialer = Identity::new(3, 4, "job", &secret());
+        let bytes = hello().encode(&dialer, &[7; 32]);
+        let proof = dialer.prove(End::Dialer, &bytes, &[9; 32]);
+        let acceptor = Identity::new(1, 4, "job", &secret());
+        assert!(acceptor.believes(End::Dialer, &bytes, &[9; 32], &proof));
+        assert!(!acceptor.believes(End::Acceptor, &bytes, &[9; 32], &proof));
+        assert!(!acceptor.believes(End::Dialer, &bytes, &[8; 32], &proof));
+        assert!(!acceptor.believes(End::Dialer, &bytes, &[9; 32], &proof[..31]));
+        let stranger = Identity::new(1, 4, "job", &Secret::from_text("other"));
+        assert!(!stranger.believes(End::Dialer, &bytes, &[9; 32], &proof));
+    }
+}

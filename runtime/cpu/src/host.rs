@@ -1,0 +1,418 @@
+//! Which ranks are on this host, and how they come to share memory.
+//!
+//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
+//! and were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The first
+//! of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the
+//! segment and listens there; the others ask it for the segment, with the same first words as on any
+//! connection ([`hello`](super::hello)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>` with its
+//! host's name, or `-` if it shares no memory: who reads that knows whether to look for the rank in the segment.
+
+use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use super::layout::Layout;
+use super::mesh::{Failure, fill_random};
+use super::processors::{self, Processors, crowding_of, own_processors};
+use super::transport::handover;
+use super::transport::shm::{Board, BoardError, Segment};
+use super::wait::{Crowding, Interrupted, Patience};
+use rcomm_core::Deadline;
+use rcomm_core::backend::{Agreement, WorldContext};
+use rcomm_core::config::TransportChoice;
+use rcomm_core::store::Store;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a neighbour may take over its first words.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+/// How long to wait in the memory itself for ranks that most likely come to share it, before the store is
+/// asked for them.
+const ENTERING_TIME: Duration = Duration::from_millis(100);
+/// Stands where no memory is shared.
+const NONE: &str = "-";
+/// Between the parts of a host's name; the first says which machine it is.
+const SEPARATOR: char = ':';
+
+/// What this rank knows of its host.
+pub(super) struct Host {
+    name: String,
+    /// What the others are told: the name, and where this rank runs.
+    note: Note,
+    /// Ranks of this machine, as far as this one was told.
+    local_ranks: usize,
+    /// Whether it was said that ranks of the same machine cannot share memory, or need not be.
+    told_apart: AtomicBool,
+    /// What other ranks have left, as far as it was asked for.
+    notes: Mutex<HashMap<Rank, Note>>,
+    segment: Option<Arc<Segment>>,
+    /// The launcher has said that all ranks are on one host.
+    together: bool,
+    store: Arc<dyn Store>,
+}
+
+/// What a rank says of its host: the name, and where on which machine it may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Note {
+    name: String,
+    /// Which one, and the processors; `None` where the system does not tell.
+    machine: Option<(String, Processors)>,
+}
+
+impl Note {
+    fn write(&self) -> String {
+        match &self.machine {
+            Some((machine, set)) => {
+                format!("{} {machine} {}", self.name, processors::to_words(set))
+            }
+            None => self.name.clone(),
+        }
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let mut words = text.split(' ');
+        let name = words.next().unwrap_or(NONE).to_owned();
+        let machine = words
+            .next()
+            .zip(words.next().and_then(processors::from_words));
+        Self {
+            name,
+            machine: machine.map(|(machine, set)| (machine.to_owned(), set)),
+        }
+    }
+}
+
+/// What the rank that made the segment listens on.
+type Keeper = Option<(UnixListener, Arc<Segment>)>;
+
+impl Host {
+    /// Makes or asks for the segment of this host, if the world's transport allows it.
+    ///
+    /// # Errors
+    /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
+    /// configuration says that they must share: then it is `Io`.
+    pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
+        let boot = boot_id();
+        let machine = boot.as_ref().ok();
+        let machine = machine.map(|boot| (boot.clone(), own_processors()));
+        let local_ranks = world.local_world_size.unwrap_or(world.world_size);
+        let mut host = Self {
+            name: NONE.into(),
+            note: Note {
+                name: NONE.into(),
+                machine,
+            },
+            local_ranks: local_ranks as usize,
+            // Who gives hosts names wants them told apart.
+            told_apart: AtomicBool::new(world.config.host_id.is_some()),
+            notes: Mutex::default(),
+            segment: None,
+            together: world.local_world_size == Some(world.world_size),
+            store: world.store.clone(),
+        };
+        let mut keeper = None;
+        if world.config.transport != TransportChoice::Tcp {
+            match host.share(world, identity, boot) {
+                Ok(kept) => keeper = kept,
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
+                Err(error) if world.config.transport == TransportChoice::Shm => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "ranks of this host use sockets: no memory is shared");
+                    host.name = NONE.into();
+                }
+            }
+        }
+        host.note.name.clone_from(&host.name);
+        Ok((host, keeper))
+    }
+
+    /// What every rank leaves in the store for the others, and under which key.
+    pub(super) fn note(&self, rank: Rank) -> (String, String) {
+        (host_key(rank), self.note.write())
+    }
+
+    fn share(
+        &mut self,
+        world: &WorldContext,
+        identity: &Identity,
+        boot: io::Result<String>,
+    ) -> Result<Keeper> {
+        let id = world.config.host_id.as_deref();
+        let name = boot.and_then(|boot| name(&boot, id));
+        self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
+        let leader = format!("cpu/host/{}", self.name);
+        let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
+        // Every rank listens, so that whoever is told of the first can call it at once.
+        let (socket, listener) = listen().map_err(cannot)?;
+        let own = format!("{} {socket}", world.rank);
+        let told = self.store.compare_set(&leader, b"", own.as_bytes())?;
+        if told == own.as_bytes() {
+            // If it cannot be made, nobody listens any more: the others do without it as well.
+            let segment = Segment::create(world.rank, world.world_size as usize);
+            let segment = Arc::new(segment.map_err(cannot)?);
+            self.segment = Some(segment.clone());
+            return Ok(Some((listener, segment)));
+        }
+        drop(listener);
+        let told = String::from_utf8_lossy(&told);
+        let (keeper, socket) = told.split_once(' ').unwrap_or_default();
+        let keeper: Rank = keeper.parse().map_err(|_| {
+            Error::new(
+                ErrorKind::Store,
+                format!("the store has {told:?} under {leader}"),
+            )
+        })?;
+        let segment = ask(identity, keeper, socket, world.world_size).map_err(|e| {
+            let what = format!("cannot share memory with rank {keeper} of this host");
+            Error::io(what, e).with_rank(keeper)
+        })?;
+        self.segment = Some(Arc::new(segment));
+        Ok(None)
+    }
+
+    /// Which of these ranks share memory; `rank` is this one's place among them. Waits for those that have
+    /// not come yet.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
+        let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
+        let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
+        let mut asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
+        if let (false, true, Some(segment)) = (asked.is_empty(), self.together, &self.segment) {
+            segment.await_all(deadline.remaining().min(ENTERING_TIME));
+            asked.retain(unknown);
+        }
+        if !asked.is_empty() {
+            let keys: Vec<String> = asked.iter().map(|&rank| host_key(rank)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let notes = self.store.multi_get(&keys, deadline.remaining())?;
+            let notes = notes.iter().map(|bytes| Note::read(bytes));
+            known.extend(asked.into_iter().zip(notes));
+        }
+        let name_of = |&rank: &Rank| {
+            let name = match known.get(&rank) {
+                Some(note) if !is_here(rank) => &note.name,
+                _ => &self.name,
+            };
+            if *name != self.name {
+                self.say_apart(rank, name);
+            }
+            (name != NONE).then_some(name.as_str())
+        };
+        let names: Vec<Option<&str>> = ranks.iter().map(name_of).collect();
+        Ok(Layout::new(&names, rank))
+    }
+
+    /// Whether the ranks of this machine have a processor each, as far as they share no memory and their notes
+    /// say; else as `counted`, which knows how many they are and not where each runs.
+    pub(super) fn crowding(&self, rank: Rank, counted: Crowding) -> Crowding {
+        let Some((machine, own)) = self.note.machine.as_ref() else {
+            return counted;
+        };
+        // Less than its processors are what a quota leaves it.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_rationed = cores < own.iter().map(|word| word.count_ones() as usize).sum();
+        if self.segment.is_some() || is_rationed {
+            return counted;
+        }
+        let known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = known.iter().filter(|(at, _)| **at != rank);
+        let others = others.filter_map(|(_, note)| note.machine.as_ref());
+        let here = others.filter(|(theirs, _)| theirs == machine);
+        let mut sets: Vec<Processors> = here.map(|&(_, set)| set).collect();
+        sets.push(*own);
+        if sets.len() < self.local_ranks {
+            return counted;
+        }
+        crowding_of(&sets)
+    }
+
+    /// Agrees with these ranks on something, if all of them share memory and there is room in it; `None` if
+    /// not, for all of them. Waits for nobody whose host is known.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn agree(
+        &self,
+        number: u64,
+        words: &[u8],
+        ranks: &[Rank],
+        rank: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Agreement>> {
+        let Some(segment) = &self.segment else {
+            return Ok(None);
+        };
+        let layout = self.layout(ranks, rank, deadline)?;
+        Ok(match layout.hosts() {
+            1 => segment.agree(number, words),
+            _ => None,
+        })
+    }
+
+    /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.
+    fn say_apart(&self, rank: Rank, of_rank: &str) {
+        let machine = self.name.split_inclusive(SEPARATOR).next();
+        let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
+        if is_here && !self.told_apart.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                rank,
+                "a rank of this machine is in another network or process namespace, or runs as \
+                 another user: no memory is shared with it"
+            );
+        }
+    }
+
+    /// A number that ranks which share memory have in common, and most likely no others; 0 where this
+    /// rank shares none.
+    pub(super) fn number(&self) -> u64 {
+        if self.segment.is_none() {
+            return 0;
+        }
+        let digest: [u8; 32] = Sha256::digest(self.name.as_bytes()).into();
+        let start = digest.first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(start).max(1)
+    }
+
+    /// The board of these ranks of this host, `rank` being this one's place among them; `None` if there is
+    /// none to be had, for all of them.
+    pub(super) fn board(
+        &self,
+        key: u64,
+        rank: usize,
+        ranks: &Arc<[Rank]>,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Board>, Failure> {
+        let Some(segment) = self.segment.as_ref().filter(|_| ranks.len() > 1) else {
+            return Ok(None);
+        };
+        match segment.board(key, rank, ranks.clone(), patience) {
+            Ok(Some(board)) => Ok(Some(board)),
+            Ok(None) => {
+                tracing::warn!("too many groups share memory already: this one uses sockets");
+                Ok(None)
+            }
+            // Its first member makes the board.
+            Err(BoardError::Interrupted(Interrupted::TimedOut)) => {
+                Err(Failure::Late(vec![ranks[0]]))
+            }
+            Err(BoardError::Interrupted(why)) => Err(why.into()),
+            Err(BoardError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),
+            Err(BoardError::Gone(at)) => Err(Failure::Gone(ranks[at], None)),
+            Err(BoardError::Io(error)) => Err(Failure::Io(error)),
+        }
+    }
+}
+
+fn host_key(rank: Rank) -> String {
+    format!("cpu/host_of/{rank}")
+}
+
+/// What only ranks under one kernel have in common.
+fn boot_id() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(boot.trim().to_owned())
+}
+
+/// What only ranks that can share memory, and can watch each other's processes, have in common.
+fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
+    use std::os::unix::fs::MetadataExt;
+    let network = std::fs::metadata("/proc/self/ns/net")?.ino();
+    let processes = std::fs::metadata("/proc/self/ns/pid")?.ino();
+    let user = rustix::process::geteuid().as_raw();
+    let mut name = format!("{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}");
+    if let Some(id) = id {
+        // Whatever is in it: the name is part of keys.
+        let digest = Sha256::digest(id.as_bytes());
+        name.push(SEPARATOR);
+        name.extend(digest.iter().take(8).map(|byte| format!("{byte:02x}")));
+    }
+    Ok(name)
+}
+
+/// A socket of this host that the others can only find if they are told its name.
+fn listen() -> io::Result<(String, UnixListener)> {
+    let mut random = [0; 16];
+    fill_random(&mut random)?;
+    let socket: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let socket = format!("rcomm-{socket}");
+    let address = SocketAddr::from_abstract_name(&socket)?;
+    let listener = UnixListener::bind_addr(&address)?;
+    listener.set_nonblocking(true)?;
+    Ok((socket, listener))
+}
+
+fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::Result<Segment> {
+    let address = SocketAddr::from_abstract_name(socket)?;
+    let mut stream = UnixStream::connect_addr(&address)?;
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    stream.set_write_timeout(Some(GREETING_TIME))?;
+    let user = rustix::net::sockopt::socket_peercred(&stream)?.uid;
+    if user != rustix::process::geteuid() {
+        return Err(io::Error::other("the socket belongs to another user"));
+    }
+    let hello = Hello {
+        kind: LaneKind::Segment,
+        from: identity.rank,
+        to: keeper,
+        group: 0,
+        stream: 0,
+    };
+    let mut nonce = [0; 32];
+    fill_random(&mut nonce)?;
+    let first = hello.encode(identity, &nonce);
+    stream.write_all(&first)?;
+    let mut answer = [0; ANSWER_LEN];
+    stream.read_exact(&mut answer)?;
+    let refused = |verdict: Option<Verdict>| {
+        io::Error::other(verdict.map_or("it is no rank", Verdict::reason))
+    };
+    match Verdict::from_bytes([answer[0], answer[1], answer[2], answer[3]]) {
+        Some(Verdict::Welcome) => {}
+        other => return Err(refused(other)),
+    }
+    let mut theirs = [0; 32];
+    theirs.copy_from_slice(&answer[4..36]);
+    if !identity.believes(End::Acceptor, &first, &theirs, &answer[36..]) {
+        return Err(refused(Some(Verdict::WrongSecret)));
+    }
+    stream.write_all(&identity.prove(End::Dialer, &first, &theirs))?;
+    let mut last = [0; 4];
+    let file = handover::receive(&stream, &mut last)?;
+    match (Verdict::from_bytes(last), file) {
+        (Some(Verdict::Welcome), Some(file)) => {
+            Segment::attach(file, identity.rank, world_size as usize)
+        }
+        (other, _) => Err(refused(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_survives_the_store() {
+        let told = Note {
+            name: "boot:1:2:3".into(),
+            machine: Some(("boot".into(), own_processors())),
+        };
+        let silent = Note {
+            name: NONE.into(),
+            machine: None,
+        };
+        for note in [told, silent] {
+            assert_eq!(Note::read(note.write().as_bytes()), note);
+        }
+        assert_eq!(Note::read(b"name boot 1,2").machine, None);
+        assert_eq!(Note::read(b"").name, "");
+    }
+}

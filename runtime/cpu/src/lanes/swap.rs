@@ -1,0 +1,169 @@
+//! Two ranks send each other as many bytes, and each combines what comes with what it has sent for it.
+
+use super::super::transport::Lane;
+use std::io;
+
+/// Combined at a time, but for the last bytes: whole elements, and the same blocks of them on both ranks.
+const GRAIN: usize = 4 << 10;
+/// Bytes that are sent before as many have come: as few calls as can be, whose bytes are still in the caches when
+/// the peer reads them.
+const LEAD: usize = 1 << 20;
+
+/// Bytes that are sent to a peer, and are combined in their place with those that it sends.
+///
+/// Neither rank can wait for the other for ever: who has no room for more has got more than it has sent, and who
+/// may not send has sent more than it has got. They cannot both be the one or the other; and who is the other has
+/// room for what the one has to send.
+pub(in super::super) struct Swap<'a> {
+    peer: usize,
+    bytes: &'a mut [u8],
+    /// Combines into the first what has come for it.
+    combine: &'a dyn Fn(&mut [u8], &[u8]),
+    sent: usize,
+    received: usize,
+    /// Bytes that are combined: none before it is sent, since the peer wants it as it was.
+    done: usize,
+    /// From `start` on: what was received and is not combined yet.
+    scratch: &'a mut [u8],
+    start: usize,
+}
+
+impl<'a> Swap<'a> {
+    /// Of `bytes`, the first `sent` have gone already. What comes goes through `scratch`, which has room for a few
+    /// thousand bytes at least, or for all.
+    pub(in super::super) fn new(
+        peer: usize,
+        bytes: &'a mut [u8],
+        sent: usize,
+        scratch: &'a mut [u8],
+        combine: &'a dyn Fn(&mut [u8], &[u8]),
+    ) -> Self {
+        assert!(
+            scratch.len() >= bytes.len().min(2 * GRAIN),
+            "room to combine"
+        );
+        Self {
+            peer,
+            bytes,
+            combine,
+            sent,
+            received: 0,
+            done: 0,
+            scratch,
+            start: 0,
+        }
+    }
+
+    pub(super) fn peer(&self) -> usize {
+        self.peer
+    }
+
+    /// Bytes that have gone.
+    pub(super) fn sent(&self) -> usize {
+        self.sent
+    }
+
+    /// Where the next bytes that come go in `scratch`.
+    fn end(&self) -> usize {
+        self.start + self.received - self.done
+    }
+
+    /// Whether more is to come, and there is room for it. There is none only as long as it [`tells`](Self::tells).
+    pub(super) fn hears(&self) -> bool {
+        self.received < self.bytes.len() && self.end() < self.scratch.len()
+    }
+
+    /// Up to where bytes may be sent now.
+    fn may_send(&self) -> usize {
+        self.bytes.len().min(self.received + LEAD)
+    }
+
+    /// Whether there is more to send, now rather than when more has come.
+    pub(super) fn tells(&self) -> bool {
+        self.sent < self.may_send()
+    }
+
+    /// Sends, receives and combines what can be now; says whether anything moved.
+    pub(super) fn advance(&mut self, lane: &mut Lane) -> io::Result<bool> {
+        let len = self.bytes.len();
+        let gone = lane.write(&self.bytes[self.sent..self.may_send()])?;
+        self.sent += gone;
+        let end = self.end();
+        let room = (len - self.received).min(self.scratch.len() - end);
+        let come = lane.read(&mut self.scratch[end..end + room])?;
+        self.received += come;
+        self.combine();
+        Ok(gone + come > 0)
+    }
+
+    fn combine(&mut self) {
+        let mut ready = self.sent.min(self.received);
+        if ready < self.bytes.len() {
+            ready -= ready % GRAIN;
+        }
+        let some = ready.saturating_sub(self.done);
+        if some > 0 {
+            let theirs = &self.scratch[self.start..self.start + some];
+            (self.combine)(&mut self.bytes[self.done..ready], theirs);
+            self.done = ready;
+            self.start += some;
+        }
+        let end = self.end();
+        let is_little = end - self.start < GRAIN;
+        if self.start > 0 && (is_little || end == self.scratch.len()) {
+            self.scratch.copy_within(self.start..end, 0);
+            self.start = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::tcp::TcpLane;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn both_ends_get_the_sum_whoever_is_slow_and_however_little_room_there_is() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let there = listener.accept().unwrap().0;
+        let mut lanes = [here, there].map(|end| Lane::Tcp(TcpLane::new(vec![end]).unwrap()));
+        let add = |ours: &mut [u8], theirs: &[u8]| {
+            assert_eq!(ours.len(), theirs.len());
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                *ours = ours.wrapping_add(*theirs);
+            }
+        };
+        for (len, room, slow) in [
+            (3 * LEAD + 5, 2 * GRAIN, 0),
+            (3 * LEAD + 5, LEAD, 1),
+            (2 * GRAIN + 1, 2 * GRAIN, 1),
+            (7, 7, 0),
+        ] {
+            let mut ends: [Vec<u8>; 2] = [3usize, 5].map(|step| {
+                let bytes = (0..len).map(|at| (at * step / 2) as u8);
+                bytes.collect()
+            });
+            let sum: Vec<u8> = (0..len)
+                .map(|at| ends[0][at].wrapping_add(ends[1][at]))
+                .collect();
+            let mut scratch = [vec![0; room], vec![0; room]];
+            let [first, second] = &mut ends;
+            let [left, right] = &mut scratch;
+            let mut swaps = [
+                Swap::new(1, first, 0, left, &add),
+                Swap::new(0, second, 0, right, &add),
+            ];
+            for turn in 0.. {
+                let end = if turn % 7 == 0 { slow } else { 1 - slow };
+                swaps[end].advance(&mut lanes[end]).unwrap();
+                if !swaps.iter().any(|swap| swap.hears() || swap.tells()) {
+                    break;
+                }
+                assert!(turn < 10_000_000, "{len} bytes by {room} never end");
+            }
+            assert!(ends.iter().all(|end| *end == sum), "{len} bytes by {room}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! How a group ends: the error that its caller gets, and the words that its peers find in the store.
+
+use super::group::CpuGroup;
+use super::hello::Verdict;
+use super::lanes::cut;
+use super::mesh::Failure;
+use super::wait::{Interrupted, Patience, Stop};
+use rcomm_core::Deadline;
+use rcomm_core::{Error, ErrorKind};
+use rcomm_recorder::model::Rank;
+use std::time::{Duration, Instant};
+
+/// How long a rank whose peer has closed its lanes looks for that peer's reason.
+const REASON_TIME: Duration = Duration::from_millis(500);
+
+impl CpuGroup {
+    /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
+    /// stopped, and the others learn why.
+    pub(super) fn fail(&self, failure: Failure) -> Error {
+        let in_step = matches!(failure, Failure::Mismatch(..) | Failure::Argument(_));
+        let error = self.explain(failure);
+        if in_step {
+            return error;
+        }
+        if self.stop.raise(error.clone()) {
+            let note = format!(
+                "{} {}",
+                error.rank().map_or("-".into(), |rank| rank.to_string()),
+                error
+            );
+            if let Err(unheard) = self.store.set(&note_key(self.mesh.rank()), note.as_bytes()) {
+                tracing::debug!(%unheard, "the others were not told why this rank gave up");
+            }
+        }
+        self.hang_up();
+        error
+    }
+
+    /// Whoever waits for this rank in this group need not any more.
+    pub(super) fn hang_up(&self) {
+        cut(&self.sockets);
+        if let Some(farewell) = &self.farewell {
+            farewell.leave();
+        }
+    }
+
+    pub(super) fn explain(&self, failure: Failure) -> Error {
+        let list = |ranks: &[Rank]| {
+            let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+            match ranks.len() {
+                1 => format!("rank {}", ranks[0]),
+                _ => format!("ranks {}", ranks.join(", ")),
+            }
+        };
+        match failure {
+            Failure::Interrupted(Interrupted::TimedOut) => {
+                Error::new(ErrorKind::Timeout, "no end before the deadline")
+            }
+            Failure::Late(ranks) => {
+                let error = Error::new(
+                    ErrorKind::Timeout,
+                    format!("waited for {} until the deadline", list(&ranks)),
+                );
+                match ranks[..] {
+                    [rank] => error.with_rank(rank),
+                    _ => error,
+                }
+            }
+            Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
+            Failure::Gone(rank, cause) => self.explain_gone(rank, cause),
+            Failure::Refused {
+                peer,
+                address,
+                verdict,
+            } => {
+                let kind = match verdict {
+                    Some(Verdict::WrongSecret) => ErrorKind::Unauthorized,
+                    _ => ErrorKind::Rendezvous,
+                };
+                let why = verdict.map_or("it is no rank", Verdict::reason);
+                let message = format!("{address}, the address of rank {peer}, refused: {why}");
+                Error::new(kind, message).with_rank(peer)
+            }
+            Failure::Address { peer, text } => Error::new(
+                ErrorKind::Store,
+                format!("the store has {text:?} for the address of rank {peer}"),
+            )
+            .with_rank(peer),
+            Failure::Garbled(rank, what) => {
+                Error::new(ErrorKind::Backend, format!("rank {rank} sent {what}")).with_rank(rank)
+            }
+            Failure::Mismatch(rank, message) => {
+                Error::new(ErrorKind::Mismatch, message).with_rank(rank)
+            }
+            Failure::Store(error) | Failure::Argument(error) => error,
+            Failure::Io(error) => Error::io("cannot use a socket", error),
+            Failure::Closed => Error::new(ErrorKind::Closed, "the world was shut down"),
+        }
+    }
+
+    /// A peer's lane has ended: because its process did, or because it gave up and said why.
+    pub(super) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+        let stop = Stop::default();
+        let deadline = Instant::now() + REASON_TIME;
+        let mut patience = Patience::new(&stop, Deadline::At(deadline), self.crowding);
+        let key = note_key(rank);
+        loop {
+            if self.store.check(&[&key]).unwrap_or(false)
+                && let Ok(note) = self.store.get(&key, REASON_TIME)
+            {
+                let note = String::from_utf8_lossy(&note);
+                let (culprit, why) = note.split_once(' ').unwrap_or(("-", &note));
+                return match culprit.parse() {
+                    // It is about this very rank, or about the one that tells it: no news.
+                    Ok(culprit) if culprit != rank && culprit != self.mesh.rank() => {
+                        Error::new(ErrorKind::PeerLost, format!("{why} (as rank {rank} found)"))
+                            .with_rank(culprit)
+                    }
+                    _ => Error::new(ErrorKind::Aborted, format!("rank {rank} gave up: {why}"))
+                        .with_rank(rank),
+                };
+            }
+            match self.mesh.is_gone(rank, &mut patience) {
+                Ok(false) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Ok(false) => {
+                    let message = format!("rank {rank} closed its connection and still runs");
+                    return Error::new(ErrorKind::PeerLost, message).with_rank(rank);
+                }
+                _ => {
+                    let message = format!("rank {rank} is gone: its connection ended");
+                    let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
+                    return match cause {
+                        Some(cause) => error.with_source(cause),
+                        None => error,
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Where a rank leaves its reason for giving up.
+fn note_key(rank: Rank) -> String {
+    format!("gave_up/{rank}")
+}

@@ -1,0 +1,54 @@
+//! The CPU backend: collectives and messages between processes, over shared memory and sockets.
+//!
+//! | room | holds |
+//! |---|---|
+//! | `address` | which address of this host the other ranks are told |
+//! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
+//! | `host`, `layout`, `neighbours` | who shares memory with whom |
+//! | `processors` | whether the ranks of a host have one each |
+//! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
+//! | `lanes` | all streams of a group, and transfers that run over them at once |
+//! | `notice` | what ranks compare before data moves |
+//! | `collective`, `algorithm` | operations taken apart, and what goes to whom |
+//! | `p2p` | tagged messages |
+//! | `backend`, `group`, `last_words` | what the rest of the crate sees; what runs an operation; how it ends |
+//! | `executor`, `wait` | turns, threads, and how to wait |
+//! | `registered` | memory of the ranks' own in which the others work directly |
+//! | `window` | memory that the others read and write |
+//!
+//! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
+//! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
+//! with the first operation that needs them.
+
+#![deny(unsafe_code)]
+
+mod address;
+mod algorithm;
+mod backend;
+mod collective;
+mod executor;
+#[allow(unsafe_code)]
+mod fill;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+mod group;
+mod hello;
+mod host;
+mod lanes;
+mod last_words;
+mod layout;
+mod mesh;
+mod neighbours;
+mod notice;
+mod p2p;
+mod processors;
+mod registered;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod wait;
+mod window;
+
+pub use backend::{CpuBackend, CpuFactory};
+use group::CpuGroup;

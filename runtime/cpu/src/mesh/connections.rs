@@ -1,0 +1,455 @@
+//! [`Mesh`]: one rank's end of all connections; who calls whom, and whether the other still lives.
+
+use super::super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use super::super::host::Host;
+use super::super::registered::Registry;
+use super::super::wait::{Crowding, Patience};
+use super::failure::Failure;
+use super::reception::{Desk, LaneId, Reception, milliseconds};
+use super::{Notes, fill_random, lock};
+use rcomm_core::backend::WorldContext;
+use rcomm_core::store::Store;
+use rcomm_core::tuning::Tuning;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a rank waits for a call before it asks whether the caller still lives.
+const DOUBT: Duration = Duration::from_millis(50);
+/// How long one try to connect may take.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+
+/// This rank's end of all connections of the world.
+///
+/// # Thread safety
+/// Every method may be called from any thread.
+pub(in super::super) struct Mesh {
+    identity: Identity,
+    store: Arc<dyn Store>,
+    desk: Arc<Desk>,
+    host: Host,
+    registry: Arc<Registry>,
+    tuning: Tuning,
+    local_ranks: u32,
+    crowding: OnceLock<Crowding>,
+    watched: Mutex<HashMap<Rank, Watched>>,
+    closed: AtomicBool,
+    wake: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A lane that is asked for.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Wanted {
+    pub(in super::super) group: u64,
+    pub(in super::super) kind: LaneKind,
+    pub(in super::super) peer: Rank,
+    /// How many sockets it has; equal at both ends.
+    pub(in super::super) streams: usize,
+}
+
+/// A connection that tells when its peer is gone.
+enum Watched {
+    /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not be
+    /// the one that stays here.
+    Dialling,
+    Open(TcpStream),
+}
+
+impl Mesh {
+    /// Starts to listen. The caller leaves in the store what the others need to know: under which keys, and
+    /// what.
+    ///
+    /// # Errors
+    /// `Io` if the address cannot be listened on; `Store` if the store fails.
+    pub(in super::super) fn open(
+        world: &WorldContext,
+        address: IpAddr,
+    ) -> Result<(Arc<Self>, Notes)> {
+        let listener = TcpListener::bind((address, 0))
+            .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
+        let facts = "cannot prepare the port for other ranks";
+        listener
+            .set_nonblocking(true)
+            .map_err(|e| Error::io(facts, e))?;
+        let address = listener.local_addr().map_err(|e| Error::io(facts, e))?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::io(facts, e))?;
+        let wake = Arc::new(wake);
+        let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
+        let desk = Arc::new(Desk {
+            arrived: Mutex::new(HashMap::new()),
+            bell: Condvar::new(),
+            refused: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let (host, keeper) = Host::enter(world, &identity)?;
+        let reception = Reception::new(
+            identity.clone(),
+            desk.clone(),
+            listener,
+            keeper,
+            wake.clone(),
+        );
+        let thread = std::thread::Builder::new()
+            .name("rcomm/mesh".into())
+            .spawn(move || reception.work())
+            .map_err(|e| Error::io("cannot start the thread rcomm/mesh", e))?;
+        let mesh = Arc::new(Self {
+            identity,
+            store: world.store.clone(),
+            desk,
+            host,
+            registry: Arc::default(),
+            tuning: world.config.tuning.clone(),
+            local_ranks: world.local_world_size.unwrap_or(world.world_size),
+            crowding: OnceLock::new(),
+            watched: Mutex::new(HashMap::new()),
+            closed: AtomicBool::new(false),
+            wake,
+            thread: Mutex::new(Some(thread)),
+        });
+        let (host_key, host_note) = mesh.host.note(world.rank);
+        let notes = vec![
+            (host_key, host_note.into_bytes()),
+            (address_key(world.rank), address.to_string().into_bytes()),
+        ];
+        Ok((mesh, notes))
+    }
+
+    /// This rank.
+    pub(in super::super) fn rank(&self) -> Rank {
+        self.identity.rank
+    }
+
+    /// Callers that were refused: strangers, other jobs, other protocols.
+    pub(in super::super) fn refused(&self) -> u64 {
+        self.desk.refused.load(Ordering::Relaxed)
+    }
+
+    /// Stops listening and ends the thread. Lanes that were handed over live on.
+    pub(in super::super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.desk.stop.store(true, Ordering::Release);
+        // Only a full counter refuses the write, and then the thread is awake.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            // It ends by itself; a panic in it was already reported where it happened.
+            let _ = thread.join();
+        }
+        self.desk.bell.notify_all();
+        lock(&self.watched).clear();
+    }
+
+    /// Which algorithm is used for what.
+    pub(in super::super) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Whether the ranks of this host have a core each, as far as can be told without memory to share: found
+    /// out when it is first asked, which takes a dozen system calls.
+    pub(in super::super) fn crowding(&self) -> Crowding {
+        let find_out = || Crowding::of(self.local_ranks as usize);
+        *self.crowding.get_or_init(find_out)
+    }
+
+    /// What this rank shares with the others of its host.
+    pub(in super::super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// What this rank has allocated for the others to reach.
+    pub(in super::super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// The sockets of a lane, connected if they have to be.
+    pub(in super::super) fn connect(
+        &self,
+        wanted: Wanted,
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<TcpStream>, Failure> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Failure::Closed);
+        }
+        let hellos = (0..wanted.streams as u32).map(|stream| Hello {
+            kind: wanted.kind,
+            from: self.rank(),
+            to: wanted.peer,
+            group: wanted.group,
+            stream,
+        });
+        let is_dialer = self.rank() > wanted.peer;
+        hellos
+            .map(|hello| match is_dialer {
+                true => self.dial(hello, patience),
+                false => self.await_call(hello, patience),
+            })
+            .collect()
+    }
+
+    /// As [`connect`](Self::connect), but does not wait to be called: `None` if it has not been yet.
+    pub(in super::super) fn try_connect(
+        &self,
+        wanted: Wanted,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Vec<TcpStream>>, Failure> {
+        if self.rank() > wanted.peer {
+            return self.connect(wanted, patience).map(Some);
+        }
+        let ids = (0..wanted.streams as u32).map(|stream| LaneId {
+            group: wanted.group,
+            kind: wanted.kind,
+            peer: wanted.peer,
+            stream,
+        });
+        let mut arrived = lock(&self.desk.arrived);
+        if !ids.clone().all(|id| arrived.contains_key(&id)) {
+            return Ok(None);
+        }
+        Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
+    }
+
+    /// Whether `peer` is known to be gone. Opens a connection to it for that purpose if need be.
+    pub(in super::super) fn is_gone(
+        &self,
+        peer: Rank,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let mut watched = lock(&self.watched);
+        match watched.get(&peer) {
+            Some(Watched::Open(stream)) => {
+                let mut byte = [0];
+                return Ok(match stream.peek(&mut byte) {
+                    Ok(0) => true,
+                    Ok(_) => false,
+                    Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+                });
+            }
+            Some(Watched::Dialling) => return Ok(false),
+            None => {
+                watched.insert(peer, Watched::Dialling);
+            }
+        }
+        drop(watched);
+        let dialled = self.dial_to_watch(peer, patience);
+        let mut watched = lock(&self.watched);
+        match dialled {
+            Ok(Some(stream)) => {
+                watched.insert(peer, Watched::Open(stream));
+                Ok(false)
+            }
+            Ok(None) => {
+                watched.remove(&peer);
+                Ok(false)
+            }
+            Err(failure) => {
+                watched.remove(&peer);
+                match failure {
+                    Failure::Gone(..) => Ok(true),
+                    other => Err(other),
+                }
+            }
+        }
+    }
+
+    /// A connection to `peer` for nothing but its end; `None` if it has never been there.
+    fn dial_to_watch(
+        &self,
+        peer: Rank,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<TcpStream>, Failure> {
+        if !self.store.check(&[&address_key(peer)]).unwrap_or(false) {
+            return Ok(None);
+        }
+        let hello = Hello {
+            kind: LaneKind::Watch,
+            from: self.rank(),
+            to: peer,
+            group: 0,
+            stream: 0,
+        };
+        self.dial(hello, patience).map(Some)
+    }
+
+    fn await_call(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {
+        let id = LaneId {
+            group: hello.group,
+            kind: hello.kind,
+            peer: hello.to,
+            stream: hello.stream,
+        };
+        let began = Instant::now();
+        let mut arrived = lock(&self.desk.arrived);
+        loop {
+            if let Some(stream) = arrived.remove(&id) {
+                return Ok(stream);
+            }
+            patience.check()?;
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Failure::Closed);
+            }
+            if began.elapsed() >= DOUBT {
+                drop(arrived);
+                if self.is_gone(hello.to, patience)? {
+                    return Err(Failure::Gone(hello.to, None));
+                }
+                arrived = lock(&self.desk.arrived);
+                if arrived.contains_key(&id) {
+                    continue;
+                }
+            }
+            let wait = self
+                .desk
+                .bell
+                .wait_timeout(arrived, Duration::from_millis(10));
+            arrived = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn dial(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {
+        let address = self.address_of(hello.to, patience)?;
+        let gone = |error| Failure::Gone(hello.to, Some(error));
+        let mut tries = 0;
+        // One try: a rank listens before it gives its address away, so a refusal means that it ended.
+        let stream = loop {
+            patience.check()?;
+            match TcpStream::connect_timeout(&address, CONNECT_TIME) {
+                Ok(stream) => break stream,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    tries += 1;
+                    if tries == 1 {
+                        tracing::warn!(rank = hello.to, %address, "no answer: trying on");
+                    }
+                }
+                Err(error) => {
+                    let what = format!("{address}: {error}");
+                    return Err(gone(io::Error::new(error.kind(), what)));
+                }
+            }
+        };
+        stream.set_nodelay(true).map_err(gone)?;
+        stream.set_nonblocking(true).map_err(gone)?;
+        let mut nonce = [0; 32];
+        fill_random(&mut nonce).map_err(Failure::Io)?;
+        let first = hello.encode(&self.identity, &nonce);
+        let mut talk = Talk {
+            stream: &stream,
+            peer: hello.to,
+            patience,
+        };
+        talk.say(&first)?;
+        let mut answer = [0; ANSWER_LEN];
+        talk.hear(&mut answer)?;
+        let refuse = |verdict: Option<Verdict>| Failure::Refused {
+            peer: hello.to,
+            address,
+            verdict,
+        };
+        let word = [answer[0], answer[1], answer[2], answer[3]];
+        match Verdict::from_bytes(word) {
+            Some(Verdict::Welcome) => {}
+            other => return Err(refuse(other)),
+        }
+        let mut theirs = [0; 32];
+        theirs.copy_from_slice(&answer[4..36]);
+        let proof = &answer[36..];
+        if !self
+            .identity
+            .believes(End::Acceptor, &first, &theirs, proof)
+        {
+            return Err(refuse(Some(Verdict::WrongSecret)));
+        }
+        talk.say(&self.identity.prove(End::Dialer, &first, &theirs))?;
+        let mut last = [0; 4];
+        talk.hear(&mut last)?;
+        match Verdict::from_bytes(last) {
+            Some(Verdict::Welcome) => Ok(stream),
+            other => Err(refuse(other)),
+        }
+    }
+
+    fn address_of(&self, peer: Rank, patience: &mut Patience<'_>) -> Result<SocketAddr, Failure> {
+        let key = address_key(peer);
+        loop {
+            patience.check()?;
+            match self.store.get(&key, Duration::from_millis(100)) {
+                Ok(bytes) => {
+                    let text = String::from_utf8_lossy(&bytes);
+                    return text.parse().map_err(|_| Failure::Address {
+                        peer,
+                        text: text.into_owned(),
+                    });
+                }
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                Err(error) => return Err(Failure::Store(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn address_key(rank: Rank) -> String {
+    format!("cpu/addr/{rank}")
+}
+
+/// First words over a socket, with patience.
+struct Talk<'a, 'p> {
+    stream: &'a TcpStream,
+    peer: Rank,
+    patience: &'a mut Patience<'p>,
+}
+
+impl Talk<'_, '_> {
+    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let mut said = 0;
+        while said < bytes.len() {
+            match (&*self.stream).write(&bytes[said..]) {
+                Ok(some) => said += some,
+                Err(error) => self.or_sleep(error, PollFlags::OUT)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
+        let mut heard = 0;
+        while heard < bytes.len() {
+            match (&*self.stream).read(&mut bytes[heard..]) {
+                Ok(0) => {
+                    let end = io::ErrorKind::UnexpectedEof.into();
+                    return Err(Failure::Gone(self.peer, Some(end)));
+                }
+                Ok(some) => heard += some,
+                Err(error) => self.or_sleep(error, PollFlags::IN)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn or_sleep(&mut self, error: io::Error, flags: PollFlags) -> Result<(), Failure> {
+        if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
+            return Err(Failure::Gone(self.peer, Some(error)));
+        }
+        self.patience.check()?;
+        let mut socket = [PollFd::new(self.stream, flags)];
+        match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Failure::Io(error.into())),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Why a lane did not come about, or broke.
+
+use super::super::hello::Verdict;
+use super::super::wait::Interrupted;
+use rcomm_core::Error;
+use rcomm_recorder::model::Rank;
+use std::io;
+use std::net::SocketAddr;
+
+/// Why a lane did not come about, or broke. Ranks are ranks of the world.
+#[derive(Debug)]
+pub(in super::super) enum Failure {
+    /// The deadline passed, or the group was stopped.
+    Interrupted(Interrupted),
+    /// The peer's process has ended, or cannot be reached.
+    Gone(Rank, Option<io::Error>),
+    /// Somebody answered at the peer's address, but not the peer.
+    Refused {
+        peer: Rank,
+        address: SocketAddr,
+        verdict: Option<Verdict>,
+    },
+    /// The peer's address in the store is none.
+    Address { peer: Rank, text: String },
+    /// The deadline passed, and these had not answered.
+    Late(Vec<Rank>),
+    /// This rank's own buffers cannot be used so.
+    Argument(Error),
+    /// The peer sent what no rank sends.
+    Garbled(Rank, String),
+    /// The ranks do not agree on the operation.
+    Mismatch(Rank, String),
+    /// The store failed.
+    Store(Error),
+    /// The system refused.
+    Io(io::Error),
+    /// The mesh was closed.
+    Closed,
+}
+
+impl From<Interrupted> for Failure {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Interrupted(interrupted)
+    }
+}

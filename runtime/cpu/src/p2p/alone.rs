@@ -1,0 +1,159 @@
+//! One send or receive that meets nothing else on its peer's lane: done at once, without standing in line.
+//!
+//! A send writes its message if nobody writes or waits to write, and leaves the rest of it to
+//! [`advance`](P2p::advance) if not all of it fits. A receive takes its message if that comes next,
+//! whole, and no receive was posted before it. Until then it stands in line like any other, so that
+//! other threads leave it what it will take; and as soon as anything else turns up it goes on as any other.
+
+use super::super::mesh::Failure;
+use super::super::transport::shm::Found;
+use super::super::wait::{Patience, Pause};
+use super::frame::{EAGER, FRAME, Frame};
+use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
+use super::messages::{P2p, lock};
+use super::request::{Request, Stage};
+use crate::fill::bytes_to_fill;
+use rcomm_core::Op;
+use rcomm_recorder::model::DType;
+
+impl PeerLane {
+    /// Reads the message that comes behind `head` for the receive `id`, if it is next on the lane and the
+    /// receive is next in line.
+    #[inline]
+    fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
+        let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
+            && self.kept.is_empty()
+            && self.replies.is_empty()
+            && matches!(self.incoming, Incoming::Frame { done: 0, .. });
+        let Some(lane) = self.lane.as_mut().filter(|_| is_next) else {
+            return Found::Other;
+        };
+        // What fails here fails again where it is looked into.
+        let found = lane.read_behind(head, into).unwrap_or(Found::Other);
+        if found == Found::All {
+            self.waiting.pop_front();
+        }
+        found
+    }
+}
+
+impl P2p {
+    /// Runs one send or receive to its end; says who sent what was received.
+    pub(in super::super) fn run_one(
+        &self,
+        op: &mut Op<'_>,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<usize>, Failure> {
+        let mut left = match op {
+            Op::Send { buffer, peer, tag } => {
+                let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
+                match self.send_at_once(*peer as usize, *tag, buffer.dtype(), bytes)? {
+                    None => return Ok(None),
+                    left => left,
+                }
+            }
+            Op::Recv {
+                buffer,
+                peer: Some(peer),
+                tag,
+            } => {
+                let (at, dtype) = (*peer as usize, buffer.dtype());
+                let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
+                match self.receive_at_once(at, *tag, dtype, bytes, patience) {
+                    None => return Ok(Some(at)),
+                    left => left,
+                }
+            }
+            _ => self.post_one(op),
+        };
+        let requests = left.as_mut_slice();
+        let outcome = self.run(op, requests, patience);
+        outcome.inspect_err(|_| self.withdraw(requests))?;
+        Ok(requests.iter().find_map(Request::source))
+    }
+
+    /// Sends a message; returns what is left to do, in line if nothing was done yet.
+    #[inline]
+    fn send_at_once(
+        &self,
+        at: usize,
+        tag: u32,
+        dtype: DType,
+        bytes: &[u8],
+    ) -> Result<Option<Request>, Failure> {
+        let mut guard = lock(&self.peers[at]);
+        let peer = &mut *guard;
+        let is_free = peer.queue.is_empty()
+            && peer.replies.is_empty()
+            && peer.outgoing == Outgoing::Free
+            && bytes.len() <= EAGER;
+        let frame = Frame::eager(tag, dtype, bytes.len()).encode();
+        let mut done = 0;
+        if let Some(lane) = peer.lane.as_mut().filter(|_| is_free) {
+            let written = lane.write_both(&frame, bytes);
+            done = written.map_err(|error| Failure::Gone(self.ranks[at], Some(error)))?;
+            if done == FRAME + bytes.len() {
+                return Ok(None);
+            }
+        }
+        let id = self.next_id();
+        let stage = if done == 0 {
+            peer.queue.push_back(id);
+            Stage::SendQueued { peer: at }
+        } else {
+            peer.outgoing = Outgoing::Send(id);
+            Stage::SendWriting {
+                peer: at,
+                frame,
+                done,
+                offer: false,
+            }
+        };
+        Ok(Some(Request::new(id, tag, dtype, stage)))
+    }
+
+    /// Receives a message; returns what is left to do, in line.
+    #[inline]
+    fn receive_at_once(
+        &self,
+        at: usize,
+        tag: u32,
+        dtype: DType,
+        bytes: &mut [u8],
+        patience: &mut Patience<'_>,
+    ) -> Option<Request> {
+        let id = self.next_id();
+        let head = Frame::eager(tag, dtype, bytes.len()).encode();
+        let mut peer = lock(&self.peers[at]);
+        peer.waiting.push_back(Waiting {
+            receive: id,
+            tag,
+            from_any: false,
+        });
+        loop {
+            let blank = match peer.take_next(id, &head, bytes) {
+                Found::All => return None,
+                Found::Nothing(blank) => blank,
+                Found::Other => break,
+            };
+            drop(peer);
+            let sight = self.sights[at].get();
+            let has_come = sight.is_some_and(|sight| {
+                loop {
+                    if !matches!(patience.pause(), Ok(Pause::Look)) {
+                        return false;
+                    }
+                    if sight.has_changed(blank) {
+                        return true;
+                    }
+                }
+            });
+            if !has_come {
+                break;
+            }
+            peer = lock(&self.peers[at]);
+        }
+        let stage = Stage::Receive { peer: Some(at) };
+        Some(Request::new(id, tag, dtype, stage))
+    }
+}

@@ -1,0 +1,367 @@
+//! [`P2p`]: one group's messages, and how requests move on.
+
+use super::super::hello::LaneKind;
+use super::super::lanes::Sockets;
+use super::super::mesh::{Failure, Mesh, Wanted};
+use super::super::neighbours::Neighbours;
+use super::super::transport::Lane;
+use super::super::transport::shm::Sight;
+use super::super::wait::{Interrupted, Patience, Pause};
+use super::frame::{EAGER, FRAME, Frame, FrameKind};
+use super::lane::{Outgoing, PeerLane, Waiting};
+use super::request::{Request, Stage, outcome};
+use crate::fill::bytes_to_fill;
+use rcomm_core::Op;
+use rcomm_recorder::model::Rank;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// One group's messages.
+pub(in super::super) struct P2p {
+    pub(super) mesh: Arc<Mesh>,
+    pub(super) group: u64,
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) peers: Vec<Mutex<PeerLane>>,
+    pub(super) sockets: Sockets,
+    pub(super) neighbours: Neighbours,
+    /// What can be seen of a peer's lane beside its lock; set once it is open, if it goes through memory.
+    pub(super) sights: Vec<OnceLock<Sight>>,
+    next: AtomicU64,
+}
+
+pub(super) fn lock(peer: &Mutex<PeerLane>) -> MutexGuard<'_, PeerLane> {
+    peer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl P2p {
+    pub(in super::super) fn new(
+        mesh: Arc<Mesh>,
+        group: u64,
+        ranks: Arc<[Rank]>,
+        sockets: Sockets,
+    ) -> Self {
+        let peers = ranks.iter().map(|_| Mutex::new(PeerLane::new()));
+        Self {
+            mesh,
+            group,
+            peers: peers.collect(),
+            sights: ranks.iter().map(|_| OnceLock::new()).collect(),
+            ranks,
+            sockets,
+            neighbours: Neighbours::default(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// As [`new`](Self::new), where some of the ranks share memory.
+    pub(in super::super) fn among(self, neighbours: Neighbours) -> Self {
+        Self { neighbours, ..self }
+    }
+
+    /// Takes a place in the order of sends or receives, for each of `op`'s in order.
+    pub(in super::super) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
+        if let Op::Coalesced(ops) = op {
+            ops.iter().for_each(|op| self.post(op, requests));
+        }
+        requests.extend(self.post_one(op));
+    }
+
+    /// As [`post`](Self::post), if `op` is one send or receive.
+    pub(in super::super) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
+        let (buffer, tag, stage) = match op {
+            Op::Send { buffer, peer, tag } => {
+                let peer = *peer as usize;
+                (buffer, *tag, Stage::SendQueued { peer })
+            }
+            Op::Recv { buffer, peer, tag } => {
+                let peer = peer.map(|peer| peer as usize);
+                (buffer, *tag, Stage::Receive { peer })
+            }
+            _ => return None,
+        };
+        let id = self.next_id();
+        match stage {
+            Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
+            Stage::Receive { peer: Some(peer) } => {
+                lock(&self.peers[peer]).waiting.push_back(Waiting {
+                    receive: id,
+                    tag,
+                    from_any: false,
+                });
+            }
+            _ => {
+                for peer in &self.peers {
+                    lock(peer).waiting.push_back(Waiting {
+                        receive: id,
+                        tag,
+                        from_any: true,
+                    });
+                }
+            }
+        }
+        Some(Request::new(id, tag, buffer.dtype(), stage))
+    }
+
+    /// The name of the next request.
+    #[inline]
+    pub(super) fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Runs posted requests to their end.
+    pub(in super::super) fn run(
+        &self,
+        op: &mut Op<'_>,
+        requests: &mut [Request],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Failure> {
+        loop {
+            let moved = self.advance(op, &mut requests.iter_mut(), patience)?;
+            if let Some(outcome) = outcome(requests) {
+                return outcome;
+            }
+            if moved {
+                patience.refresh();
+                continue;
+            }
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => {
+                    self.check_peers(requests, patience)?;
+                    self.sleep(requests.iter(), None, time)?;
+                }
+                Err(Interrupted::TimedOut) => return Err(Failure::Late(self.missing(requests))),
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    /// Moves each request on as far as it goes now; says whether anything moved.
+    pub(in super::super) fn advance(
+        &self,
+        op: &mut Op<'_>,
+        requests: &mut std::slice::IterMut<'_, Request>,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        match op {
+            Op::Coalesced(ops) => {
+                let mut moved = false;
+                for op in ops {
+                    moved |= self.advance(op, requests, patience)?;
+                }
+                Ok(moved)
+            }
+            Op::Send { buffer, .. } => {
+                let Some(request) = requests.next() else {
+                    return Ok(false);
+                };
+                let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
+                let result = self.advance_send(request, bytes, patience);
+                request.keep_mismatch(result)
+            }
+            Op::Recv { buffer, .. } => {
+                let Some(request) = requests.next() else {
+                    return Ok(false);
+                };
+                let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
+                let result = self.advance_receive(request, bytes, patience);
+                request.keep_mismatch(result)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes requests that will not be run on out of all queues.
+    pub(in super::super) fn withdraw(&self, requests: &[Request]) {
+        for peer in &self.peers {
+            let mut peer = lock(peer);
+            for request in requests {
+                peer.queue.retain(|id| *id != request.id);
+                peer.waiting.retain(|waiting| waiting.receive != request.id);
+            }
+        }
+    }
+
+    fn open(
+        &self,
+        at: usize,
+        peer: &mut PeerLane,
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        if peer.lane.is_some() {
+            return Ok(true);
+        }
+        let rank = self.ranks[at];
+        let wanted = Wanted {
+            group: self.group,
+            kind: LaneKind::P2p,
+            peer: rank,
+            streams: self.neighbours.streams(at, &self.mesh),
+        };
+        let Some(streams) = self.mesh.try_connect(wanted, patience)? else {
+            return Ok(false);
+        };
+        let lane = self.neighbours.lane(at, streams).map_err(Failure::Io)?;
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.extend_from_slice(lane.sockets());
+        if let Lane::Shm(stream) = &lane {
+            self.sights[at].get_or_init(|| stream.sight());
+        }
+        peer.lane = Some(lane);
+        Ok(true)
+    }
+
+    fn advance_send(
+        &self,
+        request: &mut Request,
+        bytes: &[u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let at = match request.stage {
+            Stage::SendQueued { peer }
+            | Stage::SendWriting { peer, .. }
+            | Stage::SendOffered { peer } => peer,
+            _ => return Ok(false),
+        };
+        let mut guard = lock(&self.peers[at]);
+        let peer = &mut *guard;
+        if !self.open(at, peer, patience)? {
+            return Ok(false);
+        }
+        let gone = |error| Failure::Gone(self.ranks[at], Some(error));
+        let mut moved = peer.reply().map_err(gone)?;
+        if matches!(request.stage, Stage::SendOffered { .. }) {
+            moved |= peer.read_on(None, self.ranks[at])?;
+        }
+        let mut frame = Frame::eager(request.tag, request.dtype, bytes.len());
+        match request.stage {
+            Stage::SendQueued { .. } => {
+                let is_next = peer.queue.front() == Some(&request.id);
+                if !is_next || peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
+                    return Ok(moved);
+                }
+                peer.queue.pop_front();
+                peer.outgoing = Outgoing::Send(request.id);
+                let offer = bytes.len() > EAGER;
+                if offer {
+                    frame.kind = FrameKind::Offer;
+                    frame.id = request.id;
+                }
+                request.stage = Stage::SendWriting {
+                    peer: at,
+                    frame: frame.encode(),
+                    done: 0,
+                    offer,
+                };
+            }
+            Stage::SendOffered { .. } => {
+                let Some(found) = peer.answers.iter().position(|a| a.id == request.id) else {
+                    return Ok(moved);
+                };
+                if peer.answers[found].kind == FrameKind::Refuse {
+                    let answer = peer.answers.swap_remove(found);
+                    return Err(frame.refused(answer.dtype, answer.len, at, self.ranks[at]));
+                }
+                if peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
+                    return Ok(moved);
+                }
+                peer.answers.swap_remove(found);
+                peer.outgoing = Outgoing::Send(request.id);
+                frame.kind = FrameKind::Data;
+                frame.id = request.id;
+                request.stage = Stage::SendWriting {
+                    peer: at,
+                    frame: frame.encode(),
+                    done: 0,
+                    offer: false,
+                };
+            }
+            _ => {}
+        }
+        let Stage::SendWriting {
+            frame, done, offer, ..
+        } = &mut request.stage
+        else {
+            return Ok(moved);
+        };
+        let lane = peer.lane.as_mut().ok_or(Failure::Closed)?;
+        let follows: &[u8] = if *offer { &[] } else { bytes };
+        while *done < FRAME {
+            let some = lane.write_both(&frame[*done..], follows).map_err(gone)?;
+            *done += some;
+            if some == 0 {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+        if *offer {
+            peer.outgoing = Outgoing::Free;
+            peer.offered.push(request.id);
+            request.stage = Stage::SendOffered { peer: at };
+            return Ok(true);
+        }
+        while *done - FRAME < bytes.len() {
+            let some = lane.write(&bytes[*done - FRAME..]).map_err(gone)?;
+            *done += some;
+            if some == 0 {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+        peer.outgoing = Outgoing::Free;
+        request.stage = Stage::Done { source: None };
+        Ok(true)
+    }
+
+    fn advance_receive(
+        &self,
+        request: &mut Request,
+        bytes: &mut [u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        match request.stage {
+            Stage::Receive { peer: Some(peer) } | Stage::Receiving { peer } => {
+                self.receive_from(peer, request, bytes, patience)
+            }
+            Stage::Receive { peer: None } => {
+                let mut moved = false;
+                for peer in 0..self.peers.len() {
+                    if self.ranks[peer] == self.mesh.rank() {
+                        continue;
+                    }
+                    moved |= self.receive_from(peer, request, bytes, patience)?;
+                    if !matches!(request.stage, Stage::Receive { peer: None }) {
+                        break;
+                    }
+                }
+                Ok(moved)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn receive_from(
+        &self,
+        at: usize,
+        request: &mut Request,
+        bytes: &mut [u8],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Failure> {
+        let mut guard = lock(&self.peers[at]);
+        let peer = &mut *guard;
+        if !self.open(at, peer, patience)? {
+            return Ok(false);
+        }
+        let from_any = matches!(request.stage, Stage::Receive { peer: None });
+        let moved = peer.receive(request, bytes, at, self.ranks[at])?;
+        drop(guard);
+        if from_any && !matches!(request.stage, Stage::Receive { .. }) {
+            for peer in &self.peers {
+                lock(peer)
+                    .waiting
+                    .retain(|waiting| waiting.receive != request.id);
+            }
+        }
+        Ok(moved)
+    }
+}

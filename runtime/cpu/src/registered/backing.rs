@@ -1,0 +1,229 @@
+//! What an allocated buffer stands on: a region of this rank's that other ranks may be let into, and how
+//! they are kept out again.
+
+use super::region::{Region, Whereabouts};
+use super::registry::Registry;
+use rcomm_core::backend::support::element_size;
+use rcomm_core::{Access, Buffer, Device};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use std::alloc::Layout;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Memory that a buffer stands on.
+pub(in super::super) struct Backing {
+    region: Region,
+    registry: Weak<Registry>,
+    /// The process that made it.
+    maker: u32,
+    /// Whether a rank may have it mapped for collectives.
+    is_lent: AtomicBool,
+    /// Whether it was part of a window: others may look at it as long as they like.
+    is_in_window: AtomicBool,
+    /// Whether some of it is this process's alone by now.
+    is_cut: AtomicBool,
+}
+
+impl Backing {
+    /// New memory, all zero.
+    pub(super) fn create(len: usize, registry: Weak<Registry>) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            region: Region::create(len)?,
+            registry,
+            maker: std::process::id(),
+            is_lent: AtomicBool::new(false),
+            is_in_window: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+        }))
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// All of it as elements of one type, for the one who has just made it.
+    pub(super) fn into_buffer(
+        self: Arc<Self>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Buffer<'static>> {
+        let bytes = element_size(dtype).checked_mul(len);
+        if Arc::strong_count(&self) != 1 || bytes.is_none_or(|bytes| bytes > self.region.len()) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{} bytes do not hold {len} elements of {dtype}",
+                    self.region.len()
+                ),
+            ));
+        }
+        let start = self.region.start();
+        // SAFETY: mapped and zeroed for at least this many elements (checked) as long as `self` lives. Of
+        // this process nobody else has it: nothing stood on it before (checked), and what holds a backing
+        // later reaches its bytes through a loan of this buffer's (`Exposed`). Other processes write to it
+        // only while such a loan lets them.
+        unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
+    }
+
+    /// Where others find all of a buffer's memory for a window, if it is of this kind and begins with the
+    /// file.
+    pub(in super::super) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
+        let backing = memory.owner()?.downcast_ref::<Self>()?;
+        let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
+        if !begins || backing.is_cut.load(Ordering::Acquire) {
+            return None;
+        }
+        backing.is_in_window.store(true, Ordering::Release);
+        Some(backing.region.whereabouts())
+    }
+
+    /// Where others find these bytes, to be let into them: `None` unless the pages that they are in hold
+    /// nothing else.
+    pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<Whereabouts> {
+        let page = rustix::param::page_size();
+        let is_whole = bytes.start.is_multiple_of(page)
+            && (bytes.end.is_multiple_of(page) || bytes.end == self.region.len());
+        (is_whole && !bytes.is_empty() && !self.is_cut.load(Ordering::Acquire))
+            .then(|| self.region.whereabouts())
+    }
+
+    /// Notes that others may have it mapped from now on.
+    pub(super) fn lend(&self) {
+        self.is_lent.store(true, Ordering::Release);
+    }
+
+    /// Puts memory of this process's own in the place of these bytes, with what is in them, so that whoever
+    /// has the file mapped does nothing to them any more. It is not offered again.
+    ///
+    /// # Safety
+    /// `place` is the loan of so many bytes of the region, which are [whole pages](Self::whole_pages), and
+    /// nobody in this process writes to them meanwhile.
+    pub(super) unsafe fn cut_off(&self, place: NonNull<u8>, len: usize) {
+        self.is_cut.store(true, Ordering::Release);
+        let Ok(layout) = Layout::from_size_align(len, 1) else {
+            return;
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let made = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                layout.size(),
+                protection,
+                MapFlags::PRIVATE,
+            )
+        };
+        let moved = made.and_then(|own| {
+            // SAFETY: `place` is readable for so many bytes from the beginning of a page (the caller), `own` is
+            // writable and nobody else's.
+            unsafe { copy_while_written(place, own.cast(), layout.size()) };
+            // SAFETY: `own` is a mapping of this length that nobody has yet. It takes the place of whole
+            // pages (the caller; the last one may be in part behind the region, where nothing is), in one
+            // step for all threads of this process, and shows them the same bytes as before: nobody here
+            // writes to these meanwhile (the caller).
+            unsafe {
+                rustix::mm::mremap_fixed(
+                    own,
+                    layout.size(),
+                    layout.size(),
+                    MremapFlags::MAYMOVE,
+                    place.as_ptr().cast(),
+                )
+            }
+        });
+        if moved.is_err() {
+            // No memory for it: as wherever that happens. To go on would be to give a caller memory that
+            // another rank may write to.
+            std::alloc::handle_alloc_error(layout);
+        }
+    }
+}
+
+/// Copies bytes that other processes may write to meanwhile: word by word, and through no reference, since
+/// there may be one of the caller's that lets nobody write, or lets nobody else read.
+///
+/// # Safety
+/// `len` bytes are readable at `from` and writable, by nobody else, at `to`; both are aligned as a `u64`.
+unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
+    const WORD: usize = size_of::<u64>();
+    let words = len / WORD;
+    for at in 0..words {
+        // SAFETY: inside both ranges, and aligned. What others write by halves is read by halves.
+        unsafe {
+            let word = from.cast::<u64>().add(at).read_volatile();
+            to.cast::<u64>().add(at).write(word);
+        }
+    }
+    for at in words * WORD..len {
+        // SAFETY: as above, a byte.
+        unsafe { to.add(at).write(from.add(at).read_volatile()) };
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // Before the address can be somebody else's.
+        if let Some(registry) = self.registry.upgrade() {
+            registry.forget(self.region.start().addr().get());
+        }
+        // A forked child has the mapping and its own copy of the buffer, but the memory is its parent's.
+        let is_maker = self.maker == std::process::id();
+        let is_lent = self.is_lent.load(Ordering::Acquire);
+        if is_maker && is_lent && !self.is_in_window.load(Ordering::Acquire) {
+            // Others keep it mapped until they find it empty, but none of its memory.
+            self.region.empty();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_process_that_made_memory_empties_it() {
+        let own = std::process::id();
+        for (maker, is_empty) in [(own, true), (own + 1, false)] {
+            let mut backing = Backing::create(5000, Weak::new()).unwrap();
+            Arc::get_mut(&mut backing).unwrap().maker = maker;
+            backing.lend();
+            let other = Region::attach(&backing.region().whereabouts()).unwrap();
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe { other.start().as_ptr().write(7) };
+            drop(backing);
+            assert_eq!(other.is_empty(), is_empty);
+        }
+    }
+
+    #[test]
+    fn bytes_that_were_cut_off_are_the_same_and_nobody_else_reaches_them() {
+        let page = rustix::param::page_size();
+        let backing = Backing::create(3 * page + 5, Weak::new()).unwrap();
+        let other = Region::attach(&backing.region().whereabouts()).unwrap();
+        let byte = |region: &Region, at: usize| {
+            // SAFETY: inside the mapping, of which there is no reference.
+            unsafe { region.start().as_ptr().add(at) }
+        };
+        let cut = page..3 * page + 5;
+        for at in [0, cut.start, cut.end - 1] {
+            // SAFETY: as above.
+            unsafe { byte(backing.region(), at).write(7) };
+        }
+        let place = NonNull::new(byte(backing.region(), cut.start)).unwrap();
+        // SAFETY: whole pages to the end of the region, which nobody uses.
+        unsafe { backing.cut_off(place, cut.len()) };
+        for at in [0, cut.start, cut.end - 1] {
+            // SAFETY: as above.
+            unsafe { byte(&other, at).write(9) };
+            let expected = if cut.contains(&at) { 7 } else { 9 };
+            // SAFETY: as above.
+            assert_eq!(unsafe { byte(backing.region(), at).read() }, expected);
+        }
+        assert!(backing.whole_pages(&(0..page)).is_none());
+    }
+}

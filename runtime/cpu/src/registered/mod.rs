@@ -1,0 +1,49 @@
+//! Memory of the ranks' own in which the others work directly: what a group has allocated.
+//!
+//! Data of an ordinary buffer cross from rank to rank through slots of memory that all share. A buffer that
+//! was allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) stands on a file that the
+//! other processes of this host can map. In a long operation all ranks show where their bytes are; if all
+//! have such bytes, each rank reads, or reads and writes, the others' where they are, and nothing is copied
+//! that need not be. Otherwise they go on as with ordinary buffers. How the work is divided is the business
+//! of [`algorithm`](super::algorithm); what ranks agree on, and that nobody gets memory back which others
+//! may be at, is settled here.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `region` | a file and its mapping |
+//! | `backing`, `registry` | the regions that buffers of this rank stand on |
+//! | `exposed` | a caller's loan while others are let into it |
+//! | `offer`, `reach` | what ranks show and agree on; the others' regions that are mapped here |
+
+#[allow(unsafe_code)]
+mod backing;
+#[allow(unsafe_code)]
+mod exposed;
+mod offer;
+mod reach;
+#[allow(unsafe_code)]
+mod region;
+mod registry;
+
+pub(super) use backing::Backing;
+pub(super) use exposed::{Exposed, Meeting};
+pub(super) use reach::{Need, Outcome, Phases, Reach, Rule, Terms};
+pub(super) use region::{Region, Whereabouts};
+pub(super) use registry::Registry;
+
+/// Reads `bytes` as what a rank offers.
+#[cfg(fuzzing)]
+pub(super) fn read_any_bytes(bytes: &[u8]) {
+    if let Some(offer) = offer::Offer::decode(bytes) {
+        assert_eq!(
+            offer::Offer::decode(&offer::Offer::encode(Some(&offer))),
+            Some(offer)
+        );
+        let len = bytes.len();
+        assert!(
+            offer
+                .bytes(len)
+                .is_none_or(|range| range.end <= offer.region.len)
+        );
+    }
+}

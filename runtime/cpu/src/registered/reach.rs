@@ -1,0 +1,397 @@
+//! What a group's ranks have mapped of each other, and how they agree to use it.
+//!
+//! Every rank shows what it offers; all see the same offers and come to the same decision. A region that
+//! was not used in the group before is mapped by all, who then show whether they could. So the ranks of a
+//! group know the same regions at any time, and know for each whether it is of use.
+
+use super::super::algorithm::part_of;
+use super::super::mesh::Failure;
+use super::super::transport::shm::INLINE;
+use super::exposed::{Exposed, Meeting};
+use super::offer::Offer;
+use super::region::{Region, Whereabouts};
+use super::registry::Registry;
+use rcomm_core::Access;
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Regions of one rank that a group knows at a time. Of more, those not used for longest are forgotten, and
+/// mapped anew when they are used again.
+const MOST: usize = 256;
+
+/// A region of another rank that is mapped here.
+pub(super) struct Reached(Region);
+
+impl Reached {
+    pub(super) fn region(&self) -> &Region {
+        &self.0
+    }
+}
+
+/// What ranks may do while they are at each other's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Rule {
+    /// All read.
+    Read,
+    /// Each rank is alone at its [share](share_of) of everybody's bytes.
+    Share,
+}
+
+/// The bytes of so many that `rank` works on for all: whole cache lines, and so whole elements.
+pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
+    const LINE: usize = 64;
+    let lines = part_of(rank, size, len.next_multiple_of(LINE), LINE);
+    lines.start.min(len)..lines.end.min(len)
+}
+
+/// Bytes of a rank that the terms name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Need {
+    /// How many.
+    pub(in super::super) len: usize,
+    /// What the rule's words mean for them.
+    pub(in super::super) access: Access,
+}
+
+/// Whose bytes are used and how. Made from what the ranks' notices agree on alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Terms {
+    /// By rank; `None` for whom nobody needs to reach.
+    pub(in super::super) needs: Vec<Option<Need>>,
+    /// How.
+    pub(in super::super) rule: Rule,
+}
+
+/// What the ranks have agreed on.
+pub(in super::super) enum Outcome<'a> {
+    /// To be at each other's bytes, by the terms of this number.
+    Met(usize, Meeting<'a>),
+    /// To go another way.
+    Apart(Exposed<'a>),
+}
+
+/// How ranks tell each other something, all at once.
+pub(in super::super) trait Phases {
+    /// Shows these bytes, and waits for everybody's.
+    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// What `rank` has shown, and whatever was behind it.
+    fn said(&self, rank: usize) -> &[u8; INLINE];
+}
+
+/// A region of a rank that all ranks know.
+struct Known {
+    /// Here, if it is another rank's and has not been let go of.
+    mapped: Option<Arc<Reached>>,
+    /// Whether all others have mapped it.
+    is_reached: bool,
+    /// The last operation that used it.
+    used: u64,
+}
+
+/// One rank's view of what a group's ranks have mapped of each other.
+pub(in super::super) struct Reach {
+    rank: usize,
+    registry: Arc<Registry>,
+    /// By rank, and by id.
+    known: Vec<HashMap<u64, Known>>,
+    operations: u64,
+}
+
+impl Reach {
+    /// For `rank` of a group of `size`.
+    pub(in super::super) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
+        Self {
+            rank,
+            registry,
+            known: std::iter::repeat_with(HashMap::new).take(size).collect(),
+            operations: 0,
+        }
+    }
+
+    /// What this rank has allocated.
+    pub(in super::super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Lets go of everything: the group's ranks will not agree on anything any more.
+    pub(in super::super) fn let_go(&mut self) {
+        self.known.iter_mut().for_each(HashMap::clear);
+    }
+
+    /// Agrees with the others whether they let each other in, by the first of these terms that can be.
+    ///
+    /// # Errors
+    /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
+    pub(in super::super) fn meet<'a>(
+        &mut self,
+        mut own: Exposed<'a>,
+        terms: &[Terms],
+        phases: &mut impl Phases,
+    ) -> Result<Outcome<'a>, Failure> {
+        let offer = own.open();
+        if let Err(failure) = phases.say(&Offer::encode(offer.as_ref())) {
+            if let Failure::Mismatch(..) = failure {
+                // All ranks have seen that they disagree.
+                own.close();
+            }
+            return Err(failure);
+        }
+        let offers: Vec<Option<Offer>> = (0..self.known.len())
+            .map(|rank| Offer::decode(phases.said(rank)))
+            .collect();
+        let apart = |mut own: Exposed<'a>| {
+            own.close();
+            Ok(Outcome::Apart(own))
+        };
+        let Some((number, chosen)) = terms
+            .iter()
+            .enumerate()
+            .find_map(|(number, terms)| Some((number, chosen(terms, &offers)?)))
+        else {
+            return apart(own);
+        };
+        self.operations += 1;
+        let unknown = self.unknown(&chosen);
+        if !unknown.is_empty() {
+            let could = self.map(&unknown);
+            phases.say(&[u8::from(could)])?;
+            let all_could = (0..self.known.len()).all(|rank| phases.said(rank)[0] == 1);
+            self.remember(&unknown, all_could);
+        }
+        if !self.are_reached(&chosen) {
+            return apart(own);
+        }
+        let reached = self.reached(&chosen).map_err(Failure::Io)?;
+        let meeting = Meeting::new(own, self.rank, &terms[number], reached);
+        Ok(Outcome::Met(number, meeting))
+    }
+
+    /// Those that are not known yet, with their ranks.
+    fn unknown(&self, chosen: &[Option<Chosen>]) -> Vec<(usize, Whereabouts)> {
+        let regions = chosen.iter().enumerate();
+        let regions = regions.filter_map(|(rank, it)| Some((rank, it.as_ref()?.region)));
+        regions
+            .filter(|(rank, region)| !self.known[*rank].contains_key(&region.id))
+            .collect()
+    }
+
+    /// Maps what is another rank's; says whether it could.
+    fn map(&mut self, regions: &[(usize, Whereabouts)]) -> bool {
+        // A good moment to let go of what others have freed.
+        for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
+            known.mapped.take_if(|mapped| mapped.region().is_empty());
+        }
+        let mut could = true;
+        for (rank, region) in regions {
+            let mapped = match *rank == self.rank {
+                true => None,
+                false => match Region::attach(region) {
+                    Ok(mapped) => Some(Arc::new(Reached(mapped))),
+                    Err(error) => {
+                        self.registry.note_unreachable(&error);
+                        could = false;
+                        None
+                    }
+                },
+            };
+            let known = Known {
+                mapped,
+                is_reached: false,
+                used: self.operations,
+            };
+            self.known[*rank].insert(region.id, known);
+        }
+        could
+    }
+
+    /// Takes in whether all have mapped them.
+    fn remember(&mut self, regions: &[(usize, Whereabouts)], is_reached: bool) {
+        for (rank, region) in regions {
+            let known = &mut self.known[*rank];
+            if let Some(known) = known.get_mut(&region.id) {
+                known.is_reached = is_reached;
+                if !is_reached {
+                    known.mapped = None;
+                }
+            }
+            while known.len() > MOST
+                && let Some((&oldest, _)) =
+                    known.iter().min_by_key(|(id, known)| (known.used, **id))
+            {
+                known.remove(&oldest);
+            }
+        }
+    }
+
+    fn are_reached(&self, chosen: &[Option<Chosen>]) -> bool {
+        let mut all = self.known.iter().zip(chosen);
+        all.all(|(known, chosen)| {
+            let Some(chosen) = chosen else { return true };
+            known.get(&chosen.region.id).is_some_and(|it| it.is_reached)
+        })
+    }
+
+    /// The other ranks' bytes.
+    fn reached(&mut self, chosen: &[Option<Chosen>]) -> io::Result<Vec<Option<Found>>> {
+        let mut all = Vec::with_capacity(chosen.len());
+        for (rank, (known, chosen)) in self.known.iter_mut().zip(chosen).enumerate() {
+            let mut found = None;
+            if let Some(chosen) = chosen
+                && let Some(known) = known.get_mut(&chosen.region.id)
+            {
+                known.used = self.operations;
+                if rank != self.rank {
+                    let mapped = match known.mapped.take() {
+                        Some(mapped) => mapped,
+                        None => Arc::new(Reached(Region::attach(&chosen.region)?)),
+                    };
+                    known.mapped = Some(mapped.clone());
+                    if chosen.bytes.end > mapped.region().len() {
+                        let message = "a rank offers bytes that its memory does not have";
+                        return Err(io::Error::other(message));
+                    }
+                    found = Some((mapped, chosen.bytes.clone()));
+                }
+            }
+            all.push(found);
+        }
+        Ok(all)
+    }
+}
+
+/// Another rank's region, and which bytes of it are used.
+pub(super) type Found = (Arc<Reached>, Range<usize>);
+
+/// Bytes of a rank that are to be used.
+struct Chosen {
+    region: Whereabouts,
+    bytes: Range<usize>,
+}
+
+/// The bytes that the terms name; `None` unless all of them are offered.
+fn chosen(terms: &Terms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>> {
+    let named = terms.needs.iter().zip(offers);
+    let named = named.map(|(need, offer)| {
+        let Some(need) = need else { return Some(None) };
+        let offer = offer.as_ref()?;
+        let bytes = offer.bytes(need.len)?;
+        let region = offer.region;
+        Some(Some(Chosen { region, bytes }))
+    });
+    named.collect()
+}
+
+impl Meeting<'_> {
+    /// Says that this rank is through, and waits until all are.
+    ///
+    /// # Errors
+    /// Those of the phases; the bytes are taken back from the others then.
+    pub(in super::super) fn end(self, phases: &mut impl Phases) -> Result<(), Failure> {
+        phases.say(&[])?;
+        self.close();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_everything_once_and_cut_no_element() {
+        for len in [0, 16, 64, 80, 4096, 4112, 1 << 20] {
+            for size in [1, 2, 3, 7, 40] {
+                let mut end = 0;
+                for rank in 0..size {
+                    let share = share_of(rank, size, len);
+                    assert_eq!(share.start, end);
+                    assert_eq!((share.start % 16, share.len() % 16), (0, 0));
+                    end = share.end;
+                }
+                assert_eq!(end, len);
+            }
+        }
+    }
+
+    fn offer(id: u64, len: usize) -> Option<Offer> {
+        let region = Whereabouts {
+            pid: 1,
+            number: 3,
+            id,
+            len,
+        };
+        Some(Offer { region, start: 0 })
+    }
+
+    #[test]
+    fn terms_are_met_if_all_whom_they_name_offer_enough() {
+        let need = Some(Need {
+            len: 100,
+            access: Access::Read,
+        });
+        let terms = Terms {
+            needs: vec![need, None, need],
+            rule: Rule::Read,
+        };
+        assert!(chosen(&terms, &[offer(1, 100), None, offer(2, 200)]).is_some());
+        assert!(chosen(&terms, &[offer(1, 100), offer(2, 200), None]).is_none());
+        assert!(chosen(&terms, &[offer(1, 99), None, offer(2, 200)]).is_none());
+    }
+
+    /// Ranks 0, which is asked, and 1, which says these words one after the other.
+    struct Pair {
+        words: Vec<[u8; INLINE]>,
+        said: [[u8; INLINE]; 2],
+    }
+
+    impl Phases for Pair {
+        fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+            self.said = [word(bytes), self.words.remove(0)];
+            Ok(())
+        }
+
+        fn said(&self, rank: usize) -> &[u8; INLINE] {
+            &self.said[rank]
+        }
+    }
+
+    fn word(bytes: &[u8]) -> [u8; INLINE] {
+        let mut word = [0; INLINE];
+        word[..bytes.len()].copy_from_slice(bytes);
+        word
+    }
+
+    #[test]
+    fn a_rank_that_offers_more_than_it_has_is_refused() {
+        let registry = Arc::new(Registry::default());
+        let other = Region::create(8192).unwrap();
+        let region = other.whereabouts();
+        let honest = Offer { region, start: 0 };
+        let len = 1 << 20;
+        let lie = Offer {
+            region: Whereabouts { len, ..region },
+            start: 8192,
+        };
+        let offered = |offer| word(&Offer::encode(Some(offer)));
+        let mut pair = Pair {
+            words: vec![offered(&honest), word(&[1]), offered(&lie)],
+            said: [[0; INLINE]; 2],
+        };
+        let need = Some(Need {
+            len: 4096,
+            access: Access::Read,
+        });
+        let terms = [Terms {
+            needs: vec![None, need],
+            rule: Rule::Read,
+        }];
+        let mut reach = Reach::new(0, 2, registry.clone());
+        let data = [0; 4096];
+        let mut meet = || reach.meet(Exposed::read(&registry, &data), &terms, &mut pair);
+        assert!(matches!(meet(), Ok(Outcome::Met(0, _))));
+        assert!(matches!(meet(), Err(Failure::Io(_))));
+    }
+}

@@ -1,0 +1,166 @@
+//! What this rank has allocated for others to reach, and what was said about memory that was refused.
+
+use super::backing::Backing;
+use rcomm_core::Buffer;
+use rcomm_core::backend::support::element_size;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The allocated memory of a rank, by address. One for each world.
+///
+/// # Thread safety
+/// Every method may be called from any thread.
+#[derive(Default)]
+pub(in super::super) struct Registry {
+    live: Mutex<BTreeMap<usize, Weak<Backing>>>,
+    said: Said,
+}
+
+/// What has been said once.
+#[derive(Default)]
+struct Said {
+    ordinary: AtomicBool,
+    small_pages: AtomicBool,
+    unreachable: AtomicBool,
+}
+
+impl Registry {
+    /// New memory, all zero, that the other processes of this host can map; ordinary memory where the
+    /// system lets this process make none of that kind.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than fits in memory at all; `Io` if there is not so much.
+    pub(in super::super) fn allocate(
+        self: &Arc<Self>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Buffer<'static>> {
+        let bytes = element_size(dtype).checked_mul(len);
+        let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{len} elements of {dtype} have no size in memory"),
+            )
+        })?;
+        let backing = match Backing::create(bytes, Arc::downgrade(self)) {
+            Ok(backing) => backing,
+            Err(error) if is_refusal(&error) => {
+                if !self.said.ordinary.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        %error,
+                        "memory that other ranks could reach was refused: what is allocated is \
+                         ordinary memory"
+                    );
+                }
+                return Buffer::zeroed(dtype, len);
+            }
+            Err(error) => return Err(Error::io("cannot allocate memory that ranks share", error)),
+        };
+        self.note_huge_pages(backing.region().ask_for_huge_pages());
+        let start = backing.region().start().addr().get();
+        let known = Arc::downgrade(&backing);
+        let buffer = backing.into_buffer(dtype, len)?;
+        self.live().insert(start, known);
+        Ok(buffer)
+    }
+
+    /// Whether all of it was allocated here.
+    pub(in super::super) fn has(&self, memory: &Buffer<'_>) -> bool {
+        let start = memory.as_ptr().addr();
+        self.find(start..start + memory.size_bytes()).is_some()
+    }
+
+    /// Takes in whether huge pages could be asked for.
+    pub(in super::super) fn note_huge_pages(&self, asked: io::Result<()>) {
+        if let Err(error) = asked
+            && !self.said.small_pages.swap(true, Ordering::Relaxed)
+        {
+            tracing::info!(
+                %error,
+                "huge pages were refused: memory that ranks share has small ones, and long messages \
+                 may be slower"
+            );
+        }
+    }
+
+    /// Takes in that another rank's memory could not be mapped.
+    pub(super) fn note_unreachable(&self, error: &io::Error) {
+        if !self.said.unreachable.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                %error,
+                "the memory of another rank of this host cannot be mapped: registered buffers are \
+                 treated as ordinary ones"
+            );
+        }
+    }
+
+    /// The allocated memory that all of these bytes are in, and which of it they are.
+    pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
+        let backing = {
+            let live = self.live();
+            let (_, nearest) = live.range(..=bytes.start).next_back()?;
+            // Outside the lock it may be the last to go, which asks for the lock.
+            nearest.upgrade()
+        }?;
+        let start = backing.region().start().addr().get();
+        let inside = bytes.start.checked_sub(start)?..bytes.end.checked_sub(start)?;
+        (inside.end <= backing.region().len()).then_some((backing, inside))
+    }
+
+    pub(super) fn forget(&self, start: usize) {
+        self.live().remove(&start);
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<Backing>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the system makes no such memory for this process, or not in this number: not that there is none.
+fn is_refusal(error: &io::Error) -> bool {
+    let known = [
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::NOSYS,
+        Errno::INVAL,
+        Errno::FBIG,
+        Errno::MFILE,
+        Errno::NFILE,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| known.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocated_memory_is_found_by_its_address_for_as_long_as_it_is_there() {
+        let registry = Arc::new(Registry::default());
+        let buffer = registry.allocate(DType::F32, 3000).unwrap();
+        let start = buffer.as_ptr().addr();
+        let (_, inside) = registry.find(start + 4096..start + 12000).unwrap();
+        assert_eq!(inside, 4096..12000);
+        assert!(registry.find(start..start + 12001).is_none());
+        assert!(registry.find(start - 1..start).is_none());
+        drop(buffer);
+        assert!(registry.find(start..start + 4).is_none());
+        assert!(registry.live().is_empty());
+    }
+
+    #[test]
+    fn more_than_there_can_be_is_an_error_and_not_ordinary_memory() {
+        let registry = Arc::new(Registry::default());
+        let none = registry.allocate(DType::U8, usize::MAX).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::InvalidArgument);
+        let none = registry.allocate(DType::U8, 1 << 60).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::Io);
+    }
+}

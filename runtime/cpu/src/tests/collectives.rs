@@ -1,0 +1,578 @@
+//! Every collective, over sizes around every threshold, against what it is defined to give.
+
+use super::*;
+use rcomm_core::Reduction;
+use rcomm_core::arithmetic;
+use rcomm_core::backend::Progress;
+use rcomm_recorder::model::{DType, ReduceOp};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Instant;
+
+/// Around the vector block, the inline limit, the segment and the chunk, and none of them.
+const COUNTS: &[usize] = &[0, 1, 2, 7, 64, 257, 1021, 2048, 8191, 200_003];
+const SIZES: &[u32] = &[1, 2, 3, 8];
+
+/// What rank `rank` puts at `at`: small integers, so that sums are exact in any order.
+fn value(rank: usize, at: usize) -> f32 {
+    ((rank * 31 + at * 7) % 97) as f32 - 20.0
+}
+
+fn input(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| value(rank, at)).collect()
+}
+
+fn sum(size: usize, count: usize) -> Vec<f32> {
+    (0..count)
+        .map(|at| (0..size).map(|rank| value(rank, at)).sum())
+        .collect()
+}
+
+fn on_all(body: impl Fn(&Rig) + Sync) {
+    for &wiring in WIRINGS {
+        for &size in SIZES {
+            world(size, wiring, &body);
+        }
+    }
+}
+
+#[test]
+fn all_reduce_gives_every_rank_the_sum() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let mut data = input(rig.rank, count);
+            rig.run(Op::AllReduce {
+                buffer: Buffer::from_mut(&mut data),
+                op: ReduceOp::Sum.into(),
+            })
+            .unwrap();
+            assert!(data == sum(rig.size, count), "{count} of {}", rig.size);
+        }
+    });
+}
+
+#[test]
+fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
+    let mut all = Vec::new();
+    for &wiring in WIRINGS {
+        for count in [300, 100_003] {
+            let results = world(5, wiring, |rig| {
+                let mut data: Vec<f32> = (0..count)
+                    .map(|at| (value(rig.rank, at) * 1.1).exp2())
+                    .collect();
+                rig.run(Op::AllReduce {
+                    buffer: Buffer::from_mut(&mut data),
+                    op: ReduceOp::Avg.into(),
+                })
+                .unwrap();
+                data.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            for result in &results[1..] {
+                assert!(*result == results[0]);
+            }
+            all.push((count, results[0].clone()));
+        }
+    }
+    for (count, result) in &all {
+        let same = all
+            .iter()
+            .filter(|(c, r)| c == count && r == result)
+            .count();
+        assert_eq!(same, WIRINGS.len());
+    }
+    let by_rank_order: Vec<u32> = (0..300)
+        .map(|at| {
+            let terms = (0..5).map(|rank| (value(rank, at) * 1.1).exp2());
+            (terms.reduce(|a, b| a + b).unwrap() / 5.0).to_bits()
+        })
+        .collect();
+    assert!(all[0].1 == by_rank_order);
+}
+
+#[test]
+fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
+    for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
+        // Around what goes with the notice, what is combined at once, and what is sent ahead of the other.
+        for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
+            let of_rank = |rank: usize| -> Vec<f32> {
+                let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);
+                let odd = |at: usize| at % 3 == rank;
+                let finite = |at: usize| (value(rank, at) * 1.1).exp2();
+                (0..count)
+                    .map(|n| if odd(n) { at(n) } else { finite(n) })
+                    .collect()
+            };
+            let results = world(2, wiring, |rig| {
+                let mut data = of_rank(rig.rank);
+                rig.run(Op::AllReduce {
+                    buffer: Buffer::from_mut(&mut data),
+                    op: ReduceOp::Sum.into(),
+                })
+                .unwrap();
+                data.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(results[0] == results[1], "{count} over {wiring:?}");
+            let (mut first, mut second) = (of_rank(0), of_rank(1));
+            let inputs = [Buffer::from_mut(&mut first), Buffer::from_mut(&mut second)];
+            let inputs = inputs.each_ref().map(|input| input.as_bytes().unwrap());
+            let mut expected = vec![0; count * 4];
+            arithmetic::combine(ReduceOp::Sum, DType::F32, &inputs, &mut expected, None);
+            let bits: Vec<u8> = results[0].iter().flat_map(|v| v.to_ne_bytes()).collect();
+            assert!(bits == expected, "{count} over {wiring:?}");
+        }
+    }
+}
+
+#[test]
+fn every_type_and_reduction_crosses_the_ranks() {
+    let worlds = [
+        (Wiring::Tcp, 2),
+        (Wiring::Tcp, 3),
+        (Wiring::Shm, 3),
+        (Wiring::Hosts(2), 3),
+    ];
+    for (wiring, size) in worlds {
+        world(size, wiring, |rig| {
+            for &dtype in DType::ALL {
+                for &op in ReduceOp::ALL {
+                    if !Reduction::allows(op, dtype) {
+                        continue;
+                    }
+                    let reduction = Reduction { op, factor: 2.0 };
+                    for count in [3, 20_000] {
+                        let mut ones = Buffer::zeroed(dtype, count).unwrap();
+                        let bytes = ones.as_bytes_mut().unwrap();
+                        let len = bytes.len() as u8;
+                        bytes.iter_mut().enumerate().for_each(|(at, byte)| {
+                            *byte = if dtype == DType::Bool {
+                                at as u8 & 1
+                            } else {
+                                (at as u8).wrapping_mul(37) & 0x3f ^ len & 1
+                            };
+                        });
+                        let copy = ones.as_bytes().unwrap().to_vec();
+                        let copies = vec![copy; rig.size];
+                        rig.run(Op::AllReduce {
+                            buffer: ones.lend(),
+                            op: reduction,
+                        })
+                        .unwrap();
+                        let mut expected = vec![0; copies[0].len()];
+                        let mut inputs = copies;
+                        let mut by = op;
+                        if op == ReduceOp::PremulSum {
+                            for input in &mut inputs {
+                                arithmetic::scale(dtype, input, 2.0);
+                            }
+                            by = ReduceOp::Sum;
+                        }
+                        let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+                        arithmetic::combine(by, dtype, &slices, &mut expected, None);
+                        assert!(ones.as_bytes().unwrap() == expected, "{op} of {dtype}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn reduce_gives_the_root_the_sum_and_leaves_the_others_alone() {
+    on_all(|rig| {
+        for (at, &count) in COUNTS.iter().enumerate() {
+            let root = (at % rig.size) as u32;
+            let mut data = input(rig.rank, count);
+            rig.run(Op::Reduce {
+                buffer: Buffer::from_mut(&mut data),
+                op: ReduceOp::Sum.into(),
+                root,
+            })
+            .unwrap();
+            if rig.rank == root as usize {
+                assert!(data == sum(rig.size, count));
+            } else {
+                assert!(data == input(rig.rank, count));
+            }
+        }
+    });
+}
+
+#[test]
+fn broadcast_gives_every_rank_the_roots_data() {
+    on_all(|rig| {
+        for (at, &count) in COUNTS.iter().enumerate() {
+            let root = (at * 3 % rig.size) as u32;
+            let mut data = input(rig.rank, count);
+            rig.run(Op::Broadcast {
+                buffer: Buffer::from_mut(&mut data),
+                root,
+            })
+            .unwrap();
+            assert!(data == input(root as usize, count), "{count}");
+        }
+    });
+}
+
+#[test]
+fn all_gather_gives_every_rank_all_inputs() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let own = input(rig.rank, count);
+            let expected: Vec<f32> = (0..rig.size).flat_map(|rank| input(rank, count)).collect();
+            let mut output = vec![0.0; count * rig.size];
+            rig.run(Op::AllGatherSingle {
+                input: Buffer::from_slice(&own),
+                output: Buffer::from_mut(&mut output),
+            })
+            .unwrap();
+            assert!(output == expected, "{count}");
+
+            let mut parts = vec![vec![0.0f32; count]; rig.size];
+            rig.run(Op::AllGather {
+                input: Buffer::from_slice(&own),
+                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+            })
+            .unwrap();
+            assert!(parts.concat() == expected, "{count}");
+        }
+    });
+}
+
+#[test]
+fn reduce_scatter_gives_every_rank_its_part_of_the_sum() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let own = input(rig.rank, count * rig.size);
+            let all = sum(rig.size, count * rig.size);
+            let expected = &all[rig.rank * count..(rig.rank + 1) * count];
+            let mut output = vec![0.0f32; count];
+            rig.run(Op::ReduceScatterSingle {
+                input: Buffer::from_slice(&own),
+                output: Buffer::from_mut(&mut output),
+                op: ReduceOp::Sum.into(),
+            })
+            .unwrap();
+            assert!(output == expected, "{count}");
+            output.fill(0.0);
+            let parts = own.chunks(count.max(1)).take(rig.size);
+            let mut inputs: Vec<_> = parts.map(Buffer::from_slice).collect();
+            inputs.resize_with(rig.size, || Buffer::from_slice::<f32>(&[]));
+            rig.run(Op::ReduceScatter {
+                inputs,
+                output: Buffer::from_mut(&mut output),
+                op: Reduction::premul_sum(2.0),
+            })
+            .unwrap();
+            let doubled: Vec<f32> = expected.iter().map(|v| v * 2.0).collect();
+            assert!(output == doubled, "{count}");
+        }
+    });
+}
+
+/// A size for each rank, one of them zero.
+fn uneven(rank: usize, count: usize) -> usize {
+    if rank == 1 { 0 } else { count / (rank + 1) }
+}
+
+#[test]
+fn uneven_parts_arrive_whole() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let lens: Vec<usize> = (0..rig.size).map(|rank| uneven(rank, count)).collect();
+            let own = input(rig.rank, lens[rig.rank]);
+            let mut parts: Vec<Vec<f32>> = lens.iter().map(|&len| vec![0.0; len]).collect();
+            rig.run(Op::AllGatherV {
+                input: Buffer::from_slice(&own),
+                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+            })
+            .unwrap();
+            for (rank, part) in parts.iter().enumerate() {
+                assert!(*part == input(rank, lens[rank]));
+            }
+
+            let inputs: Vec<Vec<f32>> = lens.iter().map(|&len| input(rig.rank, len)).collect();
+            let mut output = vec![0.0; lens[rig.rank]];
+            rig.run(Op::ReduceScatterV {
+                inputs: inputs.iter().map(|i| Buffer::from_slice(i)).collect(),
+                output: Buffer::from_mut(&mut output),
+                op: ReduceOp::Sum.into(),
+            })
+            .unwrap();
+            assert!(output == sum(rig.size, lens[rig.rank]));
+
+            let root = rig.size - 1;
+            for part in &mut parts {
+                part.fill(0.0);
+            }
+            let at_root = rig.rank == root;
+            let outputs = parts.iter_mut().map(|p| Buffer::from_mut(p));
+            rig.run(Op::GatherV {
+                input: Buffer::from_slice(&own),
+                outputs: outputs.filter(|_| at_root).collect(),
+                root: root as u32,
+            })
+            .unwrap();
+            for (rank, part) in parts.iter().enumerate().filter(|_| at_root) {
+                assert!(*part == input(rank, lens[rank]));
+            }
+
+            let inputs: Vec<Vec<f32>> = (0..rig.size).map(|to| input(to + 5, lens[to])).collect();
+            let inputs = inputs.iter().map(|i| Buffer::from_slice(i));
+            let mut output = vec![0.0; lens[rig.rank]];
+            rig.run(Op::ScatterV {
+                inputs: inputs.filter(|_| at_root).collect(),
+                output: Buffer::from_mut(&mut output),
+                root: root as u32,
+            })
+            .unwrap();
+            assert!(output == input(rig.rank + 5, lens[rig.rank]));
+        }
+    });
+}
+
+#[test]
+fn gather_and_scatter_meet_at_the_root() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let root = rig.size / 2;
+            let at_root = rig.rank == root;
+            let own = input(rig.rank, count);
+            let mut parts = vec![vec![0.0f32; count]; if at_root { rig.size } else { 0 }];
+            rig.run(Op::Gather {
+                input: Buffer::from_slice(&own),
+                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+                root: root as u32,
+            })
+            .unwrap();
+            for (rank, part) in parts.iter().enumerate() {
+                assert!(*part == input(rank, count));
+            }
+            let mut output = vec![0.0f32; count];
+            rig.run(Op::Scatter {
+                inputs: parts.iter().map(|p| Buffer::from_slice(p)).collect(),
+                output: Buffer::from_mut(&mut output),
+                root: root as u32,
+            })
+            .unwrap();
+            assert!(output == own);
+        }
+    });
+}
+
+#[test]
+fn all_to_all_swaps_every_pair() {
+    on_all(|rig| {
+        for &count in COUNTS {
+            let own: Vec<f32> = (0..rig.size)
+                .flat_map(|to| input(rig.rank * 10 + to, count))
+                .collect();
+            let mut output = vec![0.0f32; own.len()];
+            rig.run(Op::AllToAllSingle {
+                input: Buffer::from_slice(&own),
+                output: Buffer::from_mut(&mut output),
+            })
+            .unwrap();
+            let expected: Vec<f32> = (0..rig.size)
+                .flat_map(|from| input(from * 10 + rig.rank, count))
+                .collect();
+            assert!(output == expected, "{count}");
+
+            // To rank t go (t + rank) % 3 times as many.
+            let to: Vec<usize> = (0..rig.size)
+                .map(|t| count * ((t + rig.rank) % 3))
+                .collect();
+            let own: Vec<f32> = to
+                .iter()
+                .enumerate()
+                .flat_map(|(t, &len)| input(rig.rank * 10 + t, len))
+                .collect();
+            let mut output = vec![0.0f32; to.iter().sum()];
+            rig.run(Op::AllToAllVSingle {
+                input: Buffer::from_slice(&own),
+                output: Buffer::from_mut(&mut output),
+                input_splits: to.clone(),
+                output_splits: to.clone(),
+            })
+            .unwrap();
+            let expected: Vec<f32> = to
+                .iter()
+                .enumerate()
+                .flat_map(|(from, &len)| input(from * 10 + rig.rank, len))
+                .collect();
+            assert!(output == expected, "{count}");
+
+            let inputs: Vec<Vec<f32>> = (0..rig.size)
+                .map(|t| input(rig.rank * 10 + t, to[t]))
+                .collect();
+            let mut outputs: Vec<Vec<f32>> = to.iter().map(|&len| vec![0.0; len]).collect();
+            rig.run(Op::AllToAll {
+                inputs: inputs.iter().map(|i| Buffer::from_slice(i)).collect(),
+                outputs: outputs.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+            })
+            .unwrap();
+            assert!(outputs.concat() == expected);
+        }
+    });
+}
+
+#[test]
+fn coalesced_operations_do_each_of_their_parts() {
+    on_all(|rig| {
+        let (mut a, mut b) = (input(rig.rank, 70_001), vec![rig.rank as i64; 5]);
+        rig.run(Op::AllReduceCoalesced {
+            buffers: vec![Buffer::from_mut(&mut a), Buffer::from_mut(&mut b)],
+            op: ReduceOp::Sum.into(),
+        })
+        .unwrap();
+        assert!(a == sum(rig.size, 70_001));
+        assert_eq!(b, [(0..rig.size as i64).sum::<i64>(); 5]);
+
+        let mut c = input(rig.rank, 3);
+        rig.run(Op::Coalesced(vec![
+            Op::Barrier,
+            Op::Broadcast {
+                buffer: Buffer::from_mut(&mut c),
+                root: 0,
+            },
+        ]))
+        .unwrap();
+        assert_eq!(c, input(0, 3));
+
+        let mut outputs = [(); 2].map(|()| vec![0.0f32; 3 * rig.size]);
+        rig.run(Op::AllGatherCoalesced {
+            inputs: vec![Buffer::from_slice(&c), Buffer::from_slice(&c)],
+            outputs: outputs.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+        })
+        .unwrap();
+        assert_eq!(outputs[1], c.repeat(rig.size));
+        let mut sums = [(); 2].map(|()| vec![0.0f32; 3]);
+        rig.run(Op::ReduceScatterCoalesced {
+            inputs: outputs.iter().map(|o| Buffer::from_slice(o)).collect(),
+            outputs: sums.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+            op: ReduceOp::Max.into(),
+        })
+        .unwrap();
+        assert_eq!(sums, [c.clone(), c]);
+    });
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    use std::sync::atomic::AtomicUsize;
+    for &wiring in WIRINGS {
+        for &size in SIZES {
+            let come = AtomicUsize::new(0);
+            world(size, wiring, |rig| {
+                for round in 1..=20 {
+                    come.fetch_add(1, Ordering::SeqCst);
+                    rig.run(Op::Barrier).unwrap();
+                    assert!(come.load(Ordering::SeqCst) >= round * rig.size);
+                    rig.run(Op::Barrier).unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_waits_a_second_burns_no_core() {
+    const LATE: Duration = Duration::from_secs(1);
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            rig.run(Op::Barrier).unwrap();
+            if rig.rank == 1 {
+                std::thread::sleep(LATE);
+            }
+            let burnt = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+            let (waited, before) = (Instant::now(), burnt());
+            rig.run(Op::Barrier).unwrap();
+            let (waited, burnt) = (waited.elapsed(), burnt() - before);
+            if rig.rank == 0 {
+                eprintln!("{wiring:?}: waited for {waited:?} on {burnt:?} of a core");
+                // Mostly the look around before the first sleep; a thread that spins burns all of it.
+                assert!(burnt < LATE / 4, "{burnt:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn issued_and_blocking_operations_keep_their_turns() {
+    on_all(|rig| {
+        let mut pending = Vec::new();
+        for round in 0..10 {
+            pending.push(rig.issue(Op::AllReduce {
+                buffer: Buffer::from_vec(vec![round as f32 + rig.rank as f32; 1000]),
+                op: ReduceOp::Max.into(),
+            }));
+            let mut now = [rig.rank as i32 + round];
+            rig.run(Op::AllReduce {
+                buffer: Buffer::from_mut(&mut now),
+                op: ReduceOp::Min.into(),
+            })
+            .unwrap();
+            assert_eq!(now, [round]);
+        }
+        for (round, pending) in pending.into_iter().enumerate() {
+            let end = pending.wait(LONG.into());
+            assert!(matches!(end, Progress::Completed(_)), "{end:?}");
+            let Some(Op::AllReduce { buffer, .. }) = pending.reclaim() else {
+                panic!("the buffers come back");
+            };
+            let expected = (round + rig.size - 1) as f32;
+            assert_eq!(buffer.into_vec::<f32>().unwrap(), [expected; 1000]);
+        }
+        rig.backend.shutdown(LONG.into()).unwrap();
+    });
+}
+
+#[test]
+fn groups_of_one_world_do_not_disturb_each_other() {
+    for &wiring in WIRINGS {
+        world(4, wiring, |rig| {
+            let mine: Vec<Rank> = (0..4).filter(|r| *r as usize % 2 == rig.rank % 2).collect();
+            let name = format!("half{}", rig.rank % 2);
+            let context = group_context(
+                &rig.store,
+                &name,
+                10 + rig.rank as u64 % 2,
+                &mine,
+                rig.rank as u32,
+            );
+            let half = rig.factory.connect(context, LONG.into()).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for turn in 1..=50 {
+                        let mut data = vec![rig.rank as i32; 3000];
+                        let mut op = Op::AllReduce {
+                            buffer: Buffer::from_mut(&mut data),
+                            op: ReduceOp::Sum.into(),
+                        };
+                        let deadline = LONG.into();
+                        half.run(
+                            &mut op,
+                            Call {
+                                seq: turn,
+                                turn,
+                                deadline,
+                                hints: Hints::NONE,
+                            },
+                            &Deaf,
+                        )
+                        .unwrap();
+                        drop(op);
+                        assert_eq!(data, vec![mine.iter().sum::<u32>() as i32; 3000]);
+                    }
+                });
+                for _ in 0..50 {
+                    let mut data = vec![rig.rank as i32; 5000];
+                    rig.run(Op::AllReduce {
+                        buffer: Buffer::from_mut(&mut data),
+                        op: ReduceOp::Sum.into(),
+                    })
+                    .unwrap();
+                    assert_eq!(data, vec![6; 5000]);
+                }
+            });
+        });
+    }
+}

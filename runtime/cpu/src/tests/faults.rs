@@ -1,0 +1,327 @@
+//! Disagreement, strangers, silence and death: an error that names the rank, before the deadline.
+
+use super::*;
+use crate::hello::LaneKind;
+use crate::mesh::Wanted;
+use crate::wait::{Crowding, Patience, Stop};
+use rcomm_core::backend::AbortReason;
+use rcomm_core::{Error, ErrorKind};
+use rcomm_recorder::model::ReduceOp;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+#[test]
+fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
+    for &wiring in WIRINGS {
+        for size in [2, 3, 5] {
+            let errors = world(size, wiring, |rig| {
+                let odd = rig.rank == 1;
+                let mut errors = Vec::new();
+                // Another length, small and large.
+                for count in [4, 50_000] {
+                    let mut data = vec![1f32; if odd { count + 1 } else { count }];
+                    errors.push(rig.run(Op::AllReduce {
+                        buffer: Buffer::from_mut(&mut data),
+                        op: ReduceOp::Sum.into(),
+                    }));
+                }
+                // Another type.
+                let (mut floats, mut integers) = ([1f32; 4], [1i32; 4]);
+                errors.push(rig.run(Op::AllReduce {
+                    buffer: if odd {
+                        Buffer::from_mut(&mut integers)
+                    } else {
+                        Buffer::from_mut(&mut floats)
+                    },
+                    op: ReduceOp::Sum.into(),
+                }));
+                // Another reduction, another root, another operation.
+                errors.push(rig.run(Op::AllReduce {
+                    buffer: Buffer::from_mut(&mut floats),
+                    op: if odd { ReduceOp::Max } else { ReduceOp::Sum }.into(),
+                }));
+                errors.push(rig.run(Op::Broadcast {
+                    buffer: Buffer::from_mut(&mut floats),
+                    root: u32::from(odd),
+                }));
+                errors.push(rig.run(if odd {
+                    Op::Barrier
+                } else {
+                    Op::Broadcast {
+                        buffer: Buffer::from_mut(&mut floats),
+                        root: 0,
+                    }
+                }));
+                // Splits that do not match.
+                let out = [0u8; 16];
+                let mut into = [0u8; 16];
+                let mut splits = vec![1; rig.size];
+                let mut lying = splits.clone();
+                if odd {
+                    lying[0] = 2;
+                }
+                let total = lying.iter().sum::<usize>();
+                errors.push(rig.run(Op::AllToAllVSingle {
+                    input: Buffer::from_slice(&out[..total]),
+                    output: Buffer::from_mut(&mut into[..rig.size]),
+                    input_splits: lying,
+                    output_splits: std::mem::take(&mut splits),
+                }));
+                // And the group still works.
+                rig.run(Op::Barrier).unwrap();
+                let mut data = [rig.rank as i32];
+                rig.run(Op::AllReduce {
+                    buffer: Buffer::from_mut(&mut data),
+                    op: ReduceOp::Max.into(),
+                })
+                .unwrap();
+                assert_eq!(data, [rig.size as i32 - 1]);
+                errors
+                    .into_iter()
+                    .map(Result::unwrap_err)
+                    .collect::<Vec<_>>()
+            });
+            for of_rank in &errors {
+                for (error, first) in of_rank.iter().zip(&errors[0]) {
+                    assert_eq!(error.kind(), ErrorKind::Mismatch);
+                    assert_eq!(error.to_string(), first.to_string());
+                    assert_eq!(error.rank(), Some(1), "{error}");
+                }
+            }
+            assert!(
+                errors[0][0].to_string().contains("of 5 Float"),
+                "{}",
+                errors[0][0]
+            );
+            assert!(
+                errors[0][0].to_string().contains("of 4 Float"),
+                "{}",
+                errors[0][0]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_silent_rank_is_named_when_the_deadline_passes() {
+    for &wiring in WIRINGS {
+        let results = world(2, wiring, |rig| {
+            rig.run(Op::Barrier).unwrap();
+            if rig.rank == 1 {
+                // Comes when rank 0 has given up, and learns that.
+                rig.store.wait(&["gave up"], LONG).unwrap();
+                // Rank 0 had come to the first one, so it may succeed; to no other.
+                let first = rig.run(Op::Barrier);
+                return first.and_then(|_| rig.run(Op::Barrier)).unwrap_err();
+            }
+            let began = Instant::now();
+            let error = rig
+                .run_for(&mut Op::Barrier, Duration::from_millis(100))
+                .unwrap_err();
+            assert!(began.elapsed() >= Duration::from_millis(100));
+            rig.store.set("gave up", b"").unwrap();
+            let later = rig.run(Op::Barrier).unwrap_err();
+            assert_eq!(later.kind(), ErrorKind::Timeout);
+            error
+        });
+        assert_eq!(results[0].kind(), ErrorKind::Timeout);
+        assert_eq!(results[0].rank(), Some(1));
+        assert_eq!(results[1].rank(), Some(0), "{}", results[1]);
+        assert_eq!(results[1].kind(), ErrorKind::Aborted, "{}", results[1]);
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_all_the_others() {
+    for &wiring in WIRINGS {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            for rank in 0..4 {
+                let store = store.clone();
+                scope.spawn(move || {
+                    let rig = Rig::new(store, rank, 4, wiring);
+                    rig.run(Op::Barrier).unwrap();
+                    if rank == 2 {
+                        // Its mesh, lanes and all go with it, as those of a dead process do.
+                        return;
+                    }
+                    let error = rig.run(Op::Barrier).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::PeerLost, "rank {rank}: {error}");
+                    assert_eq!(error.rank(), Some(2), "rank {rank}: {error}");
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_what_waits_and_all_that_comes() {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            if rig.rank == 1 {
+                rig.store.wait(&["aborted"], LONG).unwrap();
+                return;
+            }
+            let pending = rig.issue(Op::Barrier);
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| {
+                    let mut data = [0i32; 3];
+                    rig.run(Op::Recv {
+                        buffer: Buffer::from_mut(&mut data),
+                        peer: Some(1),
+                        tag: 0,
+                    })
+                });
+                let error = Error::new(ErrorKind::Aborted, "somebody said so");
+                rig.backend.abort(&AbortReason { error });
+                assert_eq!(
+                    waiting.join().unwrap().unwrap_err().kind(),
+                    ErrorKind::Aborted
+                );
+            });
+            assert!(pending.wait(LONG.into()).has_ended());
+            assert!(pending.reclaim().is_some());
+            let later = rig.run(Op::Barrier).unwrap_err();
+            assert_eq!(later.to_string(), "somebody said so");
+            rig.store.set("aborted", b"").unwrap();
+        });
+    }
+}
+
+#[test]
+fn strangers_are_refused_and_counted_and_disturb_nobody() {
+    world(2, Wiring::Tcp, |rig| {
+        rig.run(Op::Barrier).unwrap();
+        if rig.rank == 1 {
+            let address = rig.store.get("cpu/addr/0", LONG).unwrap();
+            let address = String::from_utf8(address).unwrap();
+            // Garbage.
+            let mut stranger = TcpStream::connect(&address).unwrap();
+            stranger.write_all(&[0x5a; 500]).unwrap();
+            let mut answer = Vec::new();
+            // Refused with a verdict or a reset; either way the connection ends.
+            let _ = stranger.read_to_end(&mut answer);
+            // The right words without the secret.
+            let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);
+            context.secret = Secret::from_text("guessed");
+            context.store = Arc::new(PrefixStore::new("nowhere/", rig.store.clone()));
+            context.store.set("cpu/addr/0", address.as_bytes()).unwrap();
+            context.store.set("cpu/host_of/0", b"-").unwrap();
+            let outsider = CpuFactory::open(&context).unwrap();
+            let group = group_context(&context.store, "world", 1, &[0, 1], 1);
+            let backend = outsider.connect(group, LONG.into()).unwrap();
+            let call = Call {
+                seq: 1,
+                turn: 1,
+                deadline: LONG.into(),
+                hints: Hints::NONE,
+            };
+            let error = backend.run(&mut Op::Barrier, call, &Deaf).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
+            assert_eq!(error.rank(), Some(0));
+            // One that says nothing at all does not hold up the next.
+            let _mute = TcpStream::connect(&address).unwrap();
+            rig.store.set("refused", b"").unwrap();
+        } else {
+            rig.store.wait(&["refused"], LONG).unwrap();
+            let deadline = Instant::now() + LONG;
+            while rig.factory.refused() < 2 {
+                assert!(Instant::now() < deadline, "{}", rig.factory.refused());
+                std::thread::yield_now();
+            }
+        }
+        rig.run(Op::Barrier).unwrap();
+        let mut data = [1i32];
+        rig.run(Op::Coalesced(vec![if rig.rank == 0 {
+            Op::Send {
+                buffer: Buffer::from_slice(&[7i32]),
+                peer: 1,
+                tag: 0,
+            }
+        } else {
+            Op::Recv {
+                buffer: Buffer::from_mut(&mut data),
+                peer: Some(0),
+                tag: 0,
+            }
+        }]))
+        .unwrap();
+        assert_eq!(data, [if rig.rank == 0 { 1 } else { 7 }]);
+    });
+}
+
+/// A rank that knows the secret and then sends whatever comes to mind.
+fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
+    world(2, Wiring::Tcp, |rig| {
+        if rig.rank == 1 {
+            let stop = Stop::default();
+            let mut patience = Patience::new(&stop, LONG.into(), Crowding::Crowded);
+            let wanted = Wanted {
+                group: 1,
+                kind,
+                peer: 0,
+                streams: 1,
+            };
+            let lane = rig.factory.mesh.connect(wanted, &mut patience);
+            let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
+            let mut lane = lane.remove(0);
+            lane.set_nonblocking(false).unwrap();
+            // It may be hung up on in the middle.
+            let _ = lane.write_all(noise);
+            rig.store.wait(&["heard"], LONG).unwrap();
+            return;
+        }
+        let mut data = [0u8; 64];
+        let error = match kind {
+            LaneKind::Collective => rig.run_for(&mut Op::Barrier, Duration::from_secs(5)),
+            _ => {
+                let buffer = Buffer::from_mut(&mut data);
+                let (peer, tag) = (Some(1), 0);
+                rig.run_for(&mut Op::Recv { buffer, peer, tag }, Duration::from_secs(5))
+            }
+        };
+        rig.store.set("heard", b"").unwrap();
+        let error = error.unwrap_err();
+        // Noise that happens to be the beginning of something true is waited out.
+        let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
+        assert!(named, "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
+    use rand_bytes::Noise;
+    for kind in [LaneKind::Collective, LaneKind::P2p] {
+        for seed in 0..12 {
+            let noise: Vec<u8> = Noise(seed).take(4096).collect();
+            rank_1_raves(kind, &noise);
+        }
+        // The right magic words, and absurd lengths behind them.
+        for magic in [0x7263_6e31u32, 0x7263_7031] {
+            let mut noise = vec![0xff; 4096];
+            noise[..4].copy_from_slice(&magic.to_le_bytes());
+            rank_1_raves(kind, &noise);
+            for code in 1..=5 {
+                noise[4] = code;
+                noise[5] = 0;
+                rank_1_raves(kind, &noise);
+            }
+        }
+    }
+}
+
+mod rand_bytes {
+    /// Bytes that look random and are the same in every run.
+    pub(super) struct Noise(pub(super) u64);
+
+    impl Iterator for Noise {
+        type Item = u8;
+
+        fn next(&mut self) -> Option<u8> {
+            let step = self.0.wrapping_mul(6_364_136_223_846_793_005);
+            self.0 = step.wrapping_add(1_442_695_040_888_963_407);
+            Some((self.0 >> 56) as u8)
+        }
+    }
+}

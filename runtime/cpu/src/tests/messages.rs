@@ -1,0 +1,260 @@
+//! Sends and receives in every order.
+
+use super::*;
+use rcomm_core::ErrorKind;
+use rcomm_core::backend::Progress;
+
+const COUNTS: &[usize] = &[0, 1, 1000, 1024, 16_384, 16_385, 300_007];
+
+pub(super) fn message(from: usize, tag: u32, count: usize) -> Vec<i32> {
+    (0..count)
+        .map(|at| (from * 1_000_003 + tag as usize * 7919 + at) as i32)
+        .collect()
+}
+
+pub(super) fn send(to: usize, tag: u32, message: &[i32]) -> Op<'_> {
+    Op::Send {
+        buffer: Buffer::from_slice(message),
+        peer: to as u32,
+        tag,
+    }
+}
+
+pub(super) fn receive(from: Option<usize>, tag: u32, into: &mut [i32]) -> Op<'_> {
+    Op::Recv {
+        buffer: Buffer::from_mut(into),
+        peer: from.map(|from| from as u32),
+        tag,
+    }
+}
+
+#[test]
+fn a_message_arrives_whole_and_in_order() {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            for &count in COUNTS {
+                for round in 0..3 {
+                    let mut into = vec![0; count];
+                    if rig.rank == 0 {
+                        rig.run(send(1, 5, &message(0, round, count))).unwrap();
+                        rig.run(receive(Some(1), 6, &mut into)).unwrap();
+                        assert!(into == message(1, round, count));
+                    } else {
+                        rig.run(receive(Some(0), 5, &mut into)).unwrap();
+                        assert!(into == message(0, round, count));
+                        rig.run(send(0, 6, &message(1, round, count))).unwrap();
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn short_and_long_messages_keep_their_order_while_nobody_receives() {
+    // More short ones than any transport sets aside for such.
+    let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            let rounds = 0..200;
+            // Both ends of a lane are opened by its first message.
+            if rig.rank == 0 {
+                rig.run(send(1, 4, &[1])).unwrap();
+            } else {
+                rig.run(receive(Some(0), 4, &mut [0])).unwrap();
+            }
+            if rig.rank == 0 {
+                for round in rounds.clone() {
+                    rig.run(send(1, 5, &message(0, round, count(round))))
+                        .unwrap();
+                }
+            }
+            rig.run(Op::Barrier).unwrap();
+            if rig.rank == 1 {
+                for round in rounds {
+                    let mut into = vec![0; count(round)];
+                    rig.run(receive(Some(0), 5, &mut into)).unwrap();
+                    assert!(into == message(0, round, count(round)), "{round}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn tags_are_received_in_any_order() {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            for count in [10, 60_000] {
+                if rig.rank == 0 {
+                    let pending: Vec<_> = (0..4)
+                        .map(|tag| {
+                            rig.issue(Op::Send {
+                                buffer: Buffer::from_vec(message(0, tag, count)),
+                                peer: 1,
+                                tag,
+                            })
+                        })
+                        .collect();
+                    for pending in pending {
+                        let end = pending.wait(LONG.into());
+                        assert!(matches!(end, Progress::Completed(_)), "{end:?}");
+                    }
+                } else {
+                    for tag in [2, 0, 3, 1] {
+                        let mut into = vec![0; count];
+                        rig.run(receive(Some(0), tag, &mut into)).unwrap();
+                        assert!(into == message(0, tag, count));
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_batch_completes_whatever_its_order() {
+    for &wiring in WIRINGS {
+        for size in [2, 3, 5] {
+            world(size, wiring, |rig| {
+                for count in [3, 100_000] {
+                    let others: Vec<usize> = (0..rig.size).filter(|&r| r != rig.rank).collect();
+                    let out: Vec<_> = others
+                        .iter()
+                        .map(|&to| message(rig.rank, to as u32, count))
+                        .collect();
+                    let mut into = vec![vec![0; count]; others.len()];
+                    {
+                        let mut ops = Vec::new();
+                        for (&to, out) in others.iter().zip(&out) {
+                            ops.push(send(to, 1, out));
+                        }
+                        for (&from, into) in others.iter().zip(&mut into) {
+                            ops.push(receive(Some(from), 1, into));
+                        }
+                        if rig.rank % 2 == 1 {
+                            ops.reverse();
+                        }
+                        rig.run(Op::Coalesced(ops)).unwrap();
+                    }
+                    for (&from, into) in others.iter().zip(&into) {
+                        assert!(*into == message(from, rig.rank as u32, count));
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn issued_receives_of_one_tag_take_messages_in_order() {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            if rig.rank == 0 {
+                for round in 0..20 {
+                    let count = if round % 3 == 0 { 50_000 } else { 5 };
+                    rig.run(send(1, 9, &message(0, round, count))).unwrap();
+                }
+            } else {
+                let pending: Vec<_> = (0..20)
+                    .map(|round| {
+                        let count = if round % 3 == 0 { 50_000 } else { 5 };
+                        rig.issue(Op::Recv {
+                            buffer: Buffer::from_vec(vec![0i32; count]),
+                            peer: Some(0),
+                            tag: 9,
+                        })
+                    })
+                    .collect();
+                for (round, pending) in pending.into_iter().enumerate() {
+                    let end = pending.wait(LONG.into());
+                    assert!(matches!(end, Progress::Completed(_)), "{end:?}");
+                    let Some(Op::Recv { buffer, .. }) = pending.reclaim() else {
+                        panic!("the buffer comes back");
+                    };
+                    let got = buffer.into_vec::<i32>().unwrap();
+                    assert!(got == message(0, round as u32, got.len()));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_receive_from_any_says_who_sent() {
+    for &wiring in WIRINGS {
+        world(4, wiring, |rig| {
+            for count in [4, 40_000] {
+                if rig.rank == 2 {
+                    let mut seen = Vec::new();
+                    for _ in 0..3 {
+                        let mut into = vec![0; count];
+                        let done = rig.run(receive(None, 3, &mut into)).unwrap();
+                        let from = done.source.unwrap() as usize;
+                        assert!(into == message(from, 3, count));
+                        seen.push(from);
+                    }
+                    seen.sort_unstable();
+                    assert_eq!(seen, [0, 1, 3]);
+                } else {
+                    rig.run(send(2, 3, &message(rig.rank, 3, count))).unwrap();
+                }
+                rig.run(Op::Barrier).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_named_and_the_next_one_arrives() {
+    for &wiring in WIRINGS {
+        for count in [10, 100_000] {
+            world(2, wiring, |rig| {
+                if rig.rank == 0 {
+                    let sent = rig.run(send(1, 1, &message(0, 1, count)));
+                    if count > 16_384 {
+                        assert_eq!(sent.unwrap_err().kind(), ErrorKind::Mismatch);
+                    }
+                    rig.run(send(1, 1, &message(0, 2, count))).unwrap();
+                } else {
+                    let mut short = vec![0; count - 1];
+                    let error = rig.run(receive(Some(0), 1, &mut short)).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Mismatch);
+                    assert_eq!(error.rank(), Some(0));
+                    let text = error.to_string();
+                    assert!(text.contains(&format!("{count} Int")), "{text}");
+                    assert!(text.contains(&format!("{} Int", count - 1)), "{text}");
+                    let mut into = vec![0; count];
+                    rig.run(receive(Some(0), 1, &mut into)).unwrap();
+                    assert!(into == message(0, 2, count));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn threads_of_one_rank_share_a_lane() {
+    for &wiring in WIRINGS {
+        world(2, wiring, |rig| {
+            std::thread::scope(|scope| {
+                for tag in 0..4 {
+                    scope.spawn(move || {
+                        for round in 0..25 {
+                            let count = if round % 2 == 0 { 30 } else { 20_000 };
+                            let peer = 1 - rig.rank;
+                            let mut into = vec![0; count];
+                            let out = message(rig.rank, tag + round * 10, count);
+                            rig.run(Op::Coalesced(vec![
+                                send(peer, tag, &out),
+                                receive(Some(peer), tag, &mut into),
+                            ]))
+                            .unwrap();
+                            assert!(into == message(peer, tag + round * 10, count));
+                        }
+                    });
+                }
+            });
+        });
+    }
+}

@@ -1,0 +1,210 @@
+//! Ranks as threads over one store, each with its own mesh: what they do is what processes do.
+
+mod beside;
+mod collectives;
+mod faults;
+mod messages;
+mod registered;
+mod waiting;
+
+use super::CpuFactory;
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::Hints;
+use rcomm_core::Op;
+use rcomm_core::Result;
+use rcomm_core::Secret;
+use rcomm_core::backend::{
+    Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
+};
+use rcomm_core::config::{Config, TransportChoice};
+use rcomm_core::store::{HashStore, PrefixStore, Store};
+use rcomm_core::tuning::{Algorithm, Pattern, Topology, Tuning};
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Long enough that only a fault reaches it.
+const LONG: Duration = Duration::from_secs(60);
+
+/// How the ranks of a test's world reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wiring {
+    /// By sockets, all of them.
+    Tcp,
+    /// By several sockets between each two.
+    Streams(usize),
+    /// By memory, all of them.
+    Shm,
+    /// The same, in buffers that the group allocated, whatever their length.
+    Registered,
+    /// By memory inside hosts of so many ranks, one after the other; the last may have fewer.
+    Hosts(u32),
+    /// The same, but each rank is on another host than the one before, and there are so many hosts.
+    Dealt(u32),
+}
+
+/// Every way of moving bytes that the collectives are tested over.
+const WIRINGS: &[Wiring] = &[
+    Wiring::Tcp,
+    Wiring::Streams(3),
+    Wiring::Shm,
+    Wiring::Registered,
+    Wiring::Hosts(2),
+    Wiring::Hosts(3),
+    Wiring::Dealt(2),
+];
+
+fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> WorldContext {
+    let (transport, host) = match wiring {
+        Wiring::Tcp | Wiring::Streams(_) => (TransportChoice::Tcp, None),
+        Wiring::Shm | Wiring::Registered => (TransportChoice::Shm, None),
+        Wiring::Hosts(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
+        Wiring::Dealt(hosts) => (TransportChoice::Shm, Some(rank % hosts)),
+    };
+    let mut tuning = Tuning::default();
+    if let Wiring::Streams(count) = wiring {
+        tuning.put_before(&format!("streams {count}")).unwrap();
+    }
+    if wiring == Wiring::Registered {
+        for &pattern in Pattern::ALL {
+            if Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct) {
+                let line = format!("{pattern} memory any any direct");
+                tuning.put_before(&line).unwrap();
+            }
+        }
+    }
+    let config = Config {
+        transport,
+        tuning,
+        host_id: host.map(|host| host.to_string()),
+        ..Config::default()
+    };
+    WorldContext {
+        rank,
+        world_size: size,
+        local_rank: Some(rank),
+        local_world_size: Some(size),
+        job: "test".into(),
+        attempt: 0,
+        store,
+        secret: Secret::from_text("test"),
+        config: Arc::new(config),
+    }
+}
+
+fn group_context(
+    store: &Arc<dyn Store>,
+    name: &str,
+    wire_id: u64,
+    ranks: &[Rank],
+    rank: Rank,
+) -> GroupContext {
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: name.into(),
+        desc: name.into(),
+        ranks: ranks.into(),
+    };
+    let store = PrefixStore::new(format!("{name}/"), store.clone());
+    GroupContext {
+        group_rank: info.group_rank_of(rank).expect("a member"),
+        info,
+        wire_id,
+        store: Arc::new(store),
+    }
+}
+
+/// One rank of a test's world.
+struct Rig {
+    rank: usize,
+    size: usize,
+    wiring: Wiring,
+    store: Arc<dyn Store>,
+    factory: CpuFactory,
+    backend: Arc<dyn Backend>,
+    next: AtomicU64,
+}
+
+struct Deaf;
+impl Observer for Deaf {
+    fn started(&self) {}
+    fn ended(&self) {}
+}
+
+impl Rig {
+    fn new(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> Self {
+        let context = world_context(store.clone(), rank, size, wiring);
+        let factory = CpuFactory::open(&context).unwrap();
+        let ranks: Vec<Rank> = (0..size).collect();
+        let group = group_context(&store, "world", 1, &ranks, rank);
+        let backend = factory.connect(group, LONG.into()).unwrap();
+        Self {
+            rank: rank as usize,
+            size: size as usize,
+            wiring,
+            store,
+            factory,
+            backend,
+            next: AtomicU64::new(1),
+        }
+    }
+
+    fn call(&self, op: &Op<'_>, deadline: Duration) -> Call {
+        let turn = if op.is_p2p() {
+            0
+        } else {
+            self.next.fetch_add(1, Ordering::Relaxed)
+        };
+        Call {
+            seq: turn,
+            turn,
+            deadline: Deadline::In(deadline),
+            hints: Hints::NONE,
+        }
+    }
+
+    fn run_for(&self, op: &mut Op<'_>, deadline: Duration) -> Result<Done> {
+        op.validate(self.rank as u32, self.size as u32).unwrap();
+        let call = self.call(op, deadline);
+        if self.wiring != Wiring::Registered || op.is_p2p() {
+            return self.backend.run(op, call, &Deaf);
+        }
+        let mut copy = op.map_buffers(&|buffer| self.allocated(buffer)).unwrap();
+        let done = self.backend.run(&mut copy, call, &Deaf)?;
+        op.copy_outputs_from(&copy).unwrap();
+        Ok(done)
+    }
+
+    /// A copy in memory of the kind that the others can reach.
+    fn allocated(&self, buffer: &Buffer<'_>) -> Result<Buffer<'static>> {
+        let mut copy = self.backend.allocate(buffer.dtype(), buffer.len())?;
+        copy.copy_from(buffer)?;
+        copy.with_shape(buffer.shape())
+    }
+
+    fn run(&self, mut op: Op<'_>) -> Result<Done> {
+        self.run_for(&mut op, LONG)
+    }
+
+    fn issue(&self, op: Op<'static>) -> Arc<dyn Pending> {
+        let call = self.call(&op, LONG);
+        self.backend.issue(op, call, Arc::new(Deaf)).unwrap()
+    }
+}
+
+/// Runs `body` on every rank of a world and gives back what each returned.
+fn world<R: Send>(size: u32, wiring: Wiring, body: impl Fn(&Rig) -> R + Sync) -> Vec<R> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let store = store.clone();
+                let body = &body;
+                scope.spawn(move || body(&Rig::new(store, rank, size, wiring)))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,297 @@
+//! Buffers that the ranks allocated: who is let into them, and who gets them back.
+
+use super::*;
+use rcomm_core::ErrorKind;
+use rcomm_core::backend::Progress;
+use rcomm_recorder::model::{DType, ReduceOp};
+use std::time::Instant;
+
+const COUNT: usize = 70_000;
+
+fn filled(rig: &Rig, value: f32) -> Buffer<'static> {
+    let mut buffer = rig.backend.allocate(DType::F32, COUNT).unwrap();
+    buffer.as_mut_slice::<f32>().unwrap().fill(value);
+    buffer
+}
+
+fn is_all(buffer: &Buffer<'_>, value: f32) -> bool {
+    let mut all = buffer.as_slice::<f32>().unwrap().iter();
+    all.all(|&it| it == value)
+}
+
+/// As it is, not over a copy.
+fn run(rig: &Rig, mut op: Op<'_>, deadline: Duration) -> Result<Done> {
+    let call = rig.call(&op, deadline);
+    rig.backend.run(&mut op, call, &Deaf)
+}
+
+fn sum(buffer: Buffer<'_>) -> Op<'_> {
+    Op::AllReduce {
+        buffer,
+        op: ReduceOp::Sum.into(),
+    }
+}
+
+/// The lines of this process's memory map, by words.
+fn maps() -> Vec<Vec<String>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    maps.lines().map(words).collect()
+}
+
+/// The inode of the file that the byte at this address is in; `None` if it is in none.
+fn inode_of(address: usize) -> Option<String> {
+    let covers = |words: &Vec<String>| {
+        let mut ends = words[0]
+            .split('-')
+            .map(|it| usize::from_str_radix(it, 16).unwrap());
+        ends.next() <= Some(address) && Some(address) < ends.next()
+    };
+    let inode = maps().into_iter().find(covers)?.swap_remove(4);
+    (inode != "0").then_some(inode)
+}
+
+/// How often this process has a file mapped. All ranks of a test are in one process.
+fn times_mapped(inode: &str) -> usize {
+    maps().iter().filter(|words| words[4] == inode).count()
+}
+
+/// The same, of the file that this byte is in.
+fn mappings(address: usize) -> usize {
+    inode_of(address).map_or(0, |inode| times_mapped(&inode))
+}
+
+#[test]
+fn every_rank_maps_a_buffer_once_and_lets_go_when_it_was_freed() {
+    world(3, Wiring::Registered, |rig| {
+        let mut buffer = filled(rig, rig.rank as f32);
+        let first = buffer.as_ptr().addr();
+        for expected in [3.0, 9.0] {
+            run(rig, sum(buffer.lend()), LONG).unwrap();
+            assert!(is_all(&buffer, expected));
+            run(rig, Op::Barrier, LONG).unwrap();
+            assert_eq!(mappings(first), 3, "its own and two others'");
+            run(rig, Op::Barrier, LONG).unwrap();
+        }
+        let inode = inode_of(first).unwrap();
+        drop(buffer);
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert_eq!(times_mapped(&inode), 2, "by the others, for the time being");
+        run(rig, Op::Barrier, LONG).unwrap();
+        // When the next one is mapped they find it empty.
+        let mut next = filled(rig, 1.0);
+        run(rig, sum(next.lend()), LONG).unwrap();
+        assert!(is_all(&next, 3.0));
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert_eq!(times_mapped(&inode), 0);
+    });
+}
+
+#[test]
+fn whoever_has_registered_buffers_the_results_are_the_same() {
+    for size in [2, 3] {
+        for registered in 0..1u32 << size {
+            world(size, Wiring::Registered, |rig| {
+                let with = |len: usize| match registered >> rig.rank & 1 {
+                    1 => rig.backend.allocate(DType::F32, len).unwrap(),
+                    _ => Buffer::zeroed(DType::F32, len).unwrap(),
+                };
+                let n = rig.size;
+                for root in 0..n {
+                    let mut buffer = with(COUNT);
+                    buffer.as_mut_slice().unwrap().fill(rig.rank as f32 + 1.0);
+                    run(rig, sum(buffer.lend()), LONG).unwrap();
+                    let total = (n * (n + 1) / 2) as f32;
+                    assert!(is_all(&buffer, total));
+                    buffer.as_mut_slice().unwrap().fill(rig.rank as f32 + 1.0);
+                    let root = root as u32;
+                    let reduce = Op::Reduce {
+                        buffer: buffer.lend(),
+                        op: ReduceOp::Sum.into(),
+                        root,
+                    };
+                    run(rig, reduce, LONG).unwrap();
+                    let own = rig.rank as f32 + 1.0;
+                    let expected = if rig.rank as u32 == root { total } else { own };
+                    assert!(is_all(&buffer, expected));
+                    buffer.as_mut_slice().unwrap().fill(own);
+                    let broadcast = Op::Broadcast {
+                        buffer: buffer.lend(),
+                        root,
+                    };
+                    run(rig, broadcast, LONG).unwrap();
+                    assert!(is_all(&buffer, root as f32 + 1.0));
+                }
+                let (mut one, mut all) = (with(COUNT), with(COUNT * n));
+                one.as_mut_slice().unwrap().fill(rig.rank as f32);
+                let gather = Op::AllGatherSingle {
+                    input: one.lend(),
+                    output: all.lend(),
+                };
+                run(rig, gather, LONG).unwrap();
+                let expected: Vec<f32> = (0..COUNT * n).map(|at| (at / COUNT) as f32).collect();
+                assert!(all.as_slice::<f32>().unwrap() == expected);
+                let scatter = Op::ReduceScatterSingle {
+                    input: all.lend(),
+                    output: one.lend(),
+                    op: ReduceOp::Max.into(),
+                };
+                run(rig, scatter, LONG).unwrap();
+                assert!(is_all(&one, rig.rank as f32));
+                let mut others = with(COUNT * n);
+                let exchange = Op::AllToAllSingle {
+                    input: all.lend(),
+                    output: others.lend(),
+                };
+                run(rig, exchange, LONG).unwrap();
+                assert!(is_all(&others, rig.rank as f32));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
+    let errors = world(2, Wiring::Registered, |rig| {
+        let mut buffer = filled(rig, rig.rank as f32 + 1.0);
+        run(rig, sum(buffer.lend()), LONG).unwrap();
+        assert!(is_all(&buffer, 3.0));
+        let address = buffer.as_ptr().addr();
+        if rig.rank == 0 {
+            // The other one does not come before this one has gone.
+            let soon = Duration::from_millis(50);
+            let error = run(rig, sum(buffer.lend()), soon).unwrap_err();
+            assert_eq!(mappings(address), 0, "still shared");
+            assert!(is_all(&buffer, 3.0));
+            buffer.as_mut_slice::<f32>().unwrap().fill(5.0);
+            rig.store.set("gave up", b"").unwrap();
+            rig.store.wait(&["tried"], LONG).unwrap();
+            assert!(is_all(&buffer, 5.0));
+            return error;
+        }
+        rig.store.wait(&["gave up"], LONG).unwrap();
+        // It sees the offer of the one that has gone, and does its work in vain.
+        let error = run(rig, sum(buffer.lend()), LONG).unwrap_err();
+        assert_eq!(mappings(address), 0, "still shared");
+        rig.store.set("tried", b"").unwrap();
+        error
+    });
+    assert_eq!(errors[0].kind(), ErrorKind::Timeout);
+    assert_eq!(errors[1].rank(), Some(0), "{}", errors[1]);
+}
+
+#[test]
+fn memory_that_was_taken_back_is_as_good_as_any_other() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let buffers = world(2, Wiring::Registered, |rig| {
+        let mut buffer = filled(rig, 1.0);
+        if rig.rank == 0 {
+            let soon = Duration::from_millis(20);
+            run(rig, sum(buffer.lend()), soon).unwrap_err();
+            store.set("gave up", b"").unwrap();
+        }
+        store.wait(&["gave up"], LONG).unwrap();
+        std::sync::Mutex::new(Some(buffer))
+    });
+    world(2, Wiring::Registered, |rig| {
+        let mut buffer = buffers[rig.rank].lock().unwrap().take().unwrap();
+        run(rig, sum(buffer.lend()), LONG).unwrap();
+        assert!(is_all(&buffer, 2.0));
+    });
+}
+
+#[test]
+fn ranks_that_disagree_keep_their_memory_shared() {
+    world(2, Wiring::Registered, |rig| {
+        let mut buffer = filled(rig, 1.0);
+        let address = buffer.as_ptr().addr();
+        let op = if rig.rank == 0 {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::Max
+        };
+        let odd = Op::AllReduce {
+            buffer: buffer.lend(),
+            op: op.into(),
+        };
+        let error = run(rig, odd, LONG).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        run(rig, sum(buffer.lend()), LONG).unwrap();
+        assert!(is_all(&buffer, 2.0));
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert_eq!(mappings(address), 2);
+        run(rig, Op::Barrier, LONG).unwrap();
+    });
+}
+
+#[test]
+fn only_whole_pages_are_exposed_and_the_rest_goes_its_usual_way() {
+    world(2, Wiring::Registered, |rig| {
+        let mut buffer = filled(rig, 1.0);
+        let address = buffer.as_ptr().addr();
+        let all = buffer.as_mut_slice::<f32>().unwrap();
+        let (left, right) = all.split_at_mut(1000);
+        run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert_eq!(
+            mappings(address),
+            1,
+            "its last pages begin in the middle of one"
+        );
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert!(left.iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 2.0));
+        let (left, right) = all.split_at_mut(1024);
+        run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert_eq!(mappings(address), 2);
+        run(rig, Op::Barrier, LONG).unwrap();
+        assert!(left[..1000].iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 4.0));
+    });
+}
+
+#[test]
+fn an_issued_operation_that_is_aborted_gives_its_memory_back_unshared() {
+    world(2, Wiring::Registered, |rig| {
+        let buffer = filled(rig, 7.0);
+        let address = buffer.as_ptr().addr();
+        if rig.rank == 1 {
+            rig.store.wait(&["aborted"], LONG).unwrap();
+            return;
+        }
+        let pending = rig.issue(sum(buffer));
+        let began = Instant::now();
+        while matches!(pending.progress(), Progress::Queued) && began.elapsed() < LONG {
+            std::thread::yield_now();
+        }
+        let error = rcomm_core::Error::new(ErrorKind::Aborted, "enough");
+        rig.backend
+            .abort(&rcomm_core::backend::AbortReason { error });
+        assert!(pending.wait(LONG.into()).has_ended());
+        let Some(Op::AllReduce { buffer, .. }) = pending.reclaim() else {
+            panic!("it was an all_reduce");
+        };
+        assert_eq!(buffer.as_ptr().addr(), address);
+        assert!(is_all(&buffer, 7.0));
+        assert!(mappings(address) <= 1);
+        rig.store.set("aborted", b"").unwrap();
+    });
+}
+
+#[test]
+fn more_buffers_than_are_remembered_are_mapped_again() {
+    world(2, Wiring::Registered, |rig| {
+        let mut buffers: Vec<Buffer<'static>> = (0..300)
+            .map(|_| rig.backend.allocate(DType::I32, 16).unwrap())
+            .collect();
+        for round in 0..2 {
+            for buffer in &mut buffers {
+                buffer
+                    .as_mut_slice::<i32>()
+                    .unwrap()
+                    .fill(rig.rank as i32 + round);
+                run(rig, sum(buffer.lend()), LONG).unwrap();
+                assert_eq!(buffer.as_slice::<i32>().unwrap(), [1 + 2 * round; 16]);
+            }
+        }
+    });
+}

@@ -1,0 +1,39 @@
+//! What a rank costs that has nothing to do but wait.
+
+use super::{Rig, Wiring, world};
+use rcomm_core::Op;
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// How long the others are kept waiting.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What this thread has had of a processor so far.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
+    let costs = world(size, wiring, |rig: &Rig| {
+        // Connected, and its code and memory at hand.
+        rig.run(Op::Barrier).unwrap();
+        if rig.rank == 0 {
+            std::thread::sleep(LATE);
+        }
+        let before = processor_time();
+        rig.run(Op::Barrier).unwrap();
+        processor_time() - before
+    });
+    costs.into_iter().max().unwrap()
+}
+
+#[test]
+fn a_rank_that_waits_for_a_second_leaves_its_processor_to_others() {
+    // With a processor for each rank, and with more ranks than most machines have for tests.
+    for (wiring, size) in [(Wiring::Shm, 2), (Wiring::Shm, 8), (Wiring::Tcp, 2)] {
+        let cost = cost_of_waiting(wiring, size);
+        eprintln!("{size} ranks over {wiring:?}: {cost:?} of {LATE:?}");
+        assert!(cost < LATE / 4, "{size} ranks over {wiring:?}: {cost:?}");
+    }
+}

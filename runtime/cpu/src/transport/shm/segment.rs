@@ -1,0 +1,397 @@
+//! The memory that the ranks of a host share: its table of ranks, its directory of groups, and what ranks
+//! have agreed on.
+
+use super::super::super::processors::{Processors, crowding_of, own_processors};
+use super::super::super::wait::{Crowding, Patience, Pause};
+use super::accord::{ACCORDS_LEN, agree};
+use super::board::{Board, BoardError, area_len, wake};
+use super::mapping::Mapping;
+use rcomm_core::backend::Agreement;
+use rcomm_recorder::model::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::futex;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+const MAGIC: u64 = 0x3230_6d67_7363_7472;
+/// Groups that have a board at the same time. Further ones use sockets.
+const GROUPS: usize = 256;
+const HEAD: usize = 4096;
+const ENTRY: usize = 64;
+/// Bytes of a rank's entry: state, process, and from byte 64 on the processors it may run on.
+const RANK: usize = 192;
+const PROCESSORS: usize = 64;
+/// Where it is counted how often a group was given a place or refused one, and how many ranks sleep until
+/// it changes.
+const CLAIMS: usize = 16;
+const SLEEPERS: usize = 20;
+/// Where it is counted how many ranks have come.
+const ENTERED: usize = 24;
+/// Where the keys of the last groups that found no place stand, and how many of them.
+const REFUSED: usize = 64;
+const REFUSALS: usize = 64;
+pub(super) const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+const PRESENT: u32 = 1;
+const LEFT: u32 = 2;
+
+const CLAIMED: u32 = 1;
+const READY: u32 = 2;
+
+/// `len` rounded up to a multiple of `to`.
+pub(super) fn align(len: usize, to: usize) -> usize {
+    len.div_ceil(to) * to
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+/// The memory that the ranks of this host share.
+pub(crate) struct Segment {
+    file: OwnedFd,
+    table: Mapping,
+    world_size: usize,
+    /// Bytes from one area to the next.
+    stride: usize,
+    rank: Rank,
+    /// Tells when a process ends; opened when first asked.
+    processes: Vec<OnceLock<OwnedFd>>,
+}
+
+impl Segment {
+    /// Makes the segment. The caller hands its file to the others.
+    pub(crate) fn create(rank: Rank, world_size: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("rcomm", flags)?;
+        let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
+        rustix::fs::ftruncate(&file, len as u64)?;
+        // Nobody can cut it and make the others fault.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let segment = Self::map(file, rank, world_size)?;
+        segment
+            .table
+            .long(8)
+            .store(world_size as u64, Ordering::Relaxed);
+        segment.table.long(0).store(MAGIC, Ordering::Release);
+        segment.enter();
+        Ok(segment)
+    }
+
+    /// Uses the segment that another rank made.
+    pub(crate) fn attach(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
+        let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
+        let actual = rustix::fs::fstat(&file)?.st_size;
+        let sealed = rustix::fs::fcntl_get_seals(&file)?;
+        if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other(
+                "the memory that was handed over is none of this version",
+            ));
+        }
+        let segment = Self::map(file, rank, world_size)?;
+        let magic = segment.table.long(0).load(Ordering::Acquire);
+        let size = segment.table.long(8).load(Ordering::Relaxed);
+        if magic != MAGIC || size != world_size as u64 {
+            return Err(io::Error::other(
+                "the memory that was handed over is of another job",
+            ));
+        }
+        segment.enter();
+        Ok(segment)
+    }
+
+    fn map(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
+        let table = Mapping::new(&file, 0, Self::table_len(world_size))?;
+        Ok(Self {
+            file,
+            table,
+            world_size,
+            stride: Self::stride(world_size),
+            rank,
+            processes: std::iter::repeat_with(OnceLock::new)
+                .take(world_size)
+                .collect(),
+        })
+    }
+
+    fn table_len(world_size: usize) -> usize {
+        align(Self::accords_at(world_size) + ACCORDS_LEN, HUGE_PAGE)
+    }
+
+    /// Room for a group of any size: a smaller one may have a longer area, since it has more for each rank.
+    fn stride(world_size: usize) -> usize {
+        let longest = (1..=world_size).map(area_len).max();
+        align(longest.unwrap_or(0), HUGE_PAGE)
+    }
+
+    fn rank_entry(rank: Rank) -> usize {
+        HEAD + rank as usize * RANK
+    }
+
+    fn accords_at(world_size: usize) -> usize {
+        HEAD + world_size * RANK + GROUPS * ENTRY
+    }
+
+    fn group_entry(&self, at: usize) -> usize {
+        HEAD + self.world_size * RANK + at * ENTRY
+    }
+
+    fn enter(&self) {
+        let entry = Self::rank_entry(self.rank);
+        let pid = std::process::id();
+        self.table.word(entry + 4).store(pid, Ordering::Relaxed);
+        for (at, word) in own_processors().into_iter().enumerate() {
+            let place = self.table.long(entry + PROCESSORS + at * 8);
+            place.store(word, Ordering::Relaxed);
+        }
+        self.table.word(entry).store(PRESENT, Ordering::Release);
+        let entered = self.table.word(ENTERED);
+        if entered.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.world_size {
+            wake(entered);
+        }
+    }
+
+    /// Sleeps until as many ranks have come as the world has, for this long at most.
+    pub(crate) fn await_all(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let entered = self.table.word(ENTERED);
+        loop {
+            let seen = entered.load(Ordering::Acquire);
+            let rest = until.saturating_duration_since(Instant::now());
+            if seen as usize >= self.world_size || rest.is_zero() {
+                return;
+            }
+            // Whatever ends the sleep, it is counted again.
+            let _ = futex::wait(entered, futex::Flags::empty(), seen, Some(&timespec(rest)));
+        }
+    }
+
+    /// The file, to be handed to other ranks.
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Whether this rank has the segment, or had it.
+    pub(crate) fn has_entered(&self, rank: Rank) -> bool {
+        self.table
+            .word(Self::rank_entry(rank))
+            .load(Ordering::Acquire)
+            != 0
+    }
+
+    /// Whether the ranks that are here have a processor each.
+    ///
+    /// They do unless some processors are all that more ranks than they are may run on. Of sets that
+    /// overlap without one holding the other this may say yes too often.
+    pub(crate) fn crowding(&self) -> Crowding {
+        let sets = (0..self.world_size).filter_map(|rank| {
+            let entry = HEAD + rank * RANK;
+            let is_present = self.table.word(entry).load(Ordering::Acquire) == PRESENT;
+            is_present.then(|| {
+                let word = |at| self.table.long(entry + PROCESSORS + at * 8);
+                std::array::from_fn(|at| word(at).load(Ordering::Relaxed))
+            })
+        });
+        let sets: Vec<Processors> = sets.collect();
+        crowding_of(&sets)
+    }
+
+    /// Whether this rank has left, or its process has ended.
+    pub(crate) fn is_gone(&self, rank: Rank) -> bool {
+        let entry = Self::rank_entry(rank);
+        match self.table.word(entry).load(Ordering::Acquire) {
+            PRESENT => {}
+            state => return state == LEFT,
+        }
+        let pid = self.table.word(entry + 4).load(Ordering::Relaxed);
+        if pid == std::process::id() {
+            return false;
+        }
+        let slot = &self.processes[rank as usize];
+        if slot.get().is_none() {
+            let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+                return true;
+            };
+            match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+                // Another thread may have been first; either handle will do.
+                Ok(process) => drop(slot.set(process)),
+                Err(rustix::io::Errno::SRCH) => return true,
+                // No handle to be had: the deadline will have to do.
+                Err(_) => return false,
+            }
+        }
+        let Some(process) = slot.get() else {
+            return false;
+        };
+        let mut poll = [PollFd::new(process, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
+    }
+
+    /// Agrees with the other ranks that say something under this number. Waits for nobody. `None` if there
+    /// is no room for it, for all of them.
+    pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
+        let start = Self::accords_at(self.world_size);
+        agree(&self.table, start, number, words)
+    }
+
+    /// Finds or makes the board of a group; its rank 0 makes it. `None` if there are too many groups.
+    pub(crate) fn board(
+        self: &Arc<Self>,
+        key: u64,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<Board>, BoardError> {
+        let at = if rank == 0 {
+            self.claim(key)
+        } else {
+            self.find(key, ranks[0], patience)?
+        };
+        let Some(at) = at else { return Ok(None) };
+        Ok(Some(Board::new(self.clone(), at, rank, ranks)?))
+    }
+
+    fn area(&self, at: usize) -> usize {
+        Self::table_len(self.world_size) + at * self.stride
+    }
+
+    /// Some bytes of an area.
+    pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
+        let end = start.checked_add(len);
+        if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
+            return Err(io::Error::other("that reaches beyond the group's area"));
+        }
+        Mapping::new(&self.file, self.area(at) + start, len)
+    }
+
+    /// Counts a rank that has left the group of an area; says how many have.
+    pub(super) fn leave_area(&self, at: usize) -> usize {
+        let left = self.table.word(self.group_entry(at) + 4);
+        left.fetch_add(1, Ordering::AcqRel) as usize + 1
+    }
+
+    /// Empties an area of `len` bytes for the groups to come.
+    pub(super) fn free_area(&self, at: usize, len: usize) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, len) = (self.area(at) as u64, len as u64);
+        // One that cannot be emptied stays taken.
+        if rustix::fs::fallocate(&self.file, flags, start, len).is_ok() {
+            let state = self.table.word(self.group_entry(at));
+            state.store(0, Ordering::Release);
+        }
+    }
+
+    fn claim(&self, key: u64) -> Option<usize> {
+        let found = (0..GROUPS).find(|&at| {
+            let state = self.table.word(self.group_entry(at));
+            let (new, order) = (CLAIMED, Ordering::Relaxed);
+            state
+                .compare_exchange(0, new, Ordering::Acquire, order)
+                .is_ok()
+        });
+        if let Some(at) = found {
+            let entry = self.group_entry(at);
+            self.table.word(entry + 4).store(0, Ordering::Relaxed);
+            self.table.long(entry + 8).store(key, Ordering::Relaxed);
+            self.table.word(entry).store(READY, Ordering::Release);
+        } else {
+            // The others must not wait for what will not come.
+            let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
+            let place = self.table.long(REFUSED + 8 + at * 8);
+            place.store(key.wrapping_add(1), Ordering::Release);
+        }
+        let claims = self.table.word(CLAIMS);
+        claims.fetch_add(1, Ordering::SeqCst);
+        if self.table.word(SLEEPERS).load(Ordering::SeqCst) > 0 {
+            wake(claims);
+        }
+        found
+    }
+
+    /// Sleeps until a group is given a place, if none was since `seen`, or this time has passed.
+    fn await_claim(&self, seen: u32, time: Duration) {
+        let (claims, sleepers) = (self.table.word(CLAIMS), self.table.word(SLEEPERS));
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        // Whatever ends the sleep, the caller looks again.
+        let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&timespec(time)));
+        sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn find(
+        &self,
+        key: u64,
+        leader: Rank,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<usize>, BoardError> {
+        loop {
+            let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
+            for at in 0..GROUPS {
+                let entry = self.group_entry(at);
+                if self.table.word(entry).load(Ordering::Acquire) == READY
+                    && self.table.long(entry + 8).load(Ordering::Relaxed) == key
+                {
+                    return Ok(Some(at));
+                }
+            }
+            let refused = |at| {
+                self.table
+                    .long(REFUSED + 8 + at * 8)
+                    .load(Ordering::Acquire)
+            };
+            if (0..REFUSALS).any(|at| refused(at) == key.wrapping_add(1)) {
+                return Ok(None);
+            }
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => {
+                    if self.is_gone(leader) {
+                        return Err(BoardError::Gone(0));
+                    }
+                    self.await_claim(claims, time);
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let state = self.table.word(Self::rank_entry(self.rank));
+        state.store(LEFT, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_any_size_stays_in_its_area() {
+        for world_size in [1, 2, 19, 22, 23, 64, 300] {
+            let segment = Segment::create(0, world_size).unwrap();
+            for size in 1..=world_size {
+                let len = area_len(size);
+                assert!(len <= segment.stride, "{size} of {world_size}");
+            }
+            let last = segment.stride - PAGE;
+            assert!(segment.map_area(GROUPS - 1, last, PAGE).is_ok());
+            assert!(segment.map_area(0, last, 2 * PAGE).is_err());
+            assert!(segment.map_area(GROUPS, 0, PAGE).is_err());
+        }
+    }
+}

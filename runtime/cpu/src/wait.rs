@@ -1,0 +1,266 @@
+//! How a thread waits for a peer: look again, then give way, then sleep.
+//!
+//! A waiter looks again for about as long as waking up would cost. Where ranks outnumber cores the
+//! peer may need this very core, so it gives way at once instead. After that it sleeps, a few
+//! milliseconds at most, so that a stop, a deadline or a dead peer is seen soon whatever woke it.
+
+use rcomm_core::Deadline;
+use rcomm_core::Error;
+use rcomm_core::WaitHint;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// About what waking a sleeping thread costs.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long a crowded rank gives way before it sleeps: longer than it takes until the ranks of a host have
+/// woken each other one by one. Were it shorter, then ranks that have once fallen asleep would take so long
+/// to come that the others fall asleep in turn, in every operation from then on.
+const YIELD: Duration = Duration::from_millis(1);
+/// How long a thread beside the rank's own gives way before it sleeps.
+const LINGER: Duration = Duration::from_micros(200);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 64;
+/// Looks without a hint to the processor that this is a wait.
+const EAGER: u32 = 48;
+/// The longest sleep between two looks at stop, deadline and peers.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+
+/// Whether each rank of this host has a core to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crowding {
+    /// There is a core for each rank: waiting costs nobody anything.
+    Roomy,
+    /// Ranks outnumber cores: who waits should give way.
+    Crowded,
+    /// What waits is not a rank for its peers but a thread of a rank for something to do: it should give way
+    /// to the rank, and not for long.
+    Aside,
+    /// The wait will be long, as the caller has said: who waits should sleep.
+    Asleep,
+}
+
+impl Crowding {
+    /// The same, but for an operation about whose wait this is known.
+    #[inline]
+    pub(crate) fn hinted(self, hint: WaitHint) -> Self {
+        match hint {
+            WaitHint::Unknown => self,
+            WaitHint::Short => Self::Roomy,
+            WaitHint::Long => Self::Asleep,
+        }
+    }
+
+    /// Compares the ranks of this host with the cores that this process may use.
+    pub(crate) fn of(local_ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if local_ranks <= cores {
+            Self::Roomy
+        } else {
+            Self::Crowded
+        }
+    }
+}
+
+/// Tells every waiter of a group to give up, and why.
+#[derive(Default)]
+pub(crate) struct Stop {
+    raised: AtomicBool,
+    reason: Mutex<Option<Error>>,
+}
+
+impl Stop {
+    /// Raises it. The first reason stays; says whether this was the first.
+    pub(crate) fn raise(&self, reason: Error) -> bool {
+        let mut kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = kept.is_none();
+        kept.get_or_insert(reason);
+        self.raised.store(true, Ordering::Release);
+        first
+    }
+
+    /// Whether it was raised.
+    #[inline]
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+
+    /// Why, once it was raised.
+    pub(crate) fn reason(&self) -> Option<Error> {
+        if !self.is_raised() {
+            return None;
+        }
+        let kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.clone()
+    }
+}
+
+/// What a waiter does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    /// Look again.
+    Look,
+    /// Sleep on whatever will ring, this long at most.
+    Sleep(Duration),
+}
+
+/// Why a wait ends without what it waited for.
+#[derive(Debug)]
+pub(crate) enum Interrupted {
+    /// The deadline passed.
+    TimedOut,
+    /// The group was stopped, for this reason.
+    Stopped(Error),
+}
+
+/// One operation's patience: its deadline, its stop, and how long it has looked in vain.
+pub(crate) struct Patience<'a> {
+    stop: &'a Stop,
+    deadline: Deadline,
+    crowding: Crowding,
+    looks: u32,
+    idle_since: Option<Instant>,
+}
+
+impl<'a> Patience<'a> {
+    pub(crate) fn new(stop: &'a Stop, deadline: Deadline, crowding: Crowding) -> Self {
+        Self {
+            stop,
+            deadline,
+            crowding,
+            looks: 0,
+            idle_since: None,
+        }
+    }
+
+    /// Something came: the next wait starts anew.
+    #[inline]
+    pub(crate) fn refresh(&mut self) {
+        self.looks = 0;
+        self.idle_since = None;
+    }
+
+    /// Looked in vain; says what to do next.
+    #[inline]
+    pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
+        self.looks += 1;
+        if self.crowding == Crowding::Roomy && !self.looks.is_multiple_of(LOOKS) {
+            // The hint costs about as long as half a look at another core's memory.
+            if self.looks > EAGER {
+                std::hint::spin_loop();
+            }
+            return Ok(Pause::Look);
+        }
+        self.reconsider()
+    }
+
+    /// How long this wait has found nothing.
+    pub(crate) fn idle(&self) -> Duration {
+        self.idle_since
+            .map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Fails if the wait should end now.
+    pub(crate) fn check(&mut self) -> Result<(), Interrupted> {
+        if let Some(reason) = self.stop.reason() {
+            return Err(Interrupted::Stopped(reason));
+        }
+        self.deadline = self.deadline.started();
+        if self.deadline.has_passed() {
+            return Err(Interrupted::TimedOut);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn reconsider(&mut self) -> Result<Pause, Interrupted> {
+        if let Some(reason) = self.stop.reason() {
+            return Err(Interrupted::Stopped(reason));
+        }
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert(now);
+        let deadline = self.deadline.start();
+        self.deadline = Deadline::At(deadline);
+        if now >= deadline {
+            return Err(Interrupted::TimedOut);
+        }
+        let idle = now - since;
+        let patience = match self.crowding {
+            Crowding::Roomy => SPIN,
+            Crowding::Crowded => YIELD,
+            Crowding::Aside => LINGER,
+            Crowding::Asleep => Duration::ZERO,
+        };
+        if idle < patience {
+            if self.crowding != Crowding::Roomy {
+                std::thread::yield_now();
+            }
+            return Ok(Pause::Look);
+        }
+        // Short first, since most waits are short.
+        let sleep = idle.min(LONGEST_SLEEP);
+        let left = deadline - now;
+        Ok(Pause::Sleep(
+            sleep.min(left).max(Duration::from_micros(100)),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_core::ErrorKind;
+
+    #[test]
+    fn a_waiter_looks_then_sleeps_then_times_out() {
+        let stop = Stop::default();
+        let deadline = Instant::now() + Duration::from_millis(500);
+        let mut patience = Patience::new(&stop, Deadline::At(deadline), Crowding::Roomy);
+        let mut slept = false;
+        let mut looked = false;
+        loop {
+            match patience.pause() {
+                Ok(Pause::Look) => looked = true,
+                Ok(Pause::Sleep(time)) => {
+                    slept = true;
+                    assert!(time <= LONGEST_SLEEP);
+                    std::thread::sleep(time);
+                }
+                Err(Interrupted::TimedOut) => break,
+                Err(Interrupted::Stopped(_)) => unreachable!("nobody stops it"),
+            }
+        }
+        assert!(looked && slept);
+        assert!(Instant::now() >= deadline);
+    }
+
+    #[test]
+    fn whoever_expects_a_long_wait_sleeps_without_looking() {
+        let stop = Stop::default();
+        for (hint, crowding) in [
+            (WaitHint::Long, Crowding::Roomy),
+            (WaitHint::Long, Crowding::Crowded),
+        ] {
+            let crowding = crowding.hinted(hint);
+            let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
+            assert!(matches!(patience.pause(), Ok(Pause::Sleep(_))));
+        }
+        let crowding = Crowding::Crowded.hinted(WaitHint::Short);
+        let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
+        assert!(matches!(patience.pause(), Ok(Pause::Look)));
+        assert_eq!(crowding, Crowding::Roomy);
+    }
+
+    #[test]
+    fn the_first_reason_to_stop_is_kept() {
+        let stop = Stop::default();
+        assert!(stop.raise(Error::new(ErrorKind::PeerLost, "rank 3 is gone")));
+        assert!(!stop.raise(Error::new(ErrorKind::Aborted, "later")));
+        let mut patience = Patience::new(&stop, Deadline::In(Duration::ZERO), Crowding::Roomy);
+        match patience.check() {
+            Err(Interrupted::Stopped(reason)) => assert_eq!(reason.kind(), ErrorKind::PeerLost),
+            other => panic!("{other:?}"),
+        }
+    }
+}

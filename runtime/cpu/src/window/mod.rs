@@ -1,0 +1,543 @@
+//! One-sided windows: memory of every member that the others read and write without its help.
+//!
+//! A window has a backend of its own beside its group's. At the start the members tell each other where
+//! their memory is. A member of the same host maps it, if it was allocated for that
+//! ([`Backend::allocate`]); every other one asks by message, and a thread on each rank
+//! (`rcomm/win/<group>`, started only if somebody needs it) answers ([`service`]). Signals are counters,
+//! one for each sender, in memory that is shared wherever ranks share any.
+
+mod service;
+#[allow(unsafe_code)]
+mod shared;
+
+use super::CpuBackend;
+use super::registered::{Backing, Whereabouts};
+use super::wait::Crowding;
+use super::wait::{Patience, Pause, Stop};
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::Hints;
+use rcomm_core::Op;
+use rcomm_core::RemoteMemory;
+use rcomm_core::backend::{AbortReason, Backend, Call, Done, Observer, Window};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{DType, Rank};
+use rustix::event::Timespec;
+use rustix::thread::futex;
+use service::{Service, ask_bytes, give_bytes, say_bye, say_signal};
+use shared::{Kept, SharedMemory};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a rank that waits for a signal asks whether the sender still lives.
+const DOUBT: Duration = Duration::from_millis(50);
+/// Bytes of what a rank tells about its part.
+const CARD: usize = 64;
+
+/// Reads `bytes` as what a rank says of its part, and as what it asks of another's.
+#[cfg(fuzzing)]
+pub(super) fn read_any_bytes(bytes: &[u8]) {
+    if let Some(card) = Card::decode(bytes) {
+        assert_eq!(Card::decode(&card.encode()), Some(card));
+    }
+    service::read_any_bytes(bytes);
+}
+
+/// What a rank tells the others about its part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Card {
+    /// Ranks with the same number share memory; 0 = with nobody.
+    host: u64,
+    pid: u32,
+    dtype: DType,
+    bytes: u64,
+    /// Where the window's memory is, if it can be mapped.
+    data: Option<Whereabouts>,
+    /// Where its counters are, if they can be mapped.
+    counters: Option<Whereabouts>,
+}
+
+impl Card {
+    fn encode(&self) -> [u8; CARD] {
+        let mut bytes = [0; CARD];
+        bytes[..8].copy_from_slice(&self.host.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[12] = self.dtype.code();
+        bytes[16..24].copy_from_slice(&self.bytes.to_le_bytes());
+        for (at, region) in [(24, self.data), (44, self.counters)] {
+            let (number, id, len) = region.map_or((-1, 0, 0), |it| (it.number, it.id, it.len));
+            bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            bytes[at + 4..at + 12].copy_from_slice(&id.to_le_bytes());
+            bytes[at + 12..at + 20].copy_from_slice(&(len as u64).to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let pid = word(8)?;
+        let region = |at: usize| {
+            let number = word(at)?.cast_signed();
+            let (id, len) = (long(at + 4)?, usize::try_from(long(at + 12)?).ok()?);
+            (number >= 0).then_some(Whereabouts {
+                pid,
+                number,
+                id,
+                len,
+            })
+        };
+        Some(Self {
+            host: long(0)?,
+            pid,
+            // No window holds elements of a type without a name.
+            dtype: DType::from_code(*bytes.get(12)?).filter(|&dtype| dtype != DType::Other)?,
+            bytes: long(16)?,
+            data: region(24),
+            counters: region(44),
+        })
+    }
+}
+
+/// How this rank reaches the part of another.
+struct Reach {
+    bytes: usize,
+    /// Its memory, if that is mapped here.
+    data: Option<RemoteMemory>,
+    /// Its counters, if these are mapped here.
+    counters: Option<RemoteMemory>,
+    /// One conversation at a time with a part that is asked by message.
+    talk: Mutex<()>,
+}
+
+/// What the caller's threads and the service share.
+struct Shared {
+    /// Carries this window's messages and nothing else.
+    side: CpuBackend,
+    rank: usize,
+    ranks: Arc<[Rank]>,
+    /// One counter of signals for each member.
+    counters: RemoteMemory,
+    stop: Stop,
+    crowding: Crowding,
+}
+
+impl Shared {
+    fn run(&self, op: &mut Op<'_>, turn: u64, deadline: Deadline) -> Result<Done> {
+        let call = Call {
+            seq: turn,
+            turn,
+            deadline,
+            hints: Hints::NONE,
+        };
+        self.side.run(op, call, &Unobserved)
+    }
+
+    fn counter<'a>(&self, memory: &'a RemoteMemory, rank: usize) -> Result<&'a AtomicU32> {
+        memory
+            .word(rank * 4)
+            .ok_or_else(|| Error::new(ErrorKind::Backend, "a window's counters are misaligned"))
+    }
+
+    /// Counts a signal of `from` and wakes who waits for it.
+    fn count_signal(&self, memory: &RemoteMemory, from: usize) -> Result<()> {
+        let counter = self.counter(memory, from)?;
+        counter.fetch_add(1, Ordering::Release);
+        // Whether somebody sleeps there is no matter.
+        let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
+        Ok(())
+    }
+}
+
+/// Takes one away, if there is any; says whether.
+fn take_one(counter: &AtomicU32) -> bool {
+    let take = |count: u32| count.checked_sub(1);
+    let taken = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+    taken.is_ok()
+}
+
+struct Unobserved;
+
+impl Observer for Unobserved {
+    fn started(&self) {}
+
+    fn ended(&self) {}
+}
+
+/// The CPU backend's [`Window`].
+pub(super) struct CpuWindow {
+    shared: Arc<Shared>,
+    /// Everybody's part, until the window is closed.
+    reach: RwLock<Vec<Reach>>,
+    /// This rank's part, until it is given back.
+    memory: Mutex<Option<Arc<Kept>>>,
+    service: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl CpuWindow {
+    /// Opens a window over `memory`; `side` is a backend of the same members for it alone, `name` the
+    /// group's.
+    pub(super) fn open(
+        side: CpuBackend,
+        name: &str,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let deadline = deadline.started();
+        let group = side.group.clone();
+        let (rank, size) = (group.rank, group.ranks.len());
+        let data = Backing::for_window(&memory);
+        let bytes = memory.size_bytes();
+        let dtype = memory.dtype();
+        let (kept, own) = Kept::give_up(memory)?;
+        let counters = SharedMemory::create(size * 4)
+            .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
+        let counters = Arc::new(counters);
+        let card = Card {
+            host: group.mesh.host().number(),
+            pid: std::process::id(),
+            dtype,
+            bytes: bytes as u64,
+            data,
+            counters: Some(counters.whereabouts()),
+        };
+        let shared = Arc::new(Shared {
+            side,
+            rank,
+            ranks: group.ranks.clone(),
+            counters: counters.access(),
+            stop: Stop::default(),
+            crowding: group.crowding,
+        });
+        let mut said = Op::AllGatherSingle {
+            input: Buffer::from_vec(card.encode().to_vec()),
+            output: Buffer::from_vec(vec![0u8; size * CARD]),
+        };
+        shared.run(&mut said, 1, deadline)?;
+        let reach = reach_of(&shared, &own, &card, said.outputs()[0].as_bytes()?)?;
+        let asks = reach
+            .iter()
+            .any(|it| it.data.is_none() || it.counters.is_none());
+        let mut anybody = [u8::from(asks)];
+        let mut asked = Op::AllReduce {
+            buffer: Buffer::from_mut(&mut anybody),
+            op: rcomm_recorder::model::ReduceOp::Max.into(),
+        };
+        shared.run(&mut asked, 2, deadline)?;
+        drop(asked);
+        let service = match anybody {
+            [0] => None,
+            _ => Some(Service::start(shared.clone(), own, name)?),
+        };
+        Ok(Self {
+            shared,
+            reach: RwLock::new(reach),
+            memory: Mutex::new(Some(kept)),
+            service: Mutex::new(service),
+        })
+    }
+
+    /// Makes every use of the window fail with this reason.
+    pub(super) fn abort(&self, reason: &AbortReason) {
+        self.shared.stop.raise(reason.error.clone());
+        self.shared.side.abort(reason);
+    }
+
+    fn parts(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
+        self.reach.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all parts away: who asks for one finds the window closed.
+    fn take_reach(&self) -> Vec<Reach> {
+        let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *reach)
+    }
+
+    fn refuse_if_stopped(&self) -> Result<()> {
+        match self.shared.stop.reason() {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
+    }
+
+    fn check_peer(&self, peer: u32) -> Result<()> {
+        self.refuse_if_stopped()?;
+        let size = self.shared.ranks.len();
+        if (peer as usize) < size {
+            return Ok(());
+        }
+        let message = format!("peer {peer} is not in a group of {size} ranks");
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    }
+}
+
+/// The part of a peer, if these bytes are in it.
+fn range(parts: &[Reach], peer: u32, offset: usize, len: usize) -> Result<&Reach> {
+    let part = part(parts, peer)?;
+    if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
+        let message = format!(
+            "{len} bytes at {offset} reach beyond the {} bytes of rank {peer}'s part",
+            part.bytes
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    Ok(part)
+}
+
+fn part(parts: &[Reach], peer: u32) -> Result<&Reach> {
+    let closed = || Error::new(ErrorKind::Closed, "the window was closed");
+    parts.get(peer as usize).ok_or_else(closed)
+}
+
+/// Maps what can be mapped. Fails, on all ranks alike, where element types differ.
+fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> Result<Vec<Reach>> {
+    let mut reach = Vec::new();
+    for (at, bytes) in said.chunks_exact(CARD).enumerate() {
+        let rank = shared.ranks[at];
+        let card = Card::decode(bytes).ok_or_else(|| {
+            let message = format!("rank {rank} did not say what its part of the window is");
+            Error::new(ErrorKind::Backend, message).with_rank(rank)
+        })?;
+        let bytes = usize::try_from(card.bytes).unwrap_or(usize::MAX);
+        let here = card.host != 0 && card.host == own.host;
+        let map = |region: Option<Whereabouts>, least: usize| {
+            let region = region.filter(|region| here && region.len >= least);
+            match region.map(|region| SharedMemory::attach(&region)) {
+                Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
+                Some(Err(error)) => {
+                    tracing::debug!(rank, %error, "a window of this host is asked by message");
+                    None
+                }
+                None => None,
+            }
+        };
+        let (data, counters) = if at == shared.rank {
+            (Some(memory.clone()), Some(shared.counters.clone()))
+        } else {
+            let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
+            let counters = map(card.counters, shared.ranks.len() * 4);
+            // A signal must not overtake what was put before it: one road for both.
+            match (data, counters) {
+                (Some(data), Some(counters)) => (Some(data), Some(counters)),
+                _ => (None, None),
+            }
+        };
+        reach.push((
+            card,
+            Reach {
+                bytes,
+                data,
+                counters,
+                talk: Mutex::new(()),
+            },
+        ));
+    }
+    let first = reach.first().map(|(card, _)| card.dtype);
+    if let Some(at) = reach.iter().position(|(card, _)| Some(card.dtype) != first) {
+        let message = format!(
+            "the parts of a window differ: rank {} has elements of type {}, rank {} of {}",
+            shared.ranks[0], reach[0].0.dtype, shared.ranks[at], reach[at].0.dtype
+        );
+        return Err(Error::new(ErrorKind::Mismatch, message).with_rank(shared.ranks[at]));
+    }
+    Ok(reach.into_iter().map(|(_, reach)| reach).collect())
+}
+
+impl Window for CpuWindow {
+    fn size_bytes(&self, group_rank: u32) -> usize {
+        let parts = self.parts();
+        parts.get(group_rank as usize).map_or(0, |part| part.bytes)
+    }
+
+    fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()> {
+        let bytes = from.as_bytes()?;
+        self.check_peer(peer)?;
+        let parts = self.parts();
+        let part = range(&parts, peer, offset, bytes.len())?;
+        match &part.data {
+            Some(memory) => memory.write(offset, bytes),
+            None => {
+                let _talk = lock(&part.talk);
+                give_bytes(&self.shared, peer, offset, bytes, deadline.started())
+            }
+        }
+    }
+
+    fn get(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: &mut Buffer<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.check_peer(peer)?;
+        let parts = self.parts();
+        let part = range(&parts, peer, offset, into.size_bytes())?;
+        into.fill(|bytes| match &part.data {
+            Some(memory) => memory.read(offset, bytes),
+            None => {
+                let _talk = lock(&part.talk);
+                ask_bytes(&self.shared, peer, offset, bytes, deadline.started())
+            }
+        })
+    }
+
+    fn signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
+        self.check_peer(peer)?;
+        let parts = self.parts();
+        let part = part(&parts, peer)?;
+        match &part.counters {
+            Some(counters) => self.shared.count_signal(counters, self.shared.rank),
+            None => {
+                let _talk = lock(&part.talk);
+                say_signal(&self.shared, peer, deadline.started())
+            }
+        }
+    }
+
+    fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
+        self.check_peer(peer)?;
+        let shared = &self.shared;
+        let counter = shared.counter(&shared.counters, peer as usize)?;
+        let rank = shared.ranks[peer as usize];
+        let mut patience = Patience::new(&shared.stop, deadline.started(), shared.crowding);
+        let mut doubt = Instant::now() + DOUBT;
+        while !take_one(counter) {
+            match patience.pause() {
+                Ok(Pause::Look) => {}
+                Ok(Pause::Sleep(time)) => {
+                    let time = Timespec {
+                        tv_sec: time.as_secs().cast_signed(),
+                        tv_nsec: i64::from(time.subsec_nanos()),
+                    };
+                    // Whatever ends the sleep, the count is looked at again.
+                    let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
+                    let mesh = &shared.side.group.mesh;
+                    if Instant::now() < doubt || rank == mesh.rank() {
+                        continue;
+                    }
+                    doubt = Instant::now() + DOUBT;
+                    // What it did before it went still counts.
+                    if mesh.is_gone(rank, &mut patience).unwrap_or(false)
+                        && counter.load(Ordering::Acquire) == 0
+                    {
+                        let message = format!("rank {rank} is gone and will send no signal");
+                        return Err(Error::new(ErrorKind::PeerLost, message).with_rank(rank));
+                    }
+                }
+                Err(super::wait::Interrupted::Stopped(reason)) => return Err(reason),
+                Err(super::wait::Interrupted::TimedOut) => {
+                    let message = format!("no signal of rank {rank} before the deadline");
+                    return Err(Error::new(ErrorKind::Timeout, message).with_rank(rank));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_signal(&self, peer: u32) -> Result<bool> {
+        self.check_peer(peer)?;
+        let shared = &self.shared;
+        let counter = shared.counter(&shared.counters, peer as usize)?;
+        Ok(take_one(counter))
+    }
+
+    fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {
+        self.check_peer(peer)?;
+        let parts = self.parts();
+        part(&parts, peer)?.data.clone().ok_or_else(|| {
+            let rank = self.shared.ranks[peer as usize];
+            let message = format!(
+                "the part of rank {rank} cannot be mapped here: it is on another host, or not of \
+                 memory that the group allocated; use put and get"
+            );
+            Error::new(ErrorKind::Unsupported, message).with_rank(rank)
+        })
+    }
+
+    fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>> {
+        self.refuse_if_stopped()?;
+        let deadline = deadline.started();
+        let shared = &self.shared;
+        // Nothing of this rank's is put or got from here on.
+        let reach = self.take_reach();
+        if lock(&self.service).is_some() {
+            for peer in (0..shared.ranks.len()).filter(|&peer| peer != shared.rank) {
+                say_bye(shared, peer as u32, deadline)?;
+            }
+        }
+        // Whose part is still mapped here is told so: it must not be used as memory of one rank again.
+        let still_mapped = |(at, part): (usize, &Reach)| {
+            let data = part.data.as_ref().filter(|_| at != shared.rank);
+            u8::from(data.is_some_and(|data| !data.is_alone()))
+        };
+        let mut said = Op::AllToAllSingle {
+            input: Buffer::from_vec(reach.iter().enumerate().map(still_mapped).collect()),
+            output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
+        };
+        drop(reach);
+        // Nobody has said it before it has come here.
+        shared.run(&mut said, 3, deadline)?;
+        let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
+        if let Some(service) = lock(&self.service).take() {
+            // It ends with the last farewell, which all have sent by now. A panic in it was reported.
+            let _ = service.join();
+        }
+        let closed = Error::new(ErrorKind::Closed, "the window was closed");
+        shared.stop.raise(closed);
+        shared.side.shutdown(deadline)?;
+        let kept = lock(&self.memory).take().filter(|_| !is_mapped);
+        Ok(kept.and_then(Kept::into_buffer))
+    }
+
+    fn give_up(&self) {
+        let error = Error::new(ErrorKind::Closed, "the window was dropped");
+        if self.shared.stop.raise(error.clone()) {
+            self.shared.side.abort(&AbortReason { error });
+        }
+        if let Some(service) = lock(&self.service).take() {
+            // A panic in it was reported where it happened.
+            let _ = service.join();
+        }
+        // Waits for whoever is in the middle of a copy.
+        drop(self.take_reach());
+        drop(lock(&self.memory).take());
+    }
+}
+
+impl Drop for CpuWindow {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_of_its_part_survives_the_wire() {
+        let card = Card {
+            host: 7 << 40,
+            pid: 4_000_000_000,
+            dtype: DType::Bf16,
+            bytes: 1 << 41,
+            data: None,
+            counters: Some(Whereabouts {
+                pid: 4_000_000_000,
+                number: 12,
+                id: 1 << 42,
+                len: 1 << 40,
+            }),
+        };
+        assert_eq!(Card::decode(&card.encode()), Some(card));
+        assert_eq!(Card::decode(&[0xff; CARD]), None);
+        assert_eq!(Card::decode(&[0; 10]), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! Windows by message: what a rank asks of a part that it cannot map, and the thread that answers.
+//!
+//! A request is a head, of one tag, that anybody may send; bytes to be put follow it, bytes that were
+//! asked for come back, each under a tag of its own. Pieces have [`PIECE`] bytes at most, so that nobody
+//! has to keep more. The thread takes requests in the order in which they come, so of one sender they
+//! are carried out in the order in which they were made. It ends when every other member has taken its
+//! leave.
+
+use super::Shared;
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::RemoteMemory;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const HEAD_TAG: u32 = 1;
+const PUT_TAG: u32 = 2;
+const GET_TAG: u32 = 3;
+const HEAD: usize = 24;
+/// The most bytes of one request.
+const PIECE: usize = 4 << 20;
+
+/// What is asked of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Put { offset: usize, len: usize },
+    Get { offset: usize, len: usize },
+    Signal,
+    Bye,
+}
+
+impl Request {
+    fn encode(self) -> [u8; HEAD] {
+        let (kind, offset, len) = match self {
+            Self::Put { offset, len } => (1u64, offset, len),
+            Self::Get { offset, len } => (2, offset, len),
+            Self::Signal => (3, 0, 0),
+            Self::Bye => (4, 0, 0),
+        };
+        let mut bytes = [0; HEAD];
+        for (at, word) in [kind, offset as u64, len as u64].into_iter().enumerate() {
+            bytes[at * 8..(at + 1) * 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a request for a part of `size` bytes; `None` if these bytes are none, or reach beyond it.
+    fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
+        let (words, _) = bytes.as_chunks::<8>();
+        let [kind, offset, len] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
+        let offset = usize::try_from(offset).ok()?;
+        let len = usize::try_from(len).ok()?;
+        let inside = len <= PIECE && offset.checked_add(len)? <= size;
+        match kind {
+            1 if inside => Some(Self::Put { offset, len }),
+            2 if inside => Some(Self::Get { offset, len }),
+            3 => Some(Self::Signal),
+            4 => Some(Self::Bye),
+            _ => None,
+        }
+    }
+}
+
+/// Reads `bytes` as a request for a part of some size: it stays inside.
+#[cfg(fuzzing)]
+pub(super) fn read_any_bytes(bytes: &[u8]) {
+    let size = bytes.len() << 10;
+    if let Some(head) = bytes.first_chunk() {
+        match Request::decode(head, size) {
+            Some(Request::Put { offset, len } | Request::Get { offset, len }) => {
+                assert!(len <= PIECE && offset + len <= size);
+            }
+            Some(Request::Signal | Request::Bye) | None => {}
+        }
+    }
+}
+
+fn send(shared: &Shared, peer: u32, tag: u32, bytes: &[u8], deadline: Deadline) -> Result<()> {
+    let buffer = Buffer::from_slice(bytes);
+    shared.run(&mut Op::Send { buffer, peer, tag }, 0, deadline)?;
+    Ok(())
+}
+
+fn receive(
+    shared: &Shared,
+    peer: Option<u32>,
+    tag: u32,
+    bytes: &mut [u8],
+    deadline: Deadline,
+) -> Result<Option<u32>> {
+    let buffer = Buffer::from_mut(bytes);
+    let done = shared.run(&mut Op::Recv { buffer, peer, tag }, 0, deadline)?;
+    Ok(done.source)
+}
+
+/// Has bytes put into a peer's part.
+pub(super) fn give_bytes(
+    shared: &Shared,
+    peer: u32,
+    offset: usize,
+    bytes: &[u8],
+    deadline: Deadline,
+) -> Result<()> {
+    for (at, piece) in bytes.chunks(PIECE).enumerate() {
+        let request = Request::Put {
+            offset: offset + at * PIECE,
+            len: piece.len(),
+        };
+        send(shared, peer, HEAD_TAG, &request.encode(), deadline)?;
+        send(shared, peer, PUT_TAG, piece, deadline)?;
+    }
+    Ok(())
+}
+
+/// Has bytes of a peer's part sent here.
+pub(super) fn ask_bytes(
+    shared: &Shared,
+    peer: u32,
+    offset: usize,
+    into: &mut [u8],
+    deadline: Deadline,
+) -> Result<()> {
+    for (at, piece) in into.chunks_mut(PIECE).enumerate() {
+        let request = Request::Get {
+            offset: offset + at * PIECE,
+            len: piece.len(),
+        };
+        send(shared, peer, HEAD_TAG, &request.encode(), deadline)?;
+        receive(shared, Some(peer), GET_TAG, piece, deadline)?;
+    }
+    Ok(())
+}
+
+/// Has a signal counted.
+pub(super) fn say_signal(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
+    send(shared, peer, HEAD_TAG, &Request::Signal.encode(), deadline)
+}
+
+/// Takes leave: nothing more will be asked.
+pub(super) fn say_bye(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
+    send(shared, peer, HEAD_TAG, &Request::Bye.encode(), deadline)
+}
+
+/// The thread that answers the others.
+pub(super) struct Service {
+    shared: Arc<Shared>,
+    /// This rank's part.
+    own: RemoteMemory,
+    /// Members that have not taken their leave.
+    left: usize,
+    piece: Vec<u8>,
+}
+
+impl Service {
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        own: RemoteMemory,
+        name: &str,
+    ) -> Result<JoinHandle<()>> {
+        let left = shared.ranks.len() - 1;
+        let service = Self {
+            shared,
+            own,
+            left,
+            piece: Vec::new(),
+        };
+        std::thread::Builder::new()
+            .name(format!("rcomm/win/{name}"))
+            .spawn(move || service.work())
+            .map_err(|error| Error::io("cannot start the thread of a window", error))
+    }
+
+    fn work(mut self) {
+        while self.left > 0 {
+            if let Err(error) = self.answer() {
+                if !self.shared.stop.is_raised() {
+                    tracing::warn!(%error, "a window answers no more");
+                    self.shared.stop.raise(error);
+                }
+                return;
+            }
+        }
+    }
+
+    fn answer(&mut self) -> Result<()> {
+        let shared = &self.shared;
+        let forever = Deadline::In(Duration::MAX);
+        let mut head = [0; HEAD];
+        let source = receive(shared, None, HEAD_TAG, &mut head, forever)?;
+        let peer = source.ok_or_else(|| {
+            Error::new(ErrorKind::Backend, "a request for a window has no sender")
+        })?;
+        let rank = shared.ranks[peer as usize];
+        let request = Request::decode(&head, self.own.len()).ok_or_else(|| {
+            let message = format!("rank {rank} asked for what is not in this rank's window");
+            Error::new(ErrorKind::Backend, message).with_rank(rank)
+        })?;
+        match request {
+            Request::Put { offset, len } => {
+                self.piece.resize(len, 0);
+                receive(shared, Some(peer), PUT_TAG, &mut self.piece, forever)?;
+                self.own.write(offset, &self.piece)
+            }
+            Request::Get { offset, len } => {
+                self.piece.resize(len, 0);
+                self.own.read(offset, &mut self.piece)?;
+                send(shared, peer, GET_TAG, &self.piece, forever)
+            }
+            Request::Signal => shared.count_signal(&shared.counters, peer as usize),
+            Request::Bye => {
+                self.left -= 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_request_inside_the_part_or_none(bytes: [u8; HEAD], size in 0usize..1 << 23) {
+            match Request::decode(&bytes, size) {
+                Some(Request::Put { offset, len } | Request::Get { offset, len }) => {
+                    prop_assert!(len <= PIECE && offset + len <= size);
+                }
+                Some(Request::Signal | Request::Bye) | None => {}
+            }
+        }
+
+        #[test]
+        fn a_request_survives_the_wire(offset in 0usize..1000, len in 0usize..1000) {
+            for request in [Request::Put { offset, len }, Request::Get { offset, len }] {
+                prop_assert_eq!(Request::decode(&request.encode(), 2000), Some(request));
+            }
+        }
+    }
+}

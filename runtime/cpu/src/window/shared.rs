@@ -1,0 +1,77 @@
+//! Memory that is accessed by atomic operations alone: shared with other processes, or given up to a
+//! window.
+
+use super::super::registered::{Region, Whereabouts};
+use rcomm_core::Buffer;
+use rcomm_core::RemoteMemory;
+use rcomm_core::Result;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A mapping on which no buffer of this process stands.
+pub(super) struct SharedMemory(Region);
+
+impl SharedMemory {
+    /// New memory, all zero.
+    pub(super) fn create(len: usize) -> io::Result<Self> {
+        Region::create(len).map(Self)
+    }
+
+    /// The memory that another process of this host has there.
+    pub(super) fn attach(at: &Whereabouts) -> io::Result<Self> {
+        Region::attach(at).map(Self)
+    }
+
+    /// Where the others find it, if this process made it.
+    pub(super) fn whereabouts(&self) -> Whereabouts {
+        self.0.whereabouts()
+    }
+
+    /// Access to all of it.
+    pub(super) fn access(self: &Arc<Self>) -> RemoteMemory {
+        // SAFETY: mapped, zeroed by the kernel, until `self` goes. No buffer of this process stands on this
+        // mapping, so atomic access is the only one.
+        unsafe { RemoteMemory::new(self.0.start(), self.0.len(), self.clone()) }
+    }
+}
+
+/// A buffer that was given up to a window.
+pub(super) struct Kept(Buffer<'static>);
+
+impl Kept {
+    /// Keeps the buffer as long as there is access to its memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it may only be read.
+    pub(super) fn give_up(mut memory: Buffer<'static>) -> Result<(Arc<Self>, RemoteMemory)> {
+        let start = memory.as_mut_ptr()?;
+        let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
+        let len = memory.size_bytes();
+        let kept = Arc::new(Self(memory));
+        // SAFETY: start and length of a buffer of the host's that may be written, and that is in here from
+        // now on, where nobody uses it: it comes out when no access is left (`into_buffer`).
+        let access = unsafe { RemoteMemory::new(start, len, kept.clone()) };
+        Ok((kept, access))
+    }
+
+    /// The buffer, unless somebody in this process still has access.
+    pub(super) fn into_buffer(self: Arc<Self>) -> Option<Buffer<'static>> {
+        Arc::into_inner(self).map(|kept| kept.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_one_memory_show_the_same_bytes() {
+        let own = Arc::new(SharedMemory::create(100).unwrap());
+        let other = Arc::new(SharedMemory::attach(&own.whereabouts()).unwrap());
+        own.access().write(93, b"window!").unwrap();
+        let mut bytes = [0; 7];
+        other.access().read(93, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"window!");
+    }
+}

@@ -1,0 +1,386 @@
+//! A communicator as an owned value: polled while the library is at work, ended in the right order,
+//! aborted on drop. How one is made is in `birth`.
+//!
+//! Unless the options say otherwise a communicator is non-blocking (`blocking = 0`): a call that has to
+//! wait for peers returns `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline, so that
+//! nobody is stuck inside the library. Source of the states: "Creating a communicator with options" and
+//! "Error handling and communicator abort" in NCCL's user guide.
+
+use super::library::NcclLibrary;
+use super::place::Place;
+use super::sys::{self, NcclComm, NcclResult, result};
+use rcomm_core::{Error, ErrorKind, Result};
+use std::ffi::c_void;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One rank's end of a communicator.
+///
+/// # Thread safety
+/// Calls may come from any thread, one at a time: the lock sees to that, and no call waits for peers, so
+/// an abort from another thread gets its turn and never frees the communicator under a call. A call that
+/// never returns (one stuck in the driver, or a blocking communicator's) keeps the lock, and the abort waits:
+/// NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide), so nobody
+/// else could free the communicator either. What must not wait uses [`look`](Comm::look), and whoever aborts
+/// has a thread of its own for it.
+pub(super) struct Comm {
+    library: Arc<NcclLibrary>,
+    handle: Mutex<Handle>,
+    /// Children that were given up before the library was done with them.
+    orphans: Mutex<Vec<Orphan>>,
+    rank: u32,
+    size: u32,
+}
+
+/// A child of a communicator that nobody waits for any more: the library may still write its handle to
+/// `place`, and read what stands beside it, until the parent has been aborted.
+pub(super) struct Orphan {
+    pub(super) place: Place,
+    #[allow(dead_code, reason = "held, not read")]
+    pub(super) input: Box<dyn Send>,
+}
+
+impl Orphan {
+    /// Aborts what the library has made, if it has made anything.
+    fn abort(self, library: &NcclLibrary) -> Result<()> {
+        let raw = self.place.handle();
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the library wrote it for us alone and is done with it, since the parent's abort has
+        // returned: that joins the thread that makes the child (`ncclCommAbort`, init.cc).
+        let status = unsafe { (library.table().comm_abort)(raw) };
+        library.check("ncclCommAbort", status)
+    }
+}
+
+/// How a communicator fares.
+pub(super) enum Look {
+    /// Nothing is going on in the background.
+    Ready,
+    /// Something is.
+    AtWork,
+    /// Somebody is inside a call on it.
+    InUse,
+    /// It was ended.
+    Gone,
+    /// The library reports an error.
+    Failed(Error),
+}
+
+/// Null after destroy or abort.
+struct Handle(NcclComm);
+
+// SAFETY: NCCL allows calls on a communicator from any thread, one at a time; the lock around the handle
+// sees to that.
+unsafe impl Send for Handle {}
+
+impl Comm {
+    /// How long the library may take to abort what is dropped before its thread is left to it.
+    const LAST_ABORT: Duration = Duration::from_secs(10);
+
+    /// Owns a communicator that the library has just made, or null.
+    ///
+    /// # Safety
+    /// `raw` is null, or a live communicator of this library that nobody else ends.
+    pub(super) unsafe fn over(
+        library: &Arc<NcclLibrary>,
+        raw: NcclComm,
+        rank: u32,
+        size: u32,
+    ) -> Self {
+        Self {
+            library: library.clone(),
+            handle: Mutex::new(Handle(raw)),
+            orphans: Mutex::default(),
+            rank,
+            size,
+        }
+    }
+
+    /// This rank's number in the communicator.
+    pub(super) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Ranks of the communicator.
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Whether it was neither destroyed nor aborted.
+    pub(super) fn is_live(&self) -> bool {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        !handle.0.is_null()
+    }
+
+    /// Makes one call on the communicator.
+    ///
+    /// # Errors
+    /// `Closed` after destroy or abort.
+    pub(super) fn with<R>(&self, call: impl FnOnce(&NcclLibrary, NcclComm) -> R) -> Result<R> {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        if handle.0.is_null() {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                "the communicator was destroyed or aborted",
+            ));
+        }
+        Ok(call(&self.library, handle.0))
+    }
+
+    /// Whether nothing is going on in the background, such as joining.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words (a peer died, the network failed).
+    pub(super) fn is_ready(&self) -> Result<bool> {
+        self.with(Self::ask)?
+    }
+
+    /// As [`is_ready`](Self::is_ready) for whoever may not wait.
+    pub(super) fn look(&self) -> Look {
+        let Ok(handle) = self.handle.try_lock() else {
+            return Look::InUse;
+        };
+        if handle.0.is_null() {
+            return Look::Gone;
+        }
+        match Self::ask(&self.library, handle.0) {
+            Ok(true) => Look::Ready,
+            Ok(false) => Look::AtWork,
+            Err(error) => Look::Failed(error),
+        }
+    }
+
+    /// The library's error, if it has one and somebody may ask just now.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        match self.look() {
+            Look::Failed(error) => Some(error),
+            Look::Ready | Look::AtWork | Look::InUse | Look::Gone => None,
+        }
+    }
+
+    fn ask(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
+        let mut state = result::SUCCESS;
+        // SAFETY: the communicator is live; writes one int through a valid pointer.
+        let asked = unsafe { (library.table().comm_get_async_error)(comm, &mut state) };
+        let (call, status) = match asked {
+            result::SUCCESS => ("a communicator's background work", state),
+            _ => ("ncclCommGetAsyncError", asked),
+        };
+        if status == result::IN_PROGRESS {
+            return Ok(false);
+        }
+        // SAFETY: the communicator is live.
+        unsafe { library.check_on(comm, call, status)? };
+        Ok(true)
+    }
+
+    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) says when it is. All ranks call
+    /// it, then [`destroy`](Self::destroy).
+    ///
+    /// # Errors
+    /// `Backend` with the library's words.
+    pub(super) fn finalize(&self) -> Result<()> {
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live.
+            let status = unsafe { (library.table().comm_finalize)(comm) };
+            if status == result::IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommFinalize", status) }
+        })?
+    }
+
+    /// Frees the communicator after [`finalize`](Self::finalize). A second call does nothing.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words.
+    pub(super) fn destroy(&self) -> Result<()> {
+        let destroy = self.library.table().comm_destroy;
+        self.end("ncclCommDestroy", destroy)
+    }
+
+    /// Ends every pending operation and frees the communicator, on this rank alone. A second call does
+    /// nothing.
+    ///
+    /// # Blocking
+    /// Until the library has stopped its kernels and threads.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words.
+    pub(super) fn abort(&self) -> Result<()> {
+        let abort = self.library.table().comm_abort;
+        self.end("ncclCommAbort", abort)
+    }
+
+    /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) says when it has stopped. On this rank alone.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library has no such function (before 2.29); `Backend` with its words.
+    pub(super) fn revoke(&self) -> Result<()> {
+        let Some(revoke) = self.library.table().comm_revoke else {
+            return Err(self.library.lacks(
+                "an abort that can be followed by a shrink",
+                "ncclCommRevoke",
+            ));
+        };
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live.
+            let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
+            if status == result::IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommRevoke", status) }
+        })?
+    }
+
+    /// Takes a child over that was given up before its time.
+    pub(super) fn take_in(&self, orphan: Orphan) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.push(orphan);
+    }
+
+    /// Leaves the communicator to the library for ever, as it is. Later calls find it gone.
+    pub(super) fn forsake(&self) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *orphans));
+        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        handle.0 = std::ptr::null_mut();
+    }
+
+    /// Has the library prepare memory for operations of this communicator.
+    ///
+    /// # Errors
+    /// `Unsupported` before 2.19; `Backend` with the library's words.
+    ///
+    /// # Safety
+    /// The range is device memory that stays until [`deregister`](Self::deregister), or until the
+    /// communicator is gone.
+    pub(super) unsafe fn register(&self, at: u64, bytes: usize) -> Result<u64> {
+        let Some(register) = self.library.table().comm_register else {
+            return Err(self.library.lacks("registered memory", "ncclCommRegister"));
+        };
+        self.with(|library, comm| {
+            let mut handle: *mut c_void = std::ptr::null_mut();
+            let at = std::ptr::with_exposed_provenance_mut(at as usize);
+            // SAFETY: the communicator is live, the caller vouches for the range; writes one pointer.
+            let status = unsafe { register(comm, at, bytes, &mut handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommRegister", status)? };
+            Ok(handle.expose_provenance() as u64)
+        })?
+    }
+
+    /// Undoes [`register`](Self::register), whose result `handle` is. Each is undone once.
+    ///
+    /// # Errors
+    /// `Closed` if the communicator is gone, and its registrations with it.
+    ///
+    /// # Safety
+    /// `handle` comes from this communicator, and is not used again.
+    pub(super) unsafe fn deregister(&self, handle: u64) -> Result<()> {
+        let Some(deregister) = self.library.table().comm_deregister else {
+            return Err(self
+                .library
+                .lacks("registered memory", "ncclCommDeregister"));
+        };
+        self.with(|library, comm| {
+            let handle = std::ptr::with_exposed_provenance_mut(handle as usize);
+            // SAFETY: the communicator is live, the caller vouches for the handle.
+            let status = unsafe { deregister(comm, handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommDeregister", status) }
+        })?
+    }
+
+    fn end(
+        &self,
+        call: &str,
+        function: unsafe extern "C" fn(NcclComm) -> NcclResult,
+    ) -> Result<()> {
+        let mut handle: MutexGuard<'_, Handle> =
+            self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let comm = std::mem::replace(&mut handle.0, std::ptr::null_mut());
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: taken out under the lock, so it is freed once and nobody is in a call on it; abort is
+        // allowed while operations are pending, destroy is called when there are none.
+        let status = unsafe { function(comm) };
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let orphans = std::mem::take(&mut *orphans);
+        settle_orphans(&self.library, orphans, status);
+        self.library.check(call, status)
+    }
+}
+
+/// Ends the children that were given up, after their parent; where that failed they stay for ever, since
+/// the library may still write to them.
+fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
+    if status != result::SUCCESS {
+        std::mem::forget(orphans);
+        return;
+    }
+    for orphan in orphans {
+        if let Err(error) = orphan.abort(library) {
+            tracing::warn!(%error, "a communicator that came too late could not be aborted");
+        }
+    }
+}
+
+impl Comm {
+    /// Aborts what is still there, on a thread of its own, since the library may never come back from it;
+    /// says whether it has.
+    pub(super) fn end_at_last(&mut self) -> bool {
+        let handle = self
+            .handle
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let handle = Handle(std::mem::replace(&mut handle.0, std::ptr::null_mut()));
+        if handle.0.is_null() {
+            return true;
+        }
+        let (sender, done) = channel();
+        let library = self.library.clone();
+        let orphans = self.orphans.get_mut();
+        let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
+        let abort = move || {
+            let handle = handle;
+            // SAFETY: taken out above, so it is freed once, and nobody can be in a call on what is dropped.
+            let status = unsafe { (library.table().comm_abort)(handle.0) };
+            settle_orphans(&library, orphans, status);
+            // Nobody may be waiting any more.
+            drop(sender.send(library.check("ncclCommAbort", status)));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
+        let rank = self.rank;
+        let spawned = thread.spawn(abort);
+        if let Err(error) = spawned {
+            tracing::error!(%error, rank, "no thread to abort a communicator on");
+            return false;
+        }
+        // The thread ends when the call returns.
+        match done.recv_timeout(Self::LAST_ABORT) {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, rank, "a communicator could not be aborted");
+                false
+            }
+            Err(_) => {
+                tracing::error!(rank, "NCCL does not come back from an abort");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.end_at_last();
+    }
+}

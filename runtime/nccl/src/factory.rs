@@ -1,0 +1,175 @@
+//! [`NcclFactory`], which makes the backends of a world's groups, and what they have in common.
+
+use super::backend::NcclBackend;
+use super::device::CudaDevice;
+use super::event::{EventPool, EventTiming};
+use super::lane::Lane;
+use super::library::NcclLibrary;
+use super::nan::NanFinder;
+use super::options::{Connecting, NcclOptions};
+use super::rally::{Meeting, Scope};
+use super::ras::Ras;
+use super::stream::CudaStream;
+use rcomm_core::Deadline;
+use rcomm_core::backend::{Backend, BackendFactory, GroupContext, WorldContext};
+use rcomm_core::store::PrefixStore;
+use rcomm_core::{Buffer, Device, DeviceKind};
+use rcomm_core::{Error, ErrorKind, Result};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// What the lanes of one backend share.
+pub(super) struct Shared {
+    pub(super) library: Arc<NcclLibrary>,
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) options: Arc<NcclOptions>,
+    pub(super) host: String,
+    /// Start and end of operations.
+    pub(super) marks: Arc<EventPool>,
+    /// Where one stream waits for another.
+    pub(super) joints: Arc<EventPool>,
+    pub(super) default_stream: Arc<CudaStream>,
+    /// Why nothing goes on; set once.
+    pub(super) aborted: OnceLock<Error>,
+    /// Operations whose buffers the device never gave back.
+    pub(super) leaked: AtomicU64,
+    /// How long a rank that gives up waits for the others to say what became of them.
+    pub(super) patience: Duration,
+    pub(super) nans: Arc<NanFinder>,
+    pub(super) ras: Arc<Ras>,
+}
+
+impl Shared {
+    /// For the lanes of another backend of the same world.
+    pub(super) fn sibling(&self) -> Arc<Self> {
+        Arc::new(Self {
+            library: self.library.clone(),
+            device: self.device.clone(),
+            options: self.options.clone(),
+            host: self.host.clone(),
+            marks: EventPool::new(&self.device, self.options.event_timing()),
+            joints: EventPool::new(&self.device, EventTiming::Untimed),
+            default_stream: self.default_stream.clone(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+            patience: self.patience,
+            nans: self.nans.clone(),
+            ras: self.ras.clone(),
+        })
+    }
+
+    /// Refuses memory that the device cannot use, or that nobody keeps for it.
+    pub(super) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
+        let refuse = |why: String| {
+            let message = format!("{buffer:?}: {why}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        };
+        let own = self.device.place();
+        if buffer.device() != own {
+            let place = match buffer.device() {
+                Device::Cpu => "host memory".to_owned(),
+                Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),
+            };
+            return refuse(format!(
+                "it is {place}; on this rank the group works on {:?}",
+                self.device
+            ));
+        }
+        if buffer.owner().is_none() {
+            return refuse("nothing keeps the memory alive until the device is done".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Whether communicators were left to the library after a failure.
+    pub(super) fn is_forsaken(&self) -> bool {
+        self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
+    }
+}
+
+/// Makes the NCCL backends of a world's groups.
+///
+/// # Thread safety
+/// One for each world. Groups may be made from several threads.
+pub struct NcclFactory {
+    /// What the lanes of each backend start from.
+    pattern: Arc<Shared>,
+}
+
+impl NcclFactory {
+    /// Loads the CUDA driver and NCCL, and opens this rank's device.
+    ///
+    /// # Errors
+    /// `Backend` with everything that was tried, where driver or library is not there or not right;
+    /// `InvalidArgument` if there is no such device.
+    pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
+        let device = options.open_device(world.local_rank.unwrap_or(world.rank))?;
+        let library = Arc::new(NcclLibrary::load(&options.search())?);
+        tracing::info!(
+            rank = world.rank,
+            nccl = %library.version(),
+            library = %library.path().display(),
+            ?device,
+            "NCCL loaded"
+        );
+        let system = rustix::system::uname();
+        let host = system.nodename().to_string_lossy();
+        // One rank of each host asks for all.
+        let is_first = world.local_rank.unwrap_or(world.rank) == 0;
+        let ras = Ras::new(options.ras.clone().filter(|_| is_first), Ras::PATIENCE);
+        let pattern = Shared {
+            marks: EventPool::new(&device, options.event_timing()),
+            joints: EventPool::new(&device, EventTiming::Untimed),
+            default_stream: CudaStream::default_of(&device),
+            library,
+            device,
+            options: Arc::new(options),
+            host: host.into_owned(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+            patience: world.config.status_wait,
+            nans: Arc::default(),
+            ras: Arc::new(ras),
+        };
+        Ok(Arc::new(Self {
+            pattern: Arc::new(pattern),
+        }))
+    }
+
+    /// This rank's device: where streams and buffers for the backend are made.
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.pattern.device
+    }
+
+    /// The library in use.
+    pub fn library(&self) -> &Arc<NcclLibrary> {
+        &self.pattern.library
+    }
+}
+
+impl BackendFactory for NcclFactory {
+    fn name(&self) -> &'static str {
+        NcclBackend::NAME
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let shared = self.pattern.sibling();
+        let meeting = Meeting {
+            scope: Scope::Group,
+            store: Arc::new(PrefixStore::new("all", group.store.clone())),
+            ranks: group.info.ranks.to_vec(),
+            own: group.group_rank,
+            name: group.info.name.clone(),
+        };
+        let main = Lane::begin(&shared, meeting)?;
+        if shared.options.connecting == Connecting::Eager {
+            main.join(deadline, shared.patience)?;
+        }
+        Ok(NcclBackend::over(group, shared, main))
+    }
+}

@@ -1,0 +1,68 @@
+//! Graphs that streams are captured into, and how memory stays alive for as long as a graph may use it.
+//!
+//! The driver counts references of a graph, and of everything made of it, to objects of the program's, and
+//! calls a function when the last is gone ("CUDA User Objects" in the CUDA programming guide). That
+//! function may call nothing of the driver's, so it only lays the memory aside; whoever uses the device next
+//! frees it.
+
+use super::cuda::{self, CuGraph, CuUserObject};
+use super::device::{CudaDevice, Held};
+use rcomm_core::Result;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A graph that a stream is being captured into.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Graph {
+    /// The number of the capture, unlike that of any other in this process.
+    pub(super) id: u64,
+    /// Live until the capture ends.
+    pub(super) raw: CuGraph,
+}
+
+impl Graph {
+    /// Keeps `memory` until the graph and all that was made of it are gone.
+    ///
+    /// # Errors
+    /// `Backend` with the driver's words.
+    pub(super) fn keep(self, device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Result<()> {
+        let (driver, table) = (device.driver(), device.driver().table());
+        let kept = Box::into_raw(Box::new(Held::new(device, memory)));
+        let mut object: CuUserObject = null_mut();
+        // SAFETY: writes one handle; `let_go` is called once with the pointer, after the last reference has
+        // gone.
+        let status = unsafe {
+            (table.user_object_create)(
+                &mut object,
+                kept.cast(),
+                let_go,
+                1,
+                cuda::USER_OBJECT_NO_DESTRUCTOR_SYNC,
+            )
+        };
+        if let Err(error) = driver.check("cuUserObjectCreate", status) {
+            // SAFETY: made above, and nobody else has it.
+            drop(unsafe { Box::from_raw(kept) });
+            return Err(error);
+        }
+        // SAFETY: the graph is being captured into on this thread's behalf, the object was just made; the
+        // one reference becomes the graph's.
+        let status = unsafe {
+            (table.graph_retain_user_object)(self.raw, object, 1, cuda::GRAPH_USER_OBJECT_MOVE)
+        };
+        driver
+            .check("cuGraphRetainUserObject", status)
+            .inspect_err(|_| {
+                // SAFETY: the reference is still ours: the last one, so that the memory is laid aside.
+                let _ = unsafe { (table.user_object_release)(object, 1) };
+            })
+    }
+}
+
+/// The driver's call when nothing refers to the object any more.
+unsafe extern "C" fn let_go(kept: *mut c_void) {
+    // SAFETY: made by `Graph::keep`, and handed back once.
+    let kept = unsafe { Box::from_raw(kept.cast::<Held>()) };
+    kept.lay_aside();
+}

@@ -1,0 +1,442 @@
+//! A communicator with a stream of its own, and the operations on their way through it. How they are put
+//! on the stream is in `enqueue`, how a lane ends in `ending`.
+//!
+//! An operation starts after what its buffers' streams have in hand (an event that the lane's stream
+//! waits for), and its end is an event of the lane's stream: nothing here waits for the device. What is
+//! issued before all ranks have joined waits in a queue, and whoever looks at an operation next moves
+//! the joining on. Buffers are given up when the event has come; those of an operation that was aborted
+//! are kept aside until then, or for ever.
+
+mod ending;
+mod enqueue;
+
+pub(super) use ending::Ending;
+pub(super) use enqueue::{Left, Unmade, visit};
+
+use super::Shared;
+use super::birth::{Birth, Step};
+use super::comm::{Comm, Look};
+use super::event::Mark;
+use super::memory::DeviceBuffer;
+use super::pending::Ticket;
+use super::rally::{Meeting, Rally, Scope};
+use super::registry::Registry;
+use super::stream::CudaStream;
+use super::sys::UniqueId;
+use ending::Remains;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How far a lane has come.
+enum Stage {
+    Joining(Box<Rally>),
+    Ready,
+    Broken(Error),
+}
+
+/// Whoever has it is alone with the communicator.
+pub(super) struct Door {
+    stage: Stage,
+    queue: VecDeque<Arc<Ticket>>,
+}
+
+/// What became of an operation that was put on the stream.
+pub(super) enum Enqueued {
+    /// It runs between these marks.
+    Between([Mark; 2]),
+    /// It is part of this graph.
+    Captured(u64),
+}
+
+/// Operations of a graph.
+#[derive(Default)]
+struct Captured {
+    count: u64,
+    /// Sequence numbers, of the first and of the last.
+    ends: Option<(u64, u64)>,
+}
+
+/// A communicator, its stream, and what goes through them.
+pub(super) struct Lane {
+    pub(super) shared: Arc<Shared>,
+    scope: Scope,
+    /// Goes before what it uses: to free memory that a kernel uses is to wait for the kernel.
+    comm: OnceLock<Arc<Comm>>,
+    pub(super) registry: Registry,
+    stream: Arc<CudaStream>,
+    barrier: DeviceBuffer,
+    /// What tells this communicator from all others, the same on all members.
+    hash: OnceLock<u64>,
+    /// Operations put on the device.
+    launched: AtomicU64,
+    /// What went into each graph, of the latest.
+    graphs: Mutex<BTreeMap<u64, Captured>>,
+    door: Mutex<Door>,
+    remains: Mutex<Vec<Remains>>,
+    /// For lists whose parts the library wants side by side.
+    staging: Mutex<Option<DeviceBuffer>>,
+    /// Since when the library reports an error of the communicator.
+    troubled_since: OnceLock<Instant>,
+}
+
+impl Lane {
+    /// How long what is on the device may go on after an error of the communicator.
+    const GRACE: Duration = Duration::from_millis(500);
+
+    /// Begins to join.
+    ///
+    /// # Errors
+    /// As [`Rally::begin`]; `Backend` if the device has no more streams or memory.
+    pub(super) fn begin(shared: &Arc<Shared>, meeting: Meeting) -> Result<Arc<Self>> {
+        let scope = meeting.scope;
+        let rally = Rally::begin(shared, meeting)?;
+        match Self::parts(shared) {
+            Ok(parts) => Ok(Self::new(
+                shared,
+                scope,
+                parts,
+                Stage::Joining(Box::new(rally)),
+            )),
+            // The others are not to wait for this rank.
+            Err(error) => Err(rally.give_up(error, Duration::ZERO)),
+        }
+    }
+
+    /// Takes a communicator that is there already, for all members of a group.
+    ///
+    /// # Errors
+    /// `Backend` if the device has no more streams or memory.
+    pub(super) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
+        let lane = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
+        // Nobody else has it yet.
+        let _ = lane.hash.set(hash);
+        let _ = lane.comm.set(Arc::new(comm));
+        Ok(lane)
+    }
+
+    /// What a lane has of the device.
+    fn parts(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
+        let stream = CudaStream::new(&shared.device, shared.options.priority)?;
+        let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
+        Ok((stream, barrier))
+    }
+
+    fn new(
+        shared: &Arc<Shared>,
+        scope: Scope,
+        (stream, barrier): (Arc<CudaStream>, DeviceBuffer),
+        stage: Stage,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            shared: shared.clone(),
+            scope,
+            stream,
+            barrier,
+            comm: OnceLock::new(),
+            registry: Registry::default(),
+            hash: OnceLock::new(),
+            launched: AtomicU64::new(0),
+            graphs: Mutex::default(),
+            door: Mutex::new(Door {
+                stage,
+                queue: VecDeque::new(),
+            }),
+            remains: Mutex::default(),
+            staging: Mutex::default(),
+            troubled_since: OnceLock::new(),
+        })
+    }
+
+    /// Waits until all ranks have joined.
+    ///
+    /// # Errors
+    /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not come or do not fit.
+    pub(super) fn join(&self, deadline: Deadline, patience: Duration) -> Result<()> {
+        let deadline = deadline.started();
+        let mut door = self.enter(deadline)?;
+        loop {
+            let error = match self.advance(&mut door) {
+                Ok(true) => return Ok(()),
+                Ok(false) if deadline.has_passed() => Error::new(
+                    ErrorKind::Timeout,
+                    "the ranks did not all join the communicator in time",
+                ),
+                Ok(false) => {
+                    std::thread::sleep(Duration::from_micros(200));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let stage = std::mem::replace(&mut door.stage, Stage::Broken(error.clone()));
+            return Err(match stage {
+                Stage::Joining(rally) => rally.give_up(error, patience),
+                Stage::Ready | Stage::Broken(_) => error,
+            });
+        }
+    }
+
+    /// The stream on which the operations of this lane run.
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// What tells this communicator from all others, once it is there.
+    pub(super) fn hash(&self) -> Option<u64> {
+        self.hash.get().copied()
+    }
+
+    /// Takes the door: whoever has it is alone with the communicator.
+    ///
+    /// # Errors
+    /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never come
+    /// back, and takes the door with it.
+    pub(super) fn enter(&self, deadline: Deadline) -> Result<MutexGuard<'_, Door>> {
+        let deadline = deadline.started();
+        let mut pause = Duration::from_micros(5);
+        loop {
+            if let Some(door) = self.try_enter() {
+                return Ok(door);
+            }
+            if deadline.has_passed() {
+                let message =
+                    "another thread is in a call on the communicator that does not return";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes the door if it is free.
+    pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, Door>> {
+        match self.door.try_lock() {
+            Ok(door) => Some(door),
+            Err(TryLockError::Poisoned(door)) => Some(door.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Why nothing more can come of what is under way, if so. Never waits.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        if let Some(error) = self.shared.aborted.get() {
+            return Some(error.clone());
+        }
+        if let Some(error) = self.comm.get().and_then(|comm| comm.trouble()) {
+            // A rank that leaves when its part is done does no harm to what is on its way.
+            let since = self.troubled_since.get_or_init(Instant::now);
+            return (since.elapsed() >= Self::GRACE).then_some(error);
+        }
+        match &self.door.try_lock().ok()?.stage {
+            Stage::Broken(error) => Some(error.clone()),
+            Stage::Joining(_) | Stage::Ready => None,
+        }
+    }
+
+    /// Enqueues an operation on the device, or for when all ranks have joined.
+    ///
+    /// # Blocking
+    /// Waits for peers only while the library connects to them: the first time, until `deadline`.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        op: Op<'static>,
+        seq: u64,
+        deadline: Deadline,
+    ) -> Arc<Ticket> {
+        let ticket = Ticket::new(self.clone(), op, seq, deadline);
+        self.sweep();
+        let mut door = match self.enter(deadline) {
+            Ok(door) => door,
+            Err(error) => {
+                ticket.fail(error);
+                return ticket;
+            }
+        };
+        door.queue.push_back(ticket.clone());
+        self.push_on(&mut door);
+        ticket
+    }
+
+    /// Moves joining and the queue on, unless somebody else is at it. Never waits for a peer to join.
+    pub(super) fn pump(&self) {
+        if let Some(mut door) = self.try_enter() {
+            self.push_on(&mut door);
+        }
+    }
+
+    fn push_on(&self, door: &mut Door) {
+        if door.queue.is_empty() {
+            return;
+        }
+        match self.advance(door) {
+            Ok(false) => {}
+            Ok(true) => {
+                while let Some(ticket) = door.queue.pop_front() {
+                    ticket.launch(|op, deadline| self.enqueue(op, deadline));
+                }
+            }
+            Err(error) => {
+                let stage = std::mem::replace(&mut door.stage, Stage::Broken(error.clone()));
+                if let Stage::Joining(rally) = stage {
+                    // It is too late to ask who is silent: somebody waits for this operation.
+                    rally.give_up(error.clone(), Duration::ZERO);
+                }
+                for ticket in door.queue.drain(..) {
+                    ticket.fail(error.clone());
+                }
+            }
+        }
+    }
+
+    /// Whether all ranks have joined, after a step towards it.
+    fn advance(&self, door: &mut Door) -> Result<bool> {
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        let has_joined = match &mut door.stage {
+            Stage::Joining(rally) => rally.step(&self.shared)?,
+            Stage::Ready => return Ok(true),
+            Stage::Broken(error) => return Err(error.clone()),
+        };
+        if !has_joined {
+            return Ok(false);
+        }
+        if let Stage::Joining(rally) = std::mem::replace(&mut door.stage, Stage::Ready)
+            && let Some((comm, ids)) = rally.into_comm()
+        {
+            // Set once: there is one rally.
+            let _ = self.hash.set(hash_of(&ids));
+            let _ = self.comm.set(Arc::new(comm));
+        }
+        Ok(true)
+    }
+
+    /// The communicator, if it is there.
+    pub(super) fn comm(&self) -> Option<&Arc<Comm>> {
+        self.comm.get()
+    }
+
+    /// Makes a communicator of this one, as [`take_over`](Self::take_over).
+    pub(super) fn derive(
+        &self,
+        begin: impl FnOnce(&Arc<Comm>) -> Result<Birth>,
+        deadline: Deadline,
+    ) -> Result<Option<Comm>> {
+        let step = |birth: &mut Birth| match birth.step()? {
+            Step::Ready(made) => Ok(Some(made)),
+            Step::NotYet => Ok(None),
+        };
+        self.take_over(begin, step, deadline)
+    }
+
+    /// Does something with the communicator that all its ranks do together. Nothing else goes through the
+    /// lane meanwhile.
+    ///
+    /// # Blocking
+    /// Until it is done, an abort, or the deadline.
+    ///
+    /// # Errors
+    /// `Timeout`, or what `begin` and `step` say. The lane is of no use any more after most.
+    pub(super) fn take_over<S, T>(
+        &self,
+        begin: impl FnOnce(&Arc<Comm>) -> Result<S>,
+        mut step: impl FnMut(&mut S) -> Result<Option<T>>,
+        deadline: Deadline,
+    ) -> Result<T> {
+        let deadline = deadline.started();
+        // Nobody launches as long as it is held.
+        let mut door = self.enter(deadline)?;
+        let was_aborted = self.shared.aborted.get().is_some();
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator is not there yet";
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        let mut state = {
+            let _entered = self.shared.device.enter()?;
+            begin(comm)?
+        };
+        let done = loop {
+            if let Some(error) = self.shared.aborted.get().filter(|_| !was_aborted) {
+                break Err(error.clone());
+            }
+            match step(&mut state) {
+                Ok(Some(done)) => break Ok(done),
+                Ok(None) if deadline.has_passed() => {
+                    let message = "the ranks did not all take part in time";
+                    break Err(Error::new(ErrorKind::Timeout, message));
+                }
+                Ok(None) => std::thread::sleep(Duration::from_micros(200)),
+                Err(error) => break Err(error),
+            }
+        };
+        if let Err(error) = &done {
+            door.stage = Stage::Broken(error.clone());
+        }
+        done
+    }
+
+    /// What a dump says of it. Never waits.
+    pub(super) fn facts(&self) -> Vec<(String, String)> {
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));
+        fact("stream", format!("{:#x}", self.stream.raw().addr()));
+        if let Some(comm) = self.comm.get() {
+            fact("rank", comm.rank().to_string());
+            fact("n_ranks", comm.size().to_string());
+            let state = match comm.look() {
+                Look::Ready => "ready".to_owned(),
+                Look::AtWork => "in progress".to_owned(),
+                Look::InUse => "inside a call".to_owned(),
+                Look::Gone => "ended".to_owned(),
+                Look::Failed(error) => error.to_string(),
+            };
+            fact("async_state", state);
+        }
+        match self.door.try_lock() {
+            Err(_) => fact("stage", "inside a call".to_owned()),
+            Ok(door) => {
+                let stage = match &door.stage {
+                    Stage::Joining(_) => "joining".to_owned(),
+                    Stage::Ready => "ready".to_owned(),
+                    Stage::Broken(error) => format!("broken: {error}"),
+                };
+                fact("stage", stage);
+                fact("queued", door.queue.len().to_string());
+            }
+        }
+        let launched = self.launched.load(Ordering::Relaxed);
+        fact("launched", launched.to_string());
+        for (id, captured) in &*self.graphs() {
+            let (first, last) = captured.ends.unwrap_or_default();
+            let said = format!("{} operations, #{first} to #{last}", captured.count);
+            fact(&format!("graph {id}"), said);
+        }
+        facts
+    }
+}
+
+fn hash_of(ids: &[UniqueId]) -> u64 {
+    first_word(ids.iter().map(|id| &id.internal[..]))
+}
+
+/// What tells the `nth` communicator that was made of another, with this rank of the parent as its first.
+pub(super) fn hash_of_child(parent: u64, nth: u64, first: u32) -> u64 {
+    let words = [parent, nth, u64::from(first)].map(u64::to_le_bytes);
+    first_word(words.iter().map(|word| &word[..]))
+}
+
+fn first_word<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut hash = Sha256::new();
+    parts.for_each(|part| hash.update(part));
+    let digest: [u8; 32] = hash.finalize().into();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_le_bytes(first)
+}

@@ -1,0 +1,426 @@
+//! The library's calls, one function for each, and what they are given: parts of an operation's buffers, a
+//! reduction made for one operation, memory where a list lies side by side.
+
+use super::parts::{Move, Part, STAGING_ALIGN, whole};
+use super::{Call, Launched, Target};
+use crate::datatype::{NcclReduction, Units, reduction_of};
+use crate::sys::{self, NcclRedOp, NcclResult, result};
+use rcomm_core::Buffer;
+use rcomm_core::Reduction;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+
+/// One operation's calls. The contract of [`over`](Self::over) is the reason for every call below.
+pub(super) struct Calls<'a> {
+    pub(super) target: Target<'a>,
+    is_pending: Cell<bool>,
+    /// Bytes of the staging memory in use.
+    staged: Cell<usize>,
+    copies: RefCell<Vec<Move>>,
+}
+
+impl<'a> Calls<'a> {
+    /// # Safety
+    /// Until this goes, the communicator and the stream of the target are live, and nobody else calls the
+    /// communicator. Parts, and buffers that are cut into them, are those of one operation that is valid for
+    /// the target's rank and size; they, the barrier's four bytes and the staging memory are on the stream's
+    /// device, and stay until the stream is done with them.
+    pub(super) unsafe fn over(target: Target<'a>) -> Self {
+        Self {
+            target,
+            is_pending: Cell::new(false),
+            staged: Cell::new(0),
+            copies: RefCell::default(),
+        }
+    }
+
+    /// What they have come to.
+    pub(super) fn finish(self) -> Launched {
+        let call = match self.is_pending.get() {
+            true => Call::InProgress,
+            false => Call::Done,
+        };
+        let copies = self.copies.into_inner();
+        Launched { call, copies }
+    }
+}
+
+impl Calls<'_> {
+    pub(super) fn note(&self, call: &str, status: NcclResult) -> Result<()> {
+        if status == result::IN_PROGRESS {
+            self.is_pending.set(true);
+            return Ok(());
+        }
+        // SAFETY: the communicator is live, by the contract of `over`.
+        unsafe { self.target.library.check_on(self.target.comm, call, status) }
+    }
+
+    fn parts(&self, whole: &Buffer<'_>) -> impl Iterator<Item = Part> {
+        let size = self.target.size as usize;
+        let each = whole.len() / size;
+        Part::of(whole).cut(std::iter::repeat_n(each, size))
+    }
+
+    /// Calls `then` with the library's reduction, made for this one operation where it has a factor.
+    fn with_reduction(
+        &self,
+        reduction: Reduction,
+        dtype: DType,
+        then: impl FnOnce(Units, NcclRedOp) -> Result<()>,
+    ) -> Result<()> {
+        let (library, comm) = (self.target.library, self.target.comm);
+        let (units, nccl) = reduction_of(library, reduction, dtype)?;
+        let mut scalar = match nccl {
+            NcclReduction::Named(op) => return then(units, op),
+            NcclReduction::PremulSum { scalar } => scalar,
+        };
+        let mut op: NcclRedOp = 0;
+        // SAFETY: the communicator is live; the scalar is of the given type, and read before the call
+        // returns (`ncclScalarHostImmediate`); writes one int.
+        let status = unsafe {
+            (library.table().red_op_create_pre_mul_sum)(
+                &mut op,
+                scalar.as_mut_ptr().cast(),
+                units.data_type,
+                sys::SCALAR_HOST_IMMEDIATE,
+                comm,
+            )
+        };
+        // Nothing can be called with what is not there yet.
+        // SAFETY: the communicator is live.
+        unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
+        let called = then(units, op);
+        // SAFETY: made above; it may go as soon as the last call that names it has returned.
+        let status = unsafe { (library.table().red_op_destroy)(op, comm) };
+        called.and(self.note("ncclRedOpDestroy", status))
+    }
+
+    pub(super) fn all_reduce(&self, buffer: &Buffer<'_>, reduction: Reduction) -> Result<()> {
+        let part = Part::of(buffer);
+        let it = self.target;
+        let call = |units: Units, op| {
+            // SAFETY: communicator, stream and buffer are live, by the contract; in place is allowed.
+            let status = unsafe {
+                (it.library.table().all_reduce)(
+                    part.at,
+                    part.at,
+                    part.len * units.each,
+                    units.data_type,
+                    op,
+                    it.comm,
+                    it.stream.raw(),
+                )
+            };
+            self.note("ncclAllReduce", status)
+        };
+        self.with_reduction(reduction, part.dtype, call)
+    }
+
+    /// The output is written on the root only.
+    pub(super) fn reduce(
+        &self,
+        input: Part,
+        output: Part,
+        reduction: Reduction,
+        root: u32,
+    ) -> Result<()> {
+        let it = self.target;
+        let root = to_c(root)?;
+        let call = |units: Units, op| {
+            // SAFETY: communicator, stream and memory are live, by the contract.
+            let status = unsafe {
+                (it.library.table().reduce)(
+                    input.at,
+                    output.at,
+                    input.len * units.each,
+                    units.data_type,
+                    op,
+                    root,
+                    it.comm,
+                    it.stream.raw(),
+                )
+            };
+            self.note("ncclReduce", status)
+        };
+        self.with_reduction(reduction, input.dtype, call)
+    }
+
+    /// The input is read on the root only.
+    pub(super) fn broadcast(&self, input: Part, output: Part, root: u32) -> Result<()> {
+        let it = self.target;
+        let units = Units::to_move(output.dtype);
+        let root = to_c(root)?;
+        // SAFETY: communicator, stream and memory are live, by the contract.
+        let status = unsafe {
+            (it.library.table().broadcast)(
+                input.at,
+                output.at,
+                output.len * units.each,
+                units.data_type,
+                root,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclBroadcast", status)
+    }
+
+    /// A reduction of one number, as c10d's barrier.
+    pub(super) fn barrier(&self) -> Result<()> {
+        let it = self.target;
+        // SAFETY: communicator, stream and the four bytes are live, by the contract.
+        let status = unsafe {
+            (it.library.table().all_reduce)(
+                it.barrier,
+                it.barrier,
+                1,
+                sys::data_type::UINT32,
+                sys::red_op::MAX,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclAllReduce", status)
+    }
+
+    pub(super) fn all_gather(&self, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
+        let it = self.target;
+        let (input, output) = (Part::of(input), Part::of(output));
+        let units = Units::to_move(input.dtype);
+        // SAFETY: communicator, stream and buffers are live, by the contract; the output holds one
+        // part for each rank.
+        let status = unsafe {
+            (it.library.table().all_gather)(
+                input.at,
+                output.at,
+                input.len * units.each,
+                units.data_type,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclAllGather", status)
+    }
+
+    pub(super) fn reduce_scatter(
+        &self,
+        input: &Buffer<'_>,
+        output: &Buffer<'_>,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let it = self.target;
+        let (input, output) = (Part::of(input), Part::of(output));
+        let call = |units: Units, op| {
+            // SAFETY: communicator, stream and buffers are live, by the contract; the input holds one
+            // part for each rank.
+            let status = unsafe {
+                (it.library.table().reduce_scatter)(
+                    input.at,
+                    output.at,
+                    output.len * units.each,
+                    units.data_type,
+                    op,
+                    it.comm,
+                    it.stream.raw(),
+                )
+            };
+            self.note("ncclReduceScatter", status)
+        };
+        self.with_reduction(reduction, output.dtype, call)
+    }
+
+    pub(super) fn all_to_all(&self, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
+        let it = self.target;
+        let Some(all_to_all) = it.library.table().all_to_all else {
+            let ranks = 0..it.size;
+            let inputs = self.parts(input).zip(ranks.clone());
+            return self.exchange(inputs, self.parts(output).zip(ranks));
+        };
+        let units = Units::to_move(input.dtype());
+        let count = input.len() / it.size as usize * units.each;
+        let (input, output) = (Part::of(input), Part::of(output));
+        // SAFETY: communicator, stream and buffers are live, by the contract; both hold one part for
+        // each rank.
+        let status = unsafe {
+            all_to_all(
+                input.at,
+                output.at,
+                count,
+                units.data_type,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclAlltoAll", status)
+    }
+
+    pub(super) fn gather(
+        &self,
+        input: &Buffer<'_>,
+        outputs: &[Buffer<'_>],
+        root: u32,
+    ) -> Result<()> {
+        let it = self.target;
+        let ranks = 0..it.size;
+        let own = Part::of(input);
+        let outputs_at = outputs.iter().map(Part::of);
+        let Some(gather) = it.library.table().gather else {
+            return self.exchange([(own, root)].into_iter(), outputs_at.zip(ranks));
+        };
+        let at = match whole(outputs) {
+            Some(at) => at,
+            // On another rank than the root the library looks at no output.
+            None if outputs.is_empty() => own.at,
+            None => {
+                let (at, moves) = self.stage(outputs);
+                let back = moves.map(|it| Move {
+                    to: it.from,
+                    from: it.to,
+                    ..it
+                });
+                self.copies.borrow_mut().extend(back);
+                at
+            }
+        };
+        let units = Units::to_move(own.dtype);
+        let root = to_c(root)?;
+        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
+        // for each rank at `at`.
+        let status = unsafe {
+            gather(
+                own.at,
+                at,
+                own.len * units.each,
+                units.data_type,
+                root,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclGather", status)
+    }
+
+    pub(super) fn scatter(
+        &self,
+        inputs: &[Buffer<'_>],
+        output: &Buffer<'_>,
+        root: u32,
+    ) -> Result<()> {
+        let it = self.target;
+        let ranks = 0..it.size;
+        let own = Part::of(output);
+        let inputs_at = inputs.iter().map(Part::of);
+        let Some(scatter) = it.library.table().scatter else {
+            return self.exchange(inputs_at.zip(ranks), [(own, root)].into_iter());
+        };
+        let at = match whole(inputs) {
+            Some(at) => at,
+            // On another rank than the root the library looks at no input.
+            None if inputs.is_empty() => own.at,
+            None => {
+                let (at, mut moves) = self.stage(inputs);
+                // SAFETY: the parts are live, by the contract, and the staging memory has room for them.
+                moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
+                at
+            }
+        };
+        let units = Units::to_move(own.dtype);
+        let root = to_c(root)?;
+        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
+        // for each rank at `at`.
+        let status = unsafe {
+            scatter(
+                at,
+                own.at,
+                own.len * units.each,
+                units.data_type,
+                root,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclScatter", status)
+    }
+
+    /// Room for a list side by side, and what brings its parts there.
+    fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = Move>) {
+        let start = self.staged.get();
+        let at = self.target.staging.wrapping_byte_add(start);
+        let mut end = 0;
+        let moves: Vec<Move> = list
+            .iter()
+            .map(|part| {
+                let bytes = part.size_bytes();
+                let to = at.wrapping_byte_add(end);
+                end += bytes;
+                let from = Part::of(part).at;
+                Move { to, from, bytes }
+            })
+            .collect();
+        self.staged.set(start + end.next_multiple_of(STAGING_ALIGN));
+        (at, moves.into_iter())
+    }
+
+    /// Sends and receives parts, also to and from this rank itself.
+    pub(super) fn exchange(
+        &self,
+        mut inputs: impl Iterator<Item = (Part, u32)>,
+        mut outputs: impl Iterator<Item = (Part, u32)>,
+    ) -> Result<()> {
+        inputs.try_for_each(|(part, peer)| self.send(part, peer))?;
+        outputs.try_for_each(|(part, peer)| self.recv(part, peer))
+    }
+
+    pub(super) fn send(&self, part: Part, peer: u32) -> Result<()> {
+        if part.len == 0 {
+            return Ok(());
+        }
+        let it = self.target;
+        let units = Units::to_move(part.dtype);
+        let peer = to_c(peer)?;
+        // SAFETY: communicator, stream and memory are live, by the contract.
+        let status = unsafe {
+            (it.library.table().send)(
+                part.at,
+                part.len * units.each,
+                units.data_type,
+                peer,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclSend", status)
+    }
+
+    pub(super) fn recv(&self, part: Part, peer: u32) -> Result<()> {
+        if part.len == 0 {
+            return Ok(());
+        }
+        let it = self.target;
+        let units = Units::to_move(part.dtype);
+        let peer = to_c(peer)?;
+        // SAFETY: communicator, stream and memory are live, by the contract.
+        let status = unsafe {
+            (it.library.table().recv)(
+                part.at,
+                part.len * units.each,
+                units.data_type,
+                peer,
+                it.comm,
+                it.stream.raw(),
+            )
+        };
+        self.note("ncclRecv", status)
+    }
+}
+
+fn to_c(rank: u32) -> Result<c_int> {
+    c_int::try_from(rank).map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("rank {rank} does not fit NCCL's int"),
+        )
+    })
+}

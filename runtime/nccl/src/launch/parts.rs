@@ -1,0 +1,94 @@
+//! Where the parts of an operation lie: runs of elements in its buffers, and memory to stage them in.
+
+use crate::library::NcclLibrary;
+use crate::stream::CudaStream;
+use rcomm_core::Buffer;
+use rcomm_core::Op;
+use rcomm_core::Result;
+use rcomm_recorder::model::DType;
+use std::ffi::c_void;
+
+/// A run of elements at an address.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) at: *mut c_void,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+}
+
+impl Part {
+    pub(super) fn of(buffer: &Buffer<'_>) -> Self {
+        Self {
+            // What is only read is only read by the library too.
+            at: buffer.as_ptr().cast_mut().cast(),
+            len: buffer.len(),
+            dtype: buffer.dtype(),
+        }
+    }
+
+    /// The parts of these lengths, one after the other.
+    pub(super) fn cut(self, lens: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
+        let size = rcomm_core::backend::support::element_size(self.dtype);
+        lens.scan(0, move |offset, len| {
+            let at = self.at.wrapping_byte_add(*offset * size);
+            *offset += len;
+            Some(Self { at, len, ..self })
+        })
+    }
+}
+
+/// Bytes that go from one place of the device to another.
+#[derive(Clone, Copy)]
+pub(crate) struct Move {
+    pub(super) to: *mut c_void,
+    pub(super) from: *mut c_void,
+    pub(super) bytes: usize,
+}
+
+impl Move {
+    /// Enqueues it. The context is current.
+    ///
+    /// # Safety
+    /// Both places hold that many bytes, until the stream is done with them.
+    pub(crate) unsafe fn enqueue(self, stream: &CudaStream) -> Result<()> {
+        let (to, from) = (self.to.addr() as u64, self.from.addr() as u64);
+        // SAFETY: the caller vouches for both places.
+        unsafe { stream.copy(to, from, self.bytes) }
+    }
+}
+
+/// How much memory an operation needs besides its buffers: where the library wants the parts of a list
+/// side by side, and they are not.
+pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
+    let table = library.table();
+    let list = match op {
+        Op::Gather { outputs, .. } if table.gather.is_some() => outputs,
+        Op::Scatter { inputs, .. } if table.scatter.is_some() => inputs,
+        Op::Coalesced(ops) => return ops.iter().map(|op| staging_bytes(library, op)).sum(),
+        _ => return 0,
+    };
+    match whole(list) {
+        Some(_) => 0,
+        None => list
+            .iter()
+            .map(Buffer::size_bytes)
+            .sum::<usize>()
+            .next_multiple_of(STAGING_ALIGN),
+    }
+}
+
+/// To what staged lists are aligned.
+pub(super) const STAGING_ALIGN: usize = 256;
+
+/// Where the parts of a list lie, if they lie side by side. Also for none.
+pub(super) fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
+    let first = list.first()?;
+    let mut end = first.as_ptr().addr();
+    for part in list {
+        if part.as_ptr().addr() != end {
+            return None;
+        }
+        end += part.size_bytes();
+    }
+    Some(Part::of(first).at)
+}

@@ -1,0 +1,247 @@
+//! An operation that was given to a lane, as its group sees it: [`Pending`] from a pair of events.
+
+use super::event::Mark;
+use super::lane::{Enqueued, Lane};
+use super::options::Timing;
+use super::stream::CudaStream;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::backend::{Done, Pending, Progress, Stream};
+use rcomm_core::{Error, ErrorKind, Result};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// One operation of a lane.
+pub(super) struct Ticket {
+    lane: Arc<Lane>,
+    /// By which the group's record knows it.
+    seq: u64,
+    deadline: Deadline,
+    /// Locked while it is put on the device; `None` after it was reclaimed.
+    op: Mutex<Option<Op<'static>>>,
+    /// Start and end, once it is on the device.
+    marks: OnceLock<[Mark; 2]>,
+    /// It is part of a graph, and happens when that is launched.
+    captured: OnceLock<()>,
+    /// The end of what may be on the device of an operation that could not be launched whole.
+    debris: OnceLock<Debris>,
+    outcome: OnceLock<Result<Done>>,
+    /// Something may have been put on the device; what, is said above once that is known.
+    touched: OnceLock<()>,
+}
+
+/// What a failed launch has left on the device.
+enum Debris {
+    /// Nothing after this mark.
+    Until(Mark),
+    /// Perhaps something, and nothing will tell when it is gone.
+    Unknown,
+}
+
+impl Ticket {
+    pub(super) fn new(lane: Arc<Lane>, op: Op<'static>, seq: u64, deadline: Deadline) -> Arc<Self> {
+        Arc::new(Self {
+            lane,
+            seq,
+            deadline,
+            op: Mutex::new(Some(op)),
+            marks: OnceLock::new(),
+            captured: OnceLock::new(),
+            debris: OnceLock::new(),
+            outcome: OnceLock::new(),
+            touched: OnceLock::new(),
+        })
+    }
+
+    fn op(&self) -> MutexGuard<'_, Option<Op<'static>>> {
+        self.op.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts it on the device, unless it was given up before.
+    pub(super) fn launch(
+        &self,
+        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Mark>)>,
+    ) {
+        let op = self.op();
+        let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
+            return;
+        };
+        let _ = self.touched.set(());
+        match enqueue(op, self.deadline) {
+            // All are set once: a ticket is launched once.
+            Ok(Enqueued::Between(marks)) => {
+                let _ = self.marks.set(marks);
+            }
+            Ok(Enqueued::Captured(graph)) => {
+                self.lane.note_captured(graph, self.seq);
+                let _ = self.captured.set(());
+                // As far as the host is concerned it is over: nothing here watches a graph.
+                let done = Done {
+                    graph_id: Some(graph),
+                    ..Done::default()
+                };
+                let _ = self.outcome.set(Ok(done));
+            }
+            Err((error, mark)) => {
+                let debris = mark.map_or(Debris::Unknown, Debris::Until);
+                let _ = self.debris.set(debris);
+                self.fail(error);
+            }
+        }
+    }
+
+    /// Ends it with an error, if it has not ended.
+    pub(super) fn fail(&self, error: Error) {
+        // The first outcome is the one that counts.
+        let _ = self.outcome.set(Err(error));
+    }
+
+    fn outcome(&self) -> Option<Progress> {
+        Some(match self.outcome.get()? {
+            Ok(done) => Progress::Completed(*done),
+            Err(error) => Progress::Failed(error.clone()),
+        })
+    }
+
+    /// Looks at the device alone.
+    fn look(&self) -> Result<Option<Progress>> {
+        let Some([start, end]) = self.marks.get() else {
+            return Ok(None);
+        };
+        let _entered = self.lane.shared.device.enter()?;
+        if !end.is_done()? {
+            let has_started = start.is_done()?;
+            return Ok(has_started.then_some(Progress::Started));
+        }
+        let duration = match self.lane.shared.options.timing {
+            Timing::On => start.until(end),
+            Timing::Off => None,
+        };
+        let done = Done {
+            duration,
+            ..Done::default()
+        };
+        // Asked after the mark: what an abort stops comes to its end as well.
+        let outcome = match self.lane.shared.aborted.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(done),
+        };
+        // The first outcome is the one that counts.
+        let _ = self.outcome.set(outcome);
+        Ok(self.outcome())
+    }
+
+    /// Whether the device is provably through with the buffers.
+    fn is_free(&self) -> bool {
+        let end = match (self.marks.get(), self.debris.get()) {
+            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => end,
+            (None, Some(Debris::Unknown)) => return false,
+            // It never came to the device, and never will: it has an outcome. Or it is the graph's.
+            (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
+        };
+        let entered = self.lane.shared.device.enter();
+        entered.is_ok() && matches!(end.is_done(), Ok(true))
+    }
+}
+
+impl Pending for Ticket {
+    fn progress(&self) -> Progress {
+        if let Some(outcome) = self.outcome() {
+            return outcome;
+        }
+        if self.marks.get().is_none() {
+            self.lane.pump();
+        }
+        let progress = match self.look() {
+            Ok(progress) => progress.unwrap_or(Progress::Queued),
+            Err(error) => {
+                self.fail(error);
+                Progress::Queued
+            }
+        };
+        if !progress.has_ended()
+            && let Some(error) = self.lane.trouble()
+        {
+            self.fail(error);
+        }
+        self.outcome().unwrap_or(progress)
+    }
+
+    fn wait(&self, deadline: Deadline) -> Progress {
+        /// Short operations end within this time; to sleep would take longer.
+        const SPIN: Duration = Duration::from_micros(50);
+        const LONGEST_PAUSE: Duration = Duration::from_micros(500);
+        let deadline = deadline.started();
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let progress = self.progress();
+            if progress.has_ended() || deadline.has_passed() {
+                return progress;
+            }
+            if begun.elapsed() < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(pause.min(deadline.remaining()));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        let Some(stream) = stream.as_any().downcast_ref::<CudaStream>() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the operation runs on a CUDA stream, and {stream:?} is none"),
+            ));
+        };
+        let mut pause = Duration::from_micros(20);
+        loop {
+            if let Some([_, end]) = self.marks.get() {
+                let _entered = self.lane.shared.device.enter()?;
+                return stream.wait_for(end);
+            }
+            if self.captured.get().is_some() {
+                return self.lane.lead(stream);
+            }
+            if let Some(Err(error)) = self.outcome.get() {
+                return Err(error.clone());
+            }
+            // The communicator is not there yet.
+            if self.deadline.has_passed() {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "it did not come to the device before its deadline",
+                ));
+            }
+            self.lane.pump();
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    fn reclaim(&self) -> Option<Op<'static>> {
+        self.outcome.get()?;
+        let mut op = self.op();
+        if !self.is_free() {
+            return None;
+        }
+        op.take()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let is_free = self.is_free();
+        let op = self.op.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(op) = op.take().filter(|_| !is_free) else {
+            return;
+        };
+        match (self.marks.take(), self.debris.take()) {
+            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => {
+                self.lane.keep(op.op_type(), Box::new(op), end);
+            }
+            (None, _) => self.lane.shared.leak(op.op_type(), Box::new(op)),
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Windows on device memory: NCCL's symmetric windows (2.27) and one-sided operations (2.29) behind
+//! [`Window`].
+//!
+//! What the library has differs from what a window promises in four points, and this is what is done:
+//!
+//! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
+//!   communicator, not for each window. So our signal is a put of one word into a table that the receiver
+//!   keeps for each sender: how many signals of ours were sent, and how many of the library's by then. Puts
+//!   to one peer arrive in order, so whoever sees the word waits for that many of the library's signals,
+//!   all sent already, and then everything put before is there.
+//! - *A wait blocks the stream.* Nothing is enqueued that waits for what was not sent: the word is looked
+//!   at from the host, so that a signal that never comes has a deadline and holds up nothing else.
+//! - *A put's source lies in a window.* What does not goes through a staging area that does.
+//! - *There is no get.* A peer's part is read by a copy where this device can reach it
+//!   (`ncclGetPeerDevicePointer`), and refused where it cannot.
+//!
+//! Puts and signals run on the stream of the group's communicator, after what was enqueued there before.
+//! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
+//! and "Window Registration" in its user guide.
+
+mod open;
+mod put;
+mod signals;
+
+pub(super) use signals::Signals;
+
+use super::event::Mark;
+use super::lane::Lane;
+use super::memory::{DeviceBuffer, stream_of};
+use super::notes::Notes;
+use super::stream::CudaStream;
+use super::sys::NcclWindow as RawWindow;
+use put::Outgoing;
+use rcomm_core::Deadline;
+use rcomm_core::RemoteMemory;
+use rcomm_core::backend::Window;
+use rcomm_core::{Buffer, DeviceKind};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::OpType;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::time::Duration;
+
+/// Bytes of a put that do not lie in a window go through an area of this size.
+const STAGING: usize = 4 << 20;
+const WORD: usize = size_of::<u64>();
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory that is a window of the communicator's. It belongs to the lane until it is deregistered.
+struct Registered {
+    handle: AtomicPtr<c_void>,
+    at: u64,
+}
+
+impl Registered {
+    fn handle(&self) -> RawWindow {
+        self.handle.load(Ordering::Acquire)
+    }
+}
+
+/// What a window has while it is open.
+struct Open {
+    data: Registered,
+    control: Registered,
+    /// The caller's memory, and ours: words of others, words to others, staging.
+    memory: Buffer<'static>,
+    words: DeviceBuffer,
+    /// Under which the lane keeps both.
+    kept: u64,
+}
+
+/// What has come of one sender.
+#[derive(Default)]
+struct Incoming {
+    taken: u32,
+    /// Signals of ours that may be taken.
+    there: u32,
+    /// So many may be taken from this mark on.
+    awaited: Option<(u32, Arc<Mark>)>,
+}
+
+/// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
+/// communicator goes.
+pub(super) struct NcclWindow {
+    lane: Arc<Lane>,
+    signals: Arc<Signals>,
+    own: u32,
+    parts: Vec<usize>,
+    notes: Notes,
+    /// Copies to and from the host: nothing on it waits for a peer.
+    copies: Arc<CudaStream>,
+    open: RwLock<Option<Open>>,
+    outgoing: Mutex<Outgoing>,
+    incoming: Vec<Mutex<Incoming>>,
+}
+
+fn hold(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
+    memory.hold_on().ok_or_else(|| {
+        let message =
+            format!("{memory:?}: nothing keeps the memory alive until the device is done");
+        Error::new(ErrorKind::InvalidArgument, message)
+    })
+}
+
+fn to_c(rank: u32) -> c_int {
+    // Ranks of a communicator were given to the library as ints.
+    c_int::try_from(rank).unwrap_or(c_int::MAX)
+}
+
+impl Lane {
+    /// Waits for a mark of this lane's device.
+    fn wait_for(&self, mark: &Mark, deadline: Deadline) -> Result<()> {
+        let mut pause = Duration::from_micros(10);
+        loop {
+            {
+                let _entered = self.shared.device.enter()?;
+                if mark.is_done()? {
+                    return Ok(());
+                }
+            }
+            if let Some(error) = self.trouble() {
+                return Err(error);
+            }
+            if deadline.has_passed() {
+                let message = "the device did not come to an end before the deadline";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+}
+
+impl NcclWindow {
+    fn open(&self) -> Result<RwLockReadGuard<'_, Option<Open>>> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        match open.is_some() {
+            true => Ok(open),
+            false => Err(closed()),
+        }
+    }
+
+    fn check_range(&self, peer: u32, offset: usize, bytes: usize) -> Result<()> {
+        let Some(&part) = self.parts.get(peer as usize) else {
+            let message = format!(
+                "peer {peer} is not in a group of {} ranks",
+                self.parts.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        };
+        if offset.checked_add(bytes).is_some_and(|end| end <= part) {
+            return Ok(());
+        }
+        let message = format!("{bytes} bytes at {offset} reach beyond a window of {part}");
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    }
+
+    fn lacks(&self, function: &str) -> Error {
+        let what = "a one-sided operation on device memory";
+        self.lane.shared.library.lacks(what, function)
+    }
+
+    /// Refuses what would become part of a graph.
+    fn refuse_capture(&self, stream: &CudaStream) -> Result<()> {
+        let _entered = self.lane.shared.device.enter()?;
+        match stream.graph()? {
+            None => Ok(()),
+            Some(_) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "the stream of the buffer is being captured, where puts and gets are not offered",
+            )),
+        }
+    }
+
+    /// Where this device reaches the part of a peer.
+    fn address_of(&self, open: &Open, peer: u32, offset: usize) -> Result<u64> {
+        if peer == self.own {
+            return Ok(open.data.at + offset as u64);
+        }
+        let library = &self.lane.shared.library;
+        let (Some(comm), Some(ask)) = (self.lane.comm(), library.table().get_peer_device_pointer)
+        else {
+            let what = "a get from a window on device memory";
+            return Err(library.lacks(what, "ncclGetPeerDevicePointer"));
+        };
+        let mut at: *mut c_void = std::ptr::null_mut();
+        comm.with(|library, raw| {
+            // SAFETY: the window is registered; writes one pointer.
+            let status = unsafe { ask(open.data.handle(), offset, to_c(peer), &mut at) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(raw, "ncclGetPeerDevicePointer", status) }
+        })??;
+        if at.is_null() {
+            let message = format!(
+                "this device does not reach the memory of rank {peer} of the group, and NCCL has no get: \
+                 let that rank put it"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(at.expose_provenance() as u64)
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the window was closed")
+}
+
+impl Window for NcclWindow {
+    fn size_bytes(&self, group_rank: u32) -> usize {
+        self.parts.get(group_rank as usize).copied().unwrap_or(0)
+    }
+
+    fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        self.check_range(peer, offset, from.size_bytes())?;
+        let open = self.open()?;
+        let Some(open) = open.as_ref().filter(|_| !from.is_empty()) else {
+            return Ok(());
+        };
+        if self.lane.shared.library.table().put_signal.is_none() {
+            return Err(self.lacks("ncclPutSignal"));
+        }
+        match from.device().kind() {
+            DeviceKind::Cpu => self.put_from_host(open, (peer, offset), from.as_bytes()?, deadline),
+            DeviceKind::Cuda => {
+                self.lane.shared.check_place(from)?;
+                self.put_from_device(open, (peer, offset), from, deadline)
+            }
+        }
+    }
+
+    fn get(
+        &self,
+        peer: u32,
+        offset: usize,
+        into: &mut Buffer<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let deadline = deadline.started();
+        let bytes = into.size_bytes();
+        self.check_range(peer, offset, bytes)?;
+        let open = self.open()?;
+        let Some(open) = open.as_ref().filter(|_| bytes > 0) else {
+            return Ok(());
+        };
+        let at = self.address_of(open, peer, offset)?;
+        let device = &self.lane.shared.device;
+        if into.device().kind() == DeviceKind::Cpu {
+            return into.fill(|bytes| {
+                let status = {
+                    let _entered = device.enter()?;
+                    let copy = device.driver().table().memcpy_to_host;
+                    // SAFETY: the range lies in the peer's part, which stays registered while this is open;
+                    // the target is borrowed until the copy is done: this waits below, also after an error.
+                    unsafe {
+                        copy(
+                            bytes.as_mut_ptr().cast(),
+                            at,
+                            bytes.len(),
+                            self.copies.raw(),
+                        )
+                    }
+                };
+                let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+                self.copies.synchronize()?;
+                copied
+            });
+        }
+        self.lane.shared.check_place(into)?;
+        let held = hold(into)?;
+        let stream = stream_of(&held)
+            .unwrap_or(&self.lane.shared.default_stream)
+            .clone();
+        self.refuse_capture(&stream)?;
+        let marked = {
+            let _entered = device.enter()?;
+            let to = held.as_ptr().addr() as u64;
+            // SAFETY: as above; the target is held until the mark.
+            unsafe { stream.copy(to, at, bytes)? };
+            self.lane.shared.joints.mark(&stream)
+        };
+        let mark = match marked {
+            Ok(mark) => mark,
+            Err(error) => {
+                // The copy is on its way, and no mark stands behind it.
+                self.lane.shared.leak(OpType::Get, Box::new(held));
+                return Err(error);
+            }
+        };
+        let waited = self.lane.wait_for(&mark, deadline);
+        if waited.is_err() {
+            self.lane.keep(OpType::Get, Box::new(held), Arc::new(mark));
+        }
+        waited
+    }
+
+    fn signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        self.check_range(peer, 0, 0)?;
+        let open = self.open()?;
+        let Some(open) = open.as_ref() else {
+            return Err(closed());
+        };
+        self.put_word(open, peer, deadline)
+    }
+
+    fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        let mut pause = Duration::from_micros(10);
+        while !self.take_signal(peer)? {
+            if deadline.has_passed() {
+                let message = format!("rank {peer} of the group has not signalled");
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn take_signal(&self, peer: u32) -> Result<bool> {
+        self.check_range(peer, 0, 0)?;
+        if self.lane.shared.library.table().wait_signal.is_none() {
+            return Err(self.lacks("ncclWaitSignal"));
+        }
+        if let Some(error) = self.lane.trouble() {
+            return Err(error);
+        }
+        let open = match self.open.try_read() {
+            Ok(open) => open,
+            Err(TryLockError::Poisoned(open)) => open.into_inner(),
+            // It is being closed.
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        let open = open.as_ref().ok_or_else(closed)?;
+        let mut incoming = lock(&self.incoming[peer as usize]);
+        let is_there = self.look(open, peer, &mut incoming)?;
+        if is_there {
+            incoming.taken = incoming.taken.wrapping_add(1);
+        }
+        Ok(is_there)
+    }
+
+    fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {
+        let message = format!(
+            "the part of rank {peer} of the group is device memory, which the host cannot address"
+        );
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
+
+    fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>> {
+        let deadline = deadline.started();
+        let last = lock(&self.outgoing).last.clone();
+        if let Some(last) = last {
+            self.lane.wait_for(&last, deadline)?;
+        }
+        // What the library may still put would write to memory that a peer has back by then.
+        self.lane.check_whole(deadline)?;
+        // Nobody writes here any more once all have come to this point.
+        self.notes.leave("closed", b"1")?;
+        self.notes.gather("closed", deadline)?;
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = open.take() else {
+            return Err(closed());
+        };
+        self.lane.deregister_window(&open.data)?;
+        self.lane.deregister_window(&open.control)?;
+        self.lane.registry.release(open.kept);
+        Ok(Some(open.memory))
+    }
+}

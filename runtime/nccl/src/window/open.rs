@@ -1,0 +1,290 @@
+//! How a window comes to be: all ranks say what they have, then register it together.
+
+use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
+use crate::backend::NcclBackend;
+use crate::cuda;
+use crate::device::CudaDevice;
+use crate::lane::Lane;
+use crate::memory::DeviceBuffer;
+use crate::notes::Notes;
+use crate::place::Place;
+use crate::stream::{CudaStream, Priority};
+use crate::sys;
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::backend::Window;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+/// What a rank tells the others of its part.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    dtype: u8,
+    bytes: usize,
+    /// Why it cannot take part.
+    refusal: Option<String>,
+}
+
+impl NcclBackend {
+    /// Makes a window of this rank's `memory`.
+    pub(crate) fn open_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Window>> {
+        let deadline = deadline.started();
+        self.main.join(deadline, self.shared.patience)?;
+        let nth = self.windows.fetch_add(1, Ordering::Relaxed);
+        let notes = Notes::new(&self.group, format!("window/{nth}"));
+        let prepared = self.prepare_window(&memory, deadline);
+        let refusal = prepared.as_ref().err().map(ToString::to_string);
+        let card = Card {
+            dtype: memory.dtype().code(),
+            bytes: memory.size_bytes(),
+            refusal,
+        };
+        let card = serde_json::to_vec(&card).map_err(|error| {
+            Error::new(ErrorKind::Backend, "a card cannot be written").with_source(error)
+        })?;
+        notes.leave("card", &card)?;
+        let cards = notes.gather("card", deadline)?;
+        let (stand_in, words, copies) = prepared?;
+        let parts = self.check_cards(memory.dtype(), &cards)?;
+        let register = |at: u64, bytes: usize| {
+            let made = self.main.register_window(at, bytes, &notes, deadline);
+            made.inspect_err(|error| notes.give_up(error))
+        };
+        let (at, bytes) = match &stand_in {
+            Some(stand_in) => (stand_in.address(), stand_in.len()),
+            None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
+        };
+        // From here on the library may refer to the memory for as long as the communicator is there.
+        let kept = (hold(&memory)?, stand_in, words.clone());
+        let kept = self.main.registry.keep(Box::new(kept));
+        let data = register(at, bytes).inspect_err(|error| {
+            if error.kind() == ErrorKind::Unsupported {
+                // Nothing was registered.
+                self.main.registry.release(kept);
+            }
+        })?;
+        let window = Open {
+            data,
+            control: register(words.address(), words.len() * WORD)?,
+            memory,
+            words,
+            kept,
+        };
+        let size = self.group.size() as usize;
+        let window = NcclWindow {
+            lane: self.main.clone(),
+            signals: self.signals.clone(),
+            own: self.group.group_rank,
+            parts,
+            notes,
+            copies,
+            open: RwLock::new(Some(window)),
+            outgoing: Mutex::new(Outgoing::to(size)),
+            incoming: (0..size).map(|_| Mutex::default()).collect(),
+        };
+        if self.shared.library.table().put_signal.is_some() {
+            window.connect(deadline)?;
+        }
+        Ok(Arc::new(window))
+    }
+
+    /// What this rank needs besides its memory. Nothing is sent.
+    #[allow(clippy::type_complexity, reason = "three things, used once")]
+    fn prepare_window(
+        &self,
+        memory: &Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<(Option<DeviceBuffer>, DeviceBuffer, Arc<CudaStream>)> {
+        let shared = &self.shared;
+        if shared.library.table().comm_window_register.is_none() {
+            let what = "a window on device memory";
+            return Err(shared.library.lacks(what, "ncclCommWindowRegister"));
+        }
+        shared.check_place(memory)?;
+        if !memory.is_empty() {
+            check_kind(&shared.device, memory)?;
+        }
+        self.main.check_symmetric()?;
+        let stream = self.main.stream();
+        let make = |dtype, len| DeviceBuffer::from_library(shared, stream, dtype, len);
+        // The library takes no empty range, and all ranks must make the call.
+        let stand_in = match memory.is_empty() {
+            true => Some(make(DType::U8, 1)?),
+            false => None,
+        };
+        let words = make(DType::U64, 2 * self.group.size() as usize + STAGING / WORD)?;
+        let copies = CudaStream::new(&shared.device, Priority::High)?;
+        // What was just zeroed is so before anybody writes there.
+        self.main.drain(deadline)?;
+        Ok((stand_in, words, copies))
+    }
+
+    /// The bytes of everybody's part.
+    fn check_cards(&self, own: DType, cards: &[Vec<u8>]) -> Result<Vec<usize>> {
+        let refuse = |kind, why: String| Err(Error::new(kind, why));
+        let mut parts = Vec::with_capacity(cards.len());
+        for (card, rank) in cards.iter().zip(&*self.group.info.ranks) {
+            let card: Card = serde_json::from_slice(card).map_err(|error| {
+                let message = format!("the card of rank {rank} cannot be read");
+                Error::new(ErrorKind::Mismatch, message).with_source(error)
+            })?;
+            if let Some(why) = card.refusal {
+                let message = format!("rank {rank} cannot take part in the window: {why}");
+                return refuse(ErrorKind::Unsupported, message);
+            }
+            let theirs = DType::from_code(card.dtype).unwrap_or(DType::Other);
+            if theirs != own {
+                let message = format!("a window of {own} on this rank, of {theirs} on rank {rank}");
+                return refuse(ErrorKind::Mismatch, message);
+            }
+            parts.push(card.bytes);
+        }
+        Ok(parts)
+    }
+}
+
+/// Refuses memory that the library could not show to other ranks ("Memory Allocator" in its user guide):
+/// all ranks would fail with this one.
+fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
+    let _entered = device.enter()?;
+    let table = device.driver().table();
+    let mut handle = 0;
+    // SAFETY: writes one handle; any address may be asked about.
+    let status = unsafe {
+        (table.mem_retain_allocation_handle)(&mut handle, memory.as_ptr().cast_mut().cast())
+    };
+    if status != cuda::SUCCESS {
+        let message = format!(
+            "{memory:?}: only memory of `allocate`, or of the driver's virtual memory functions, can be made \
+             into a window"
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    // SAFETY: gives back the reference taken above.
+    let status = unsafe { (table.mem_release)(handle) };
+    device.driver().check("cuMemRelease", status)
+}
+
+impl Lane {
+    /// Refuses where the library says that the communicator has no symmetric memory.
+    fn check_symmetric(&self) -> Result<()> {
+        let refuse = |what: &str| {
+            let message = format!(
+                "NCCL offers no {what} on this communicator: not all its devices reach each other, or \
+                 NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0"
+            );
+            Err(Error::new(ErrorKind::Unsupported, message))
+        };
+        let version = self.shared.library.version();
+        let (Some(comm), Some(query)) = (
+            self.comm(),
+            self.shared.library.table().comm_query_properties,
+        ) else {
+            // Before 2.29 the window itself tells, once it is registered.
+            return Ok(());
+        };
+        let mut properties = sys::CommProperties::new(version.0);
+        comm.with(|library, raw| {
+            // SAFETY: the communicator is live; the call fills a structure of the version that it names.
+            let status = unsafe { query(raw, &mut properties) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(raw, "ncclCommQueryProperties", status) }
+        })??;
+        if properties.device_api_support == 0 {
+            return refuse("symmetric memory");
+        }
+        if version.0 > sys::CommProperties::LAST_WITHOUT_HOST_RMA
+            && properties.host_rma_support == 0
+        {
+            return refuse("one-sided operations");
+        }
+        Ok(())
+    }
+
+    /// Registers memory as a window, together with all other ranks.
+    ///
+    /// The caller keeps the memory with the lane.
+    fn register_window(
+        &self,
+        at: u64,
+        bytes: usize,
+        notes: &Notes,
+        deadline: Deadline,
+    ) -> Result<Registered> {
+        const LOOK: Duration = Duration::from_millis(50);
+        let Some(register) = self.shared.library.table().comm_window_register else {
+            let what = "a window on device memory";
+            return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
+        };
+        let place = Place::default();
+        let target = place.as_ptr();
+        let mut next_look = Instant::now() + LOOK;
+        let done = self.take_over(
+            |comm| {
+                comm.with(|library, raw| {
+                    let at = std::ptr::with_exposed_provenance_mut(at as usize);
+                    // SAFETY: the communicator is live and the range stays with the lane, which ends its
+                    // communicator first. The handle is written to the heap, perhaps later: the place is
+                    // given up below unless the call has come to its end.
+                    let status =
+                        unsafe { register(raw, at, bytes, target, sys::WIN_COLL_SYMMETRIC) };
+                    if status == sys::result::IN_PROGRESS {
+                        return Ok(());
+                    }
+                    // SAFETY: the communicator is live.
+                    unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
+                })??;
+                Ok(comm.clone())
+            },
+            |comm| {
+                if comm.is_ready()? {
+                    return Ok(Some(()));
+                }
+                if Instant::now() >= next_look {
+                    notes.check_failed()?;
+                    next_look = Instant::now() + LOOK;
+                }
+                Ok(None)
+            },
+            deadline,
+        );
+        if let Err(error) = done {
+            place.leave();
+            return Err(error);
+        }
+        let handle = place.handle();
+        if handle.is_null() {
+            // On all ranks alike (`ncclCommWindowRegister`, dev_runtime.cc).
+            let message = "NCCL gives no window: it has no symmetric memory on this communicator";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(Registered {
+            handle: AtomicPtr::new(handle),
+            at,
+        })
+    }
+
+    pub(super) fn deregister_window(&self, window: &Registered) -> Result<()> {
+        let library = &self.shared.library;
+        let (Some(comm), Some(deregister)) = (self.comm(), library.table().comm_window_deregister)
+        else {
+            return Ok(());
+        };
+        let _entered = self.shared.device.enter()?;
+        comm.with(|library, raw| {
+            // SAFETY: the communicator is live, the window is its own and is deregistered once: it was
+            // taken out of what is open.
+            let status = unsafe { deregister(raw, window.handle()) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(raw, "ncclCommWindowDeregister", status) }
+        })?
+    }
+}

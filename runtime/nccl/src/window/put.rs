@@ -1,0 +1,255 @@
+//! What goes out of a window: puts of the library's, of memory that it may read, and signals, which are puts
+//! of one word.
+
+use super::{NcclWindow, Open, RawWindow, STAGING, WORD, hold, lock, to_c};
+use crate::event::Mark;
+use crate::lane::{Left, Unmade};
+use crate::memory::stream_of;
+use crate::sys;
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::{Error, Result};
+use rcomm_recorder::model::OpType;
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+
+/// What this rank sends.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    /// Signals of ours, by receiver.
+    signals: Vec<u32>,
+    /// Until then the staging area is in use.
+    staging: Option<Arc<Mark>>,
+    /// The end of what was enqueued last.
+    pub(super) last: Option<Arc<Mark>>,
+}
+
+/// A put of the library's.
+struct Put {
+    from: u64,
+    bytes: usize,
+    to: RawWindow,
+    offset: usize,
+}
+
+impl Outgoing {
+    /// Nothing yet, to so many ranks.
+    pub(super) fn to(ranks: usize) -> Self {
+        Self {
+            signals: vec![0; ranks],
+            ..Self::default()
+        }
+    }
+}
+
+impl NcclWindow {
+    /// Enqueues a put, after what `before` enqueues.
+    ///
+    /// # Safety
+    /// The bytes lie in a window of this communicator. They, and what `before` copies from, stay until the
+    /// mark is reached: that which is returned, or that which an error comes with. After an error that comes
+    /// with none they stay for ever.
+    unsafe fn enqueue_put(
+        &self,
+        outgoing: &mut Outgoing,
+        peer: u32,
+        put: &Put,
+        deadline: Deadline,
+        before: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<Arc<Mark>, Unmade> {
+        let early = |error| Unmade {
+            error,
+            left: Left::Nothing,
+        };
+        let Some(call) = self.lane.shared.library.table().put_signal else {
+            return Err(early(self.lacks("ncclPutSignal")));
+        };
+        // Numbers are given in the order in which the puts are enqueued.
+        let mut sent = lock(&self.signals.sent);
+        let number = sent[peer as usize].wrapping_add(1);
+        let door = self.lane.enter(deadline).map_err(early)?;
+        let from: *const c_void = std::ptr::with_exposed_provenance(put.from as usize);
+        let made = self.lane.call_on_stream(
+            door,
+            "ncclPutSignal",
+            deadline,
+            || before(number),
+            |comm, stream| {
+                // SAFETY: communicator and stream are live and lent for the call, the caller vouches for
+                // the bytes, the window is registered, and the target lies in the peer's part.
+                unsafe {
+                    call(
+                        from,
+                        put.bytes,
+                        sys::data_type::UINT8,
+                        to_c(peer),
+                        put.to,
+                        put.offset,
+                        0,
+                        0,
+                        0,
+                        comm,
+                        stream,
+                    )
+                }
+            },
+        );
+        if made.is_ok() {
+            sent[peer as usize] = number;
+        }
+        let end = match &made {
+            Ok(mark)
+            | Err(Unmade {
+                left: Left::Until(mark),
+                ..
+            }) => mark,
+            Err(_) => return made,
+        };
+        outgoing.staging = Some(end.clone());
+        outgoing.last = Some(end.clone());
+        made
+    }
+
+    fn staging_at(&self, open: &Open) -> u64 {
+        open.words.address() + (2 * self.parts.len() * WORD) as u64
+    }
+
+    /// Of memory of the host: staged piece by piece, so that nothing refers to it afterwards.
+    pub(super) fn put_from_host(
+        &self,
+        open: &Open,
+        (peer, offset): (u32, usize),
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut outgoing = lock(&self.outgoing);
+        let at = self.staging_at(open);
+        for (nth, piece) in bytes.chunks(STAGING).enumerate() {
+            self.lane.check_whole(deadline)?;
+            if let Some(mark) = &outgoing.staging {
+                self.lane.wait_for(mark, deadline)?;
+            }
+            let device = &self.lane.shared.device;
+            let status = {
+                let _entered = device.enter()?;
+                let copy = device.driver().table().memcpy_to_device;
+                // SAFETY: the staging area has room for the piece and nothing uses it; the bytes live
+                // until the copy is done: this waits below, also after an error.
+                unsafe { copy(at, piece.as_ptr().cast(), piece.len(), self.copies.raw()) }
+            };
+            let copied = device.driver().check("cuMemcpyHtoDAsync", status);
+            self.copies.synchronize()?;
+            copied?;
+            let put = Put {
+                from: at,
+                bytes: piece.len(),
+                to: open.data.handle(),
+                offset: offset + nth * STAGING,
+            };
+            // SAFETY: the staging area is part of a window. It is not used again before the mark, which
+            // `outgoing` has, and never where there is none: the lane is broken then, and keeps it.
+            unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, |_| Ok(()))? };
+        }
+        Ok(())
+    }
+
+    /// Of memory of the device: from where it is if that is in this window, staged otherwise; after what
+    /// its own stream has in hand.
+    pub(super) fn put_from_device(
+        &self,
+        open: &Open,
+        (peer, offset): (u32, usize),
+        from: &Buffer<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let held = hold(from)?;
+        let stream = stream_of(&held)
+            .unwrap_or(&self.lane.shared.default_stream)
+            .clone();
+        self.refuse_capture(&stream)?;
+        let (start, bytes) = (held.as_ptr().addr() as u64, held.size_bytes());
+        let part = self.parts[self.own as usize] as u64;
+        let is_inside = start >= open.data.at && start + bytes as u64 <= open.data.at + part;
+        let mut outgoing = lock(&self.outgoing);
+        let piece = if is_inside { bytes } else { STAGING };
+        let mut end = None;
+        for done in (0..bytes).step_by(piece.max(1)) {
+            let len = piece.min(bytes - done);
+            let (here, staging) = (start + done as u64, self.staging_at(open));
+            let put = Put {
+                from: if is_inside { here } else { staging },
+                bytes: len,
+                to: open.data.handle(),
+                offset: offset + done,
+            };
+            let before = |_| {
+                self.lane.follow(&stream)?;
+                if is_inside {
+                    return Ok(());
+                }
+                // SAFETY: the staging area has room, and what used it before is ahead on this stream; the
+                // source is held as the contract of the call below wants it.
+                unsafe { self.lane.stream().copy(staging, here, len) }
+            };
+            // SAFETY: from this window's own memory or its staging area. The source is held until the last
+            // mark: by this call, by the lane after an error, and for ever where there is no mark.
+            let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
+            end = match made {
+                Ok(mark) => Some(mark),
+                Err(Unmade { error, left }) => {
+                    self.keep_source(held, left, end);
+                    return Err(error);
+                }
+            };
+        }
+        drop(outgoing);
+        let Some(end) = end else {
+            return Ok(());
+        };
+        let waited = self.lane.wait_for(&end, deadline);
+        if waited.is_err() {
+            self.lane.keep(OpType::Put, Box::new(held), end);
+        }
+        waited
+    }
+
+    /// Keeps the source of a put that failed for as long as the device may read it; pieces before the one that
+    /// failed end with `before`.
+    fn keep_source(&self, held: Buffer<'static>, left: Left, before: Option<Arc<Mark>>) {
+        let end = match left {
+            Left::Unknown => return self.lane.shared.leak(OpType::Put, Box::new(held)),
+            Left::Until(end) => Some(end),
+            Left::Nothing => before,
+        };
+        if let Some(end) = end {
+            self.lane.keep(OpType::Put, Box::new(held), end);
+        }
+    }
+
+    /// Tells a peer how many signals of ours were sent, and of the library's by then.
+    pub(super) fn put_word(&self, open: &Open, peer: u32, deadline: Deadline) -> Result<()> {
+        let mut outgoing = lock(&self.outgoing);
+        let count = outgoing.signals[peer as usize].wrapping_add(1);
+        let from = open.words.address() + ((self.parts.len() + peer as usize) * WORD) as u64;
+        let put = Put {
+            from,
+            bytes: WORD,
+            to: open.control.handle(),
+            offset: self.own as usize * WORD,
+        };
+        let before = |number: c_uint| {
+            let stream = self.lane.stream();
+            // SAFETY: the word that goes to this peer, in memory of the window's; what sent it before is
+            // ahead on this stream.
+            unsafe { stream.fill_u32(from, count)? };
+            // SAFETY: its upper half.
+            unsafe { stream.fill_u32(from + 4, number) }
+        };
+        // SAFETY: the word lies in a window of ours, which is closed only after the mark that `outgoing` has,
+        // and never where there is none: the lane is broken then, and keeps it.
+        let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
+        made.map_err(Error::from)?;
+        outgoing.signals[peer as usize] = count;
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! Signals of a window, made of the library's.
+
+use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
+use crate::event::Mark;
+use crate::lane::Door;
+use crate::sys::WaitSignalDesc;
+use rcomm_core::Deadline;
+use rcomm_core::Result;
+use rcomm_core::backend::GroupContext;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// The library's signals of one communicator, which its windows share.
+pub(crate) struct Signals {
+    /// Sent to each rank.
+    pub(super) sent: Mutex<Vec<u32>>,
+    /// Of each rank, waited for.
+    taken: Mutex<Vec<u32>>,
+}
+
+impl Signals {
+    pub(crate) fn of(group: &GroupContext) -> Self {
+        let none = vec![0; group.size() as usize];
+        Self {
+            sent: Mutex::new(none.clone()),
+            taken: Mutex::new(none),
+        }
+    }
+}
+
+impl NcclWindow {
+    /// All ranks signal themselves: at the first one-sided operation of a communicator the library
+    /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that do nothing one-sided yet.
+    pub(super) fn connect(&self, deadline: Deadline) -> Result<()> {
+        let Some(signal) = self.lane.shared.library.table().signal else {
+            return Err(self.lane.shared.library.lacks("a window", "ncclSignal"));
+        };
+        let own = self.own;
+        {
+            let mut sent = lock(&self.signals.sent);
+            let door = self.lane.enter(deadline)?;
+            self.lane.call_on_stream(
+                door,
+                "ncclSignal",
+                deadline,
+                || Ok(()),
+                |comm, stream| {
+                    // SAFETY: communicator and stream are live and lent for the call.
+                    unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
+                },
+            )?;
+            sent[own as usize] = sent[own as usize].wrapping_add(1);
+        }
+        let until = lock(&self.signals.sent)[own as usize];
+        let door = self.lane.enter(deadline)?;
+        match self.take_signals(door, own, until, deadline)? {
+            Some(mark) => self.lane.wait_for(&mark, deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// Enqueues a wait for the library's signals of `peer` up to this one; all were sent already.
+    fn take_signals(
+        &self,
+        door: MutexGuard<'_, Door>,
+        peer: u32,
+        until: u32,
+        deadline: Deadline,
+    ) -> Result<Option<Arc<Mark>>> {
+        let Some(wait) = self.lane.shared.library.table().wait_signal else {
+            return Err(self.lacks("ncclWaitSignal"));
+        };
+        let mut taken = lock(&self.signals.taken);
+        let taken = &mut taken[peer as usize];
+        let count = until.wrapping_sub(*taken).cast_signed();
+        if count <= 0 {
+            return Ok(None);
+        }
+        let mut wanted = WaitSignalDesc {
+            op_cnt: count,
+            peer: to_c(peer),
+            sig_idx: 0,
+            ctx: 0,
+        };
+        let mark = self.lane.call_on_stream(
+            door,
+            "ncclWaitSignal",
+            deadline,
+            || Ok(()),
+            // SAFETY: communicator and stream are live and lent for the call, which copies the one
+            // description.
+            |comm, stream| unsafe { wait(1, &mut wanted, comm, stream) },
+        )?;
+        *taken = until;
+        Ok(Some(mark))
+    }
+
+    /// The word that `peer` has put last: signals of ours, and of the library's by then.
+    fn word_of(&self, open: &Open, peer: u32) -> Result<(u32, u32)> {
+        let device = &self.lane.shared.device;
+        let mut word = 0u64;
+        let status = {
+            let _entered = device.enter()?;
+            let copy = device.driver().table().memcpy_to_host;
+            let from = open.words.address() + (peer as usize * WORD) as u64;
+            // SAFETY: one word of the table, to one that lives until the copy is done: this waits below,
+            // also after an error.
+            unsafe { copy((&raw mut word).cast(), from, WORD, self.copies.raw()) }
+        };
+        let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+        self.copies.synchronize()?;
+        copied?;
+        // The low half was written at the lower address.
+        Ok((word as u32, (word >> 32) as u32))
+    }
+
+    /// Whether one more signal of `peer` may be taken; never waits.
+    pub(super) fn look(&self, open: &Open, peer: u32, incoming: &mut Incoming) -> Result<bool> {
+        /// For what the library does in the background of a call that needs no peer.
+        const CALL: Deadline = Deadline::In(Duration::from_secs(10));
+        loop {
+            if incoming.there != incoming.taken {
+                return Ok(true);
+            }
+            if let Some((there, mark)) = &incoming.awaited {
+                let _entered = self.lane.shared.device.enter()?;
+                if !mark.is_done()? {
+                    return Ok(false);
+                }
+                incoming.there = *there;
+                incoming.awaited = None;
+                continue;
+            }
+            let (count, until) = self.word_of(open, peer)?;
+            if count == incoming.there {
+                return Ok(false);
+            }
+            let Some(door) = self.lane.try_enter() else {
+                return Ok(false);
+            };
+            match self.take_signals(door, peer, until, CALL)? {
+                Some(mark) => incoming.awaited = Some((count, mark)),
+                None => incoming.there = count,
+            }
+        }
+    }
+}

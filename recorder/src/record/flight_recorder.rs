@@ -289,14 +289,7 @@ impl FlightRecorder {
             SignatureRef::Id(id) => (id, None),
             SignatureRef::Key(key) => match self.tables.signature(&self.map, key) {
                 Some(id) => (id, None),
-                None => {
-                    let without_row = SignatureId {
-                        row: NO_ROW,
-                        input_elements: key.input_elements(),
-                        output_elements: key.output_elements(),
-                    };
-                    (without_row, Some(key))
-                }
+                None => (key.without_row(), Some(key)),
             },
         };
         if key.is_none() && splits.iter().all(|side| side.is_empty()) {

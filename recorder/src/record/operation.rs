@@ -144,4 +144,18 @@ impl Ticket {
     pub const fn record_id(self) -> u64 {
         self.id
     }
+
+    /// As plain numbers, to be kept outside of Rust; the first is the record's id.
+    pub const fn to_words(self) -> [u64; 3] {
+        [self.id, self.sequence, self.group as u64]
+    }
+
+    /// The ticket that [`to_words`](Self::to_words) gave. Of other numbers it is some other operation's, or none's.
+    pub const fn of_words([id, sequence, group]: [u64; 3]) -> Self {
+        Self {
+            id,
+            sequence,
+            group: group as u32,
+        }
+    }
 }

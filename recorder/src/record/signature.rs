@@ -5,6 +5,7 @@
 //! name and the operation's, each after one byte of length; how many inputs and outputs there are, two
 //! bytes each; then per tensor its type's code, its number of dimensions, and each dimension in LEB128.
 
+use super::layout::NO_ROW;
 use crate::model::{DType, Signature};
 
 /// One tensor, as far as members can disagree on it.
@@ -43,6 +44,29 @@ pub struct SignatureId {
     pub(crate) output_elements: u64,
 }
 
+impl SignatureId {
+    /// Of an operation of which nothing is known but its code.
+    pub const UNKNOWN: Self = Self {
+        row: NO_ROW,
+        input_elements: 0,
+        output_elements: 0,
+    };
+
+    /// As plain numbers, to be kept outside of Rust.
+    pub const fn to_words(self) -> [u64; 3] {
+        [self.row as u64, self.input_elements, self.output_elements]
+    }
+
+    /// The id that [`to_words`](Self::to_words) gave. Of other numbers it reads as some other signature, or none.
+    pub const fn of_words([row, input_elements, output_elements]: [u64; 3]) -> Self {
+        Self {
+            row: row as u32,
+            input_elements,
+            output_elements,
+        }
+    }
+}
+
 /// The most bytes of one signature; one that needs more is recorded by its element counts.
 pub(crate) const MOST_BYTES: usize = 16 * 1024;
 
@@ -68,6 +92,15 @@ impl SignatureKey<'_> {
             }
         }
         hash.0
+    }
+
+    /// The id of a signature that the table has no room for: of its tensors only the elements are recorded.
+    pub fn without_row(&self) -> SignatureId {
+        SignatureId {
+            row: NO_ROW,
+            input_elements: self.input_elements(),
+            output_elements: self.output_elements(),
+        }
     }
 
     pub(crate) fn input_elements(&self) -> u64 {

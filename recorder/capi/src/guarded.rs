@@ -1,0 +1,89 @@
+//! A recorder that may be carried into a forked child, where it does nothing.
+//!
+//! The ring's memory is not inherited by fork, so touching it in the child would end the child. Asking for
+//! the process's number costs a system call, more than the record itself; so one word of memory holds it
+//! that the kernel clears in every child (`MADV_WIPEONFORK`).
+
+use rcomm_recorder::record::FlightRecorder;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Who this process is, in memory that a forked child has as zero.
+struct Owner(&'static AtomicU64);
+
+impl Owner {
+    /// The one word of this process; `None` where the kernel cannot clear it (before Linux 4.14).
+    fn of_process() -> Option<&'static Self> {
+        static OWNER: OnceLock<Option<Owner>> = OnceLock::new();
+        OWNER.get_or_init(Self::map).as_ref()
+    }
+
+    fn map() -> Option<Self> {
+        let bytes = rustix::param::page_size();
+        // SAFETY: the kernel chooses a fresh range of this process, which is never unmapped.
+        let start = unsafe {
+            mm::mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let start = start.ok()?;
+        // SAFETY: the advice changes what a child finds in this range and nothing in this process.
+        unsafe { mm::madvise(start, bytes, Advice::LinuxWipeOnFork) }.ok()?;
+        // SAFETY: the range is page-aligned, readable, writable, zeroed, and stays mapped.
+        Some(Self(unsafe { AtomicU64::from_ptr(start.cast()) }))
+    }
+}
+
+/// A recorder that belongs to the process that made it.
+///
+/// In a forked child it gives no recorder, and dropping it there touches nothing. The child can make
+/// another, also while it still holds this one.
+#[derive(Debug)]
+pub struct ForkGuarded {
+    recorder: ManuallyDrop<FlightRecorder>,
+    process: u64,
+    word: &'static AtomicU64,
+}
+
+impl ForkGuarded {
+    /// Guards a recorder that this process has just made. Gives it back where the kernel cannot tell a child
+    /// (before Linux 4.14).
+    ///
+    /// # Errors
+    /// The recorder itself.
+    pub fn new(recorder: FlightRecorder) -> Result<Self, Box<FlightRecorder>> {
+        let Some(Owner(word)) = Owner::of_process() else {
+            return Err(Box::new(recorder));
+        };
+        let process = u64::from(std::process::id());
+        // Zero before the first recorder of this process, also in a child.
+        word.store(process, Ordering::Relaxed);
+        Ok(Self {
+            recorder: ManuallyDrop::new(recorder),
+            process,
+            word,
+        })
+    }
+
+    /// The recorder, in the process that made it.
+    #[inline]
+    pub fn get(&self) -> Option<&FlightRecorder> {
+        (self.word.load(Ordering::Relaxed) == self.process).then_some(&self.recorder)
+    }
+}
+
+impl Drop for ForkGuarded {
+    fn drop(&mut self) {
+        if self.get().is_some() {
+            // SAFETY: it is dropped once, here. In a child it never is: the addresses of its mapping may
+            // hold something else there.
+            unsafe { ManuallyDrop::drop(&mut self.recorder) }
+        }
+    }
+}

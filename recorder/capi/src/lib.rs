@@ -1,0 +1,22 @@
+//! The C binding of the flight recorder, and [`ForkGuarded`], on which it rests.
+//!
+//! `include/rcomm_recorder.h` is generated from this crate and says how to use it from C. Only the
+//! recorder is linked: neither the runtime of rcomm nor an async runtime. Codes of operations, reductions
+//! and element types are those of `rcomm_recorder::model`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `code` | codes of operations |
+//! | `guarded` | a recorder that does nothing in a forked child |
+//! | `table` | opening, groups, call sites, signatures |
+//! | `operation` | operations: begin to retired |
+//! | `status` | phase, step, heartbeat; how calls end |
+#![allow(unsafe_code)]
+
+pub mod code;
+mod guarded;
+pub mod operation;
+pub mod status;
+pub mod table;
+
+pub use guarded::ForkGuarded;

@@ -1,0 +1,199 @@
+//! Operations, from begin to retired.
+
+use crate::status::{RCOMM_RECORDER_ANY, RCOMM_RECORDER_NONE, quietly};
+use crate::table::{Handle, SignatureNumber, list};
+use rcomm_recorder::model::{OpType, Peer, ReduceOp};
+use rcomm_recorder::record::{
+    CallSite, CallSiteId, GroupHandle, Operation, SignatureId, SignatureRef, Start, Ticket,
+};
+use std::time::Duration;
+
+/// An operation as it is issued.
+#[repr(C)]
+pub struct CallOperation {
+    /// The number of its group.
+    pub group: u32,
+    /// Where the program called, or `RCOMM_RECORDER_NONE`.
+    pub call_site: u32,
+    /// What it looks like.
+    pub signature: SignatureNumber,
+    /// Per group, +1 per collective; messages carry the current value.
+    pub collective_seq_id: u64,
+    /// Per group, +1 per message or batch of them.
+    pub p2p_seq_id: u64,
+    /// Per group, +1 per operation.
+    pub op_id: u64,
+    /// The other end of a message as a rank of the group, `RCOMM_RECORDER_ANY`, or `RCOMM_RECORDER_NONE`.
+    pub peer: u32,
+    /// The root as a rank of the group, or `RCOMM_RECORDER_NONE`.
+    pub root: u32,
+    /// How long it may take, in ms; 0 = not known.
+    pub timeout_ms: u64,
+    /// Elements to each rank of the group; NULL where the operation has none.
+    pub input_splits: *const u64,
+    /// How many there are.
+    pub input_split_count: usize,
+    /// Elements from each rank of the group; NULL where the operation has none.
+    pub output_splits: *const u64,
+    /// How many there are.
+    pub output_split_count: usize,
+    /// Its code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
+    pub op: u8,
+    /// The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or not known.
+    pub reduction: u8,
+    /// 1 if it is counted by `p2p_seq_id`.
+    pub is_p2p: u8,
+    /// 1 if it starts as it is issued.
+    pub starts_at_once: u8,
+}
+
+/// An operation that was begun, for what follows. Free to copy, and to pass to other threads.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CallTicket {
+    /// For the recorder.
+    pub words: [u64; 3],
+}
+
+const NOTHING: CallTicket = CallTicket { words: [0; 3] };
+
+/// Records that an operation is issued, now, by the calling thread.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle; `operation` points to an operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_begin(
+    recorder: *const Handle,
+    operation: *const CallOperation,
+) -> CallTicket {
+    quietly(NOTHING, || {
+        // SAFETY: by the contract.
+        let (recorder, call) = unsafe { (Handle::recorder(recorder)?, operation.as_ref()?) };
+        // SAFETY: by the contract.
+        let (input_splits, output_splits) = unsafe {
+            (
+                list(call.input_splits, call.input_split_count),
+                list(call.output_splits, call.output_split_count),
+            )
+        };
+        let site = CallSiteId::of_row(call.call_site);
+        let signature = SignatureId::of_words(call.signature.words);
+        let ticket = recorder.begin(&Operation {
+            group: GroupHandle::of_row(call.group),
+            op: OpType::from_code(call.op).unwrap_or(OpType::Other),
+            signature: SignatureRef::Id(signature),
+            collective_seq_id: call.collective_seq_id,
+            p2p_seq_id: call.p2p_seq_id,
+            op_id: call.op_id,
+            is_p2p: call.is_p2p != 0,
+            peer: match call.peer {
+                RCOMM_RECORDER_NONE => Peer::None,
+                RCOMM_RECORDER_ANY => Peer::Any,
+                rank => Peer::Rank(rank),
+            },
+            root: (call.root != RCOMM_RECORDER_NONE).then_some(call.root),
+            reduce_op: ReduceOp::from_code(call.reduction),
+            input_splits,
+            output_splits,
+            timeout: Duration::from_millis(call.timeout_ms),
+            call_site: Some(CallSite::Id(site)),
+            start: match call.starts_at_once {
+                0 => Start::InTurn,
+                _ => Start::AtOnce,
+            },
+        });
+        Some(CallTicket {
+            words: ticket.to_words(),
+        })
+    })
+}
+
+/// Does this with the record of a ticket, unless it is the one of no operation.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[inline]
+unsafe fn with(
+    recorder: *const Handle,
+    ticket: CallTicket,
+    act: impl FnOnce(&rcomm_recorder::record::FlightRecorder, Ticket),
+) {
+    quietly((), || {
+        // SAFETY: by the contract.
+        let recorder = unsafe { Handle::recorder(recorder)? };
+        let known = ticket.words[0] != 0;
+        known.then(|| act(recorder, Ticket::of_words(ticket.words)))
+    });
+}
+
+/// Records that an operation was seen, now, to have started.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket: CallTicket) {
+    // SAFETY: by the contract.
+    unsafe {
+        with(recorder, ticket, |recorder, ticket| {
+            recorder.started(ticket)
+        })
+    }
+}
+
+/// Records that an operation was seen, now, to have completed.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticket: CallTicket) {
+    // SAFETY: by the contract.
+    unsafe {
+        with(recorder, ticket, |recorder, ticket| {
+            recorder.completed(ticket)
+        })
+    }
+}
+
+/// Records that an operation was seen, now, to have completed, and for how many nanoseconds the backend
+/// says that it ran.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_completed_after(
+    recorder: *const Handle,
+    ticket: CallTicket,
+    duration_ns: u64,
+) {
+    // SAFETY: by the contract.
+    unsafe {
+        with(recorder, ticket, |recorder, ticket| {
+            let duration = Duration::from_nanos(duration_ns);
+            recorder.completed_at(ticket, recorder.now(), Some(duration));
+        });
+    }
+}
+
+/// Records that an operation ended, now, with an error or a time-out.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: CallTicket) {
+    // SAFETY: by the contract.
+    unsafe { with(recorder, ticket, |recorder, ticket| recorder.failed(ticket)) }
+}
+
+/// Records that an operation is not watched any more: what becomes of it will not be recorded.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_retired(recorder: *const Handle, ticket: CallTicket) {
+    // SAFETY: by the contract.
+    unsafe {
+        with(recorder, ticket, |recorder, ticket| {
+            recorder.retired(ticket)
+        })
+    }
+}

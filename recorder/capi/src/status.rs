@@ -1,0 +1,103 @@
+//! Phase, step and heartbeat; how calls end.
+
+use crate::table::Handle;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The call did what it says.
+pub const RCOMM_RECORDER_OK: i32 = 0;
+/// It did not; `rcomm_recorder_last_error` says why.
+pub const RCOMM_RECORDER_FAILED: i32 = 1;
+/// The number of no row: of a table that is full, and of a call site, peer or root that is not known.
+pub const RCOMM_RECORDER_NONE: u32 = u32::MAX;
+/// The peer of a receive from any rank.
+pub const RCOMM_RECORDER_ANY: u32 = u32::MAX - 1;
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs a call that may fail. Neither an error nor a panic leaves it otherwise than as a code and a text.
+pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    let why = match ended {
+        Ok(Ok(())) => return RCOMM_RECORDER_OK,
+        Ok(Err(why)) => why,
+        Err(_) => "the recorder panicked: please report it".to_owned(),
+    };
+    let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending may have no text any more.
+    let _ = LAST.try_with(|last| last.replace(text));
+    RCOMM_RECORDER_FAILED
+}
+
+/// Runs a call that records: whatever happens in it, the caller goes on.
+#[inline]
+pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Some(value)) => value,
+        Ok(None) | Err(_) => otherwise,
+    }
+}
+
+/// A C text, with a mark for each byte that is no UTF-8; empty for NULL.
+///
+/// # Safety
+/// `text` is NULL or ends with a zero byte, and stays as it is.
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
+    if text.is_null() {
+        return "".into();
+    }
+    // SAFETY: by the contract.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy()
+}
+
+/// Why the last call of this thread that failed did so; empty if none did. Valid until the next call of
+/// this thread fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {
+    // Its memory does not move while the value is not replaced.
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
+}
+
+/// Names what the program does from now on, in at most 104 bytes; the empty text ends a phase.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle; `name` is NULL or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *const c_char) {
+    quietly((), || {
+        // SAFETY: by the contract.
+        let (recorder, name) = unsafe { (Handle::recorder(recorder)?, text(name)) };
+        recorder.phase(&name);
+        Some(())
+    });
+}
+
+/// Says which step the program is in.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64) {
+    quietly((), || {
+        // SAFETY: by the contract.
+        unsafe { Handle::recorder(recorder)? }.step(step);
+        Some(())
+    });
+}
+
+/// Says that the process runs: to be called about once a second, from a thread that waits for nothing.
+///
+/// # Safety
+/// `recorder` is NULL or a living handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_recorder_heartbeat(recorder: *const Handle) {
+    quietly((), || {
+        // SAFETY: by the contract.
+        unsafe { Handle::recorder(recorder)? }.heartbeat();
+        Some(())
+    });
+}

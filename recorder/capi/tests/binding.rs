@@ -1,0 +1,137 @@
+//! The header is the crate's, and a C program records through it.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_recorder::model::{EntryState, GroupPlace, Peer, ReduceOp};
+use rcomm_recorder::publish::{Dump, RingReader};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_header_is_that_of_the_crate() {
+    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    let bindings = cbindgen::generate_with_config(root(), config).unwrap();
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    let text = String::from_utf8(text).unwrap();
+    let path = root().join("include/rcomm_recorder.h");
+    if std::env::var_os("RCOMM_UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        kept == text,
+        "include/rcomm_recorder.h is out of date: run this test with RCOMM_UPDATE_HEADER=1"
+    );
+}
+
+/// Where cargo left the library for C: beside the tests.
+fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let build = tests.ancestors().nth(2).unwrap();
+    [build.to_owned(), build.join("deps")]
+        .map(|folder| folder.join("librcomm_recorder_capi.so"))
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("the shared library, built with the tests")
+}
+
+fn ring(folder: &Path, rank: u32) -> Dump {
+    RingReader::attach(folder.join(format!("fromC/{rank}.2.ring")))
+        .unwrap()
+        .snapshot()
+}
+
+#[test]
+fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler is installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("record");
+    let library = library();
+    let built = Command::new("cc")
+        .args([
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+            "-g",
+            "-I",
+        ])
+        .arg(root().join("include"))
+        .arg(root().join("tests/record.c"))
+        .arg(&library)
+        .arg(format!(
+            "-Wl,-rpath,{}",
+            library.parent().unwrap().display()
+        ))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{said}");
+
+    let rings = folder.path().join("rings");
+    let ended = Command::new(&program).arg(&rings).output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+
+    let dump = ring(&rings, 1);
+    let [world, tensor, unknown] = &dump.groups[..] else {
+        panic!("{:?}", dump.groups);
+    };
+    assert_eq!(
+        (&*world.info.name, &world.info.ranks[..]),
+        ("0", &[0, 1, 2, 3][..])
+    );
+    assert_eq!(tensor.info.ranks[..], [3, 1], "given after the group");
+    assert_eq!(unknown.place, Some(GroupPlace { rank: 4, size: 8 }));
+    let [reduced, sent, failed] = &dump.entries[..] else {
+        panic!("{:?}", dump.entries);
+    };
+    assert_eq!(reduced.state, EntryState::Completed);
+    assert!(reduced.retired);
+    assert_eq!(reduced.duration_ms, Some(2.5));
+    assert_eq!(reduced.reduce_op, Some(ReduceOp::Sum));
+    let signature = &dump.signatures[reduced.signature as usize];
+    assert_eq!(
+        (&*signature.backend, &*signature.op_name),
+        ("gloo", "all_reduce")
+    );
+    assert_eq!(signature.input_sizes, [[4, 8]]);
+    assert_eq!(signature.input_dtypes, ["BFloat16"]);
+    let stack = &dump.stacks[reduced.stack.unwrap() as usize];
+    let frame = &dump.frames[stack[0] as usize];
+    assert_eq!(
+        (&*frame.filename, &*frame.name, frame.line),
+        ("train.py", "step", 17)
+    );
+    assert_eq!(
+        (sent.peer, sent.state, sent.group),
+        (Peer::Rank(0), EntryState::Started, 1)
+    );
+    assert!(sent.is_p2p && sent.stack.is_none());
+    assert_eq!(failed.state, EntryState::Failed);
+    assert_eq!(
+        dump.signatures[failed.signature as usize].input_splits,
+        [1, 2, 3, 4]
+    );
+    let status = dump.status.as_ref().unwrap();
+    assert_eq!((&*status.phase, status.step), ("load data", 9));
+    assert!(status.heartbeat_ns > 0);
+
+    let child = ring(&rings, 2);
+    assert_eq!(
+        child.entries.len(),
+        1,
+        "what the child did on its parent's handle is nowhere"
+    );
+    assert_eq!(child.identity.rank, Some(2));
+}

@@ -1,0 +1,197 @@
+"""Reading records: what ``rcomm-fr`` and ``rcomm-top`` say, as Python values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _programs
+
+__all__ = ["AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "query"]
+
+
+class AnalysisError(RuntimeError):
+    """Nothing could be read, or the program failed; the text is the program's."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or worth a look."""
+
+    code: str
+    """Its code, as ``E101``: `explain` says what it means."""
+    name: str
+    severity: str
+    """``error``, ``warning`` or ``note``."""
+    confidence: float
+    """From 0 to 1."""
+    sentence: str
+    culprit_ranks: tuple[int, ...]
+    victim_ranks: tuple[int, ...]
+    next: str
+    """What to look at next."""
+    raw: dict[str, Any] = field(repr=False, compare=False)
+    """All that the report holds of it (``rcomm.report/1``)."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in the records of a job's ranks."""
+
+    verdict: str
+    """``healthy``, ``running``, ``stuck``, ``mismatch``, ``slow`` or ``inconclusive``."""
+    findings: tuple[Finding, ...]
+    exit_code: int
+    """0 healthy or running, 1 at least one error or warning, 2 could not tell."""
+    raw: dict[str, Any] = field(repr=False, compare=False)
+    """The whole report (``rcomm.report/1``)."""
+    _paths: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    _options: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no error and no warning was found, and enough was read to say so."""
+        return self.exit_code == 0
+
+    @property
+    def culprit(self) -> Finding | None:
+        """The first finding that names a rank at fault."""
+        return next((one for one in self.findings if one.culprit_ranks), None)
+
+    def __str__(self) -> str:
+        if self._paths:
+            return _fr("analyze", *self._options, "--color", "never", *self._paths).stdout.rstrip()
+        lines = [one.sentence for one in self.findings]
+        return "\n".join([self.verdict.upper(), *lines])
+
+    def html(self) -> str:
+        """The report as one page that stands alone. Only for records that were read from paths."""
+        if not self._paths:
+            raise AnalysisError("a look at a running job has no page: analyze its rings or dumps")
+        return _fr("analyze", *self._options, "--format", "html", *self._paths).stdout
+
+    def _repr_html_(self) -> str | None:
+        return self.html() if self._paths else None
+
+
+def analyze(
+    *paths: str | os.PathLike[str],
+    job: str | None = None,
+    ring_dir: str | os.PathLike[str] | None = None,
+    live: bool = False,
+    overdue: float | None = None,
+    world_size: int | None = None,
+) -> Report:
+    """The verdict over the records at these paths, or over a job that runs on this host.
+
+    A path is a file, a folder, an archive or a ring, as for ``rcomm-fr analyze``. With ``live`` the
+    records are a look at a running job: what is pending for less than ``overdue`` seconds (5) is no
+    finding. ``job`` names a job with rings on this host instead. Blocks while the program runs.
+
+    Raises AnalysisError if nothing can be read, and ValueError for neither or both of paths and job.
+    """
+    if bool(paths) == (job is not None):
+        raise ValueError("give either paths, or job=")
+    options: list[str] = []
+    if overdue is not None:
+        options += ["--overdue", f"{round(overdue * 1e6)}us"]
+    if world_size is not None:
+        options += ["--world-size", str(world_size)]
+    if job is not None:
+        if ring_dir is not None:
+            options += ["--ring-dir", os.fspath(ring_dir)]
+        return _report(_run("rcomm-top", "--once", "--json", "--job", job, *options))
+    if live or overdue is not None:
+        options.insert(0, "--snapshot")
+    named = tuple(os.fspath(path) for path in paths)
+    done = _fr("analyze", *options, "--format", "json", *named)
+    return _report(done, named, tuple(options))
+
+
+def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """The rows of an SQL query over the tables of the records at these paths, all values as text.
+
+    Raises AnalysisError if the program was built without tables, or refuses the query.
+    """
+    named = [os.fspath(path) for path in paths]
+    done = _fr("query", sql, *named, "--format", "csv")
+    if done.returncode != 0:
+        raise AnalysisError(_why(done))
+    return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> dict[str, Any]:
+    """What changed between two runs, or two moments of one (``rcomm.diff/1``)."""
+    return _json(_fr("diff", "--format", "json", os.fspath(before), os.fspath(after)))
+
+
+def explain(code: str) -> str:
+    """What a code means, where it usually comes from, and what to do."""
+    done = _fr("explain", "--color", "never", code)
+    if done.returncode != 0:
+        raise AnalysisError(_why(done))
+    return done.stdout.rstrip()
+
+
+def _fr(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return _run("rcomm-fr", *arguments)
+
+
+def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # In a debugger or a signal handler the job's own terminal and signals stay its own.
+    return subprocess.run(
+        [_programs.find(program), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.strip() or f"{done.args[0]} ended with exit code {done.returncode}"
+
+
+def _json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    try:
+        read = json.loads(done.stdout)
+    except ValueError:
+        raise AnalysisError(_why(done)) from None
+    if not isinstance(read, dict):
+        raise AnalysisError(f"{done.args[0]} gave no object")
+    return read
+
+
+def _report(
+    done: subprocess.CompletedProcess[str],
+    paths: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+) -> Report:
+    raw = _json(done)
+    findings = tuple(_finding(one) for one in raw.get("findings", ()))
+    return Report(str(raw.get("verdict", "")), findings, done.returncode, raw, paths, options)
+
+
+def _finding(raw: dict[str, Any]) -> Finding:
+    def ranks(key: str) -> tuple[int, ...]:
+        given: Sequence[int] = raw.get(key) or ()
+        return tuple(given)
+
+    return Finding(
+        code=raw["code"],
+        name=raw["name"],
+        severity=raw["severity"],
+        confidence=raw["confidence"],
+        sentence=raw["sentence"],
+        culprit_ranks=ranks("culprit_ranks"),
+        victim_ranks=ranks("victim_ranks"),
+        next=raw.get("next") or "",
+        raw=raw,
+    )

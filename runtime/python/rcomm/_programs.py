@@ -1,0 +1,58 @@
+"""The programs of rcomm, as console scripts and for this package itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import NoReturn
+
+
+def find(name: str) -> str:
+    """The path of a program: the one in this package, else the one in PATH.
+
+    Raises FileNotFoundError if there is none.
+    """
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
+    if os.access(own, os.X_OK):
+        return own
+    # The console script of this package has the same name, and no program behind it.
+    scripts = os.path.realpath(os.path.dirname(sys.executable))
+    folders = [
+        folder
+        for folder in os.environ.get("PATH", "").split(os.pathsep)
+        if os.path.realpath(folder) != scripts
+    ]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
+        raise FileNotFoundError(f"{name} is neither in this package ({own}) nor in PATH")
+    return found
+
+
+def _become(name: str) -> NoReturn:
+    try:
+        program = find(name)
+    except FileNotFoundError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    os.execv(program, [name, *sys.argv[1:]])
+
+
+def fr() -> NoReturn:
+    _become("rcomm-fr")
+
+
+def top() -> NoReturn:
+    _become("rcomm-top")
+
+
+def web() -> NoReturn:
+    _become("rcomm-web")
+
+
+def run() -> NoReturn:
+    _become("rcomm-run")
+
+
+def bench() -> NoReturn:
+    _become("rcomm-bench")

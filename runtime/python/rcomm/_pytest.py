@@ -1,0 +1,28 @@
+"""A fixture for tests that start ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def rcomm_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Records the ranks that the test starts as processes, and fails it if they disagreed or died.
+
+    Gives the folder of their rings. Ranks that call ``destroy_process_group()`` and end leave none.
+    """
+    rings = tmp_path / "rings"
+    monkeypatch.setenv("RCOMM_RECORD", "1")
+    monkeypatch.setenv("RCOMM_RING_DIR", str(rings))
+    monkeypatch.setenv("RCOMM_JOB", "test")
+    yield rings
+    if not any(rings.glob("*/*.ring")):
+        return
+    from ._analysis import analyze
+
+    report = analyze(rings)
+    if report.exit_code == 1:
+        pytest.fail(str(report), pytrace=False)

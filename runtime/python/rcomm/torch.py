@@ -1,0 +1,318 @@
+"""Records what this process does in torch.distributed, and says what the job waits for.
+
+`record` attaches to every process group of this process, whatever its backend, and writes a ring that
+``rcomm-top``, ``rcomm-web`` and ``rcomm-fr`` read while the process runs, and after it has died.
+Nothing here raises into the job or waits for anything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._analysis import Report
+    from ._native import GroupHooks, Ring
+
+__all__ = ["phase", "record", "recording", "step", "why"]
+
+_log = logging.getLogger("rcomm")
+
+# After PyTorch's own hooks, which have small numbers.
+_HOOK_ID = 0x7263
+_LOOKS_A_SECOND = 20
+_IN_LOADER = "in next() of the data loader"
+
+
+def record() -> None:
+    """Records every process group of this process from now on, and those that it has already.
+
+    Needs the hooks of PyTorch 2.15; without them it logs that it does not record. A second call does nothing. ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job, or
+    ``MASTER_ADDR-MASTER_PORT``), ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``),
+    ``RCOMM_RING_ENTRIES`` how many operations a ring holds (else 16,384).
+    """
+    global _recorder
+    with _lock:
+        if _recorder is not None:
+            return
+        import torch
+        from torch.distributed import distributed_c10d as c10d
+
+        has_hooks = hasattr(c10d.ProcessGroup, "register_pre_hook")
+        if not (has_hooks and hasattr(c10d, "_maybe_attach_flight_recorder")):
+            _log.warning(
+                "rcomm cannot record PyTorch %s: it lacks the hooks of 2.15", torch.__version__
+            )
+            return
+        _recorder = _Recorder(c10d)
+        _recorder.install()
+
+
+def recording() -> str | None:
+    """The file of this process's ring; None if nothing is recorded, or not into a file."""
+    ring = _ring()
+    return None if ring is None or ring.path is None else os.fspath(ring.path)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Names what the program does in this block, in at most 104 bytes: it is in every verdict."""
+    recorder = _recorder
+    if recorder is None:
+        yield
+        return
+    before = recorder.name_phase(name)
+    try:
+        yield
+    finally:
+        recorder.name_phase(before)
+
+
+def step(number: int) -> None:
+    """Says which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
+    recorder = _recorder
+    if recorder is not None:
+        recorder.name_step(number)
+
+
+def why() -> Report:
+    """The verdict over all ranks of this job whose rings are on this host, now.
+
+    Made for a debugger or a signal handler: it starts ``rcomm-fr`` and waits for its answer, some tenths
+    of a second. Raises RuntimeError if this process does not record.
+    """
+    path = recording()
+    if path is None:
+        raise RuntimeError("this process does not record: call rcomm.torch.record() first")
+    from ._analysis import analyze
+
+    return analyze(os.path.dirname(path), live=True)
+
+
+_lock = threading.Lock()
+_recorder: _Recorder | None = None
+
+
+def _ring() -> Ring | None:
+    recorder = _recorder
+    return None if recorder is None else recorder.ring
+
+
+class _Recorder:
+    """What is installed in this process, once."""
+
+    def __init__(self, c10d: Any) -> None:
+        self.c10d = c10d
+        self.ring: Ring | None = None
+        self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
+        self.phase = ""
+        self.steps: dict[int, int] = {}
+        self.own_steps = False
+        self.raised = False
+        self.ended = threading.Event()
+        self.watcher: threading.Thread | None = None
+
+    def install(self) -> None:
+        c10d = self.c10d
+        attach = c10d._maybe_attach_flight_recorder
+
+        @functools.wraps(attach)
+        def attach_both(pg: Any, backend_config: Any, global_ranks: list[int]) -> Any:
+            # PyTorch calls this once for every group that it made or split, before its first operation.
+            done = attach(pg, backend_config, global_ranks)
+            _quietly(self.attach, pg, global_ranks)
+            return done
+
+        c10d._maybe_attach_flight_recorder = attach_both
+        for pg, ranks in list(c10d._world.pg_group_ranks.items()):
+            if isinstance(pg, c10d.ProcessGroup):
+                _quietly(self.attach, pg, sorted(ranks, key=ranks.get))
+
+    def attach(self, pg: Any, global_ranks: list[int]) -> None:
+        """Attaches to one group of this process."""
+        ring = self.open(pg)
+        key = (pg.group_name, tuple(global_ranks))
+        hooks = self.hooks.get(key)
+        if hooks is None:
+            # A group that is made again under its name goes on counting: all members see the same.
+            hooks = self.hooks[key] = ring.group(
+                pg.group_name,
+                pg.group_desc,
+                list(global_ranks),
+                backend=_backend_of(pg),
+                timeout_ms=_timeout_of(pg),
+            )
+        pg.register_pre_hook(_HOOK_ID, hooks.before)
+        pg.register_post_hook(_HOOK_ID, hooks.after)
+
+    def open(self, pg: Any) -> Ring:
+        """The ring of this rank, made with its first group, which has all ranks of the world."""
+        if self.ring is not None:
+            return self.ring
+        from ._native import Ring
+
+        self.ring = Ring(
+            _job(),
+            pg.rank(),
+            pg.size(),
+            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+            directory=os.environ.get("RCOMM_RING_DIR") or None,
+            entries=int(os.environ.get("RCOMM_RING_ENTRIES") or 0) or None,
+            own_code=_library_folders(),
+        )
+        if self.ring.path is None:
+            _log.warning("rcomm records into this process's own memory, which no other can read")
+        self.watch_works()
+        for install in (self.watch_loader, self.watch_optimizers, self.watch_end):
+            _quietly(install)
+        return self.ring
+
+    def watch_works(self) -> None:
+        """Sees operations end: when a wait for them returns, and by a look from time to time."""
+        ring, work = self.ring, self.c10d.Work
+        wait = work.wait
+
+        @functools.wraps(wait)
+        def wait_and_see(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                done = wait(self, *args, **kwargs)
+            except BaseException:
+                ring.waited(self, False)
+                raise
+            ring.waited(self, True)
+            return done
+
+        work.wait = wait_and_see
+
+        def look() -> None:
+            while not self.ended.wait(1 / _LOOKS_A_SECOND):
+                if ring.under_way():
+                    ring.sweep()
+
+        self.watcher = threading.Thread(target=look, name="rcomm-watcher", daemon=True)
+        self.watcher.start()
+
+    def watch_loader(self) -> None:
+        from torch.utils.data.dataloader import _BaseDataLoaderIter as loader
+
+        next_batch = loader.__next__
+
+        @functools.wraps(next_batch)
+        def next_in_phase(this: Any) -> Any:
+            before = self.name_phase(_IN_LOADER)
+            try:
+                return next_batch(this)
+            finally:
+                self.name_phase(before)
+
+        loader.__next__ = next_in_phase
+
+    def watch_optimizers(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not self.own_steps and self.ring is not None:
+                # Of several optimizers the one with the most steps counts.
+                steps = self.steps.get(id(optimizer), 0) + 1
+                self.steps[id(optimizer)] = steps
+                if steps >= max(self.steps.values()):
+                    self.ring.step(steps)
+
+        register_optimizer_step_post_hook(count)
+
+    def watch_end(self) -> None:
+        hook = sys.excepthook
+
+        def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            _quietly(self.note_exception, kind, error)
+            hook(kind, error, trace)
+
+        sys.excepthook = raised
+        atexit.register(lambda: _quietly(self.end))
+
+    def note_exception(self, kind: type[BaseException], error: BaseException) -> None:
+        self.raised = True
+        lines = str(error).strip().splitlines()
+        self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
+
+    def end(self) -> None:
+        """At the interpreter's end: a rank that left its groups in order leaves no ring."""
+        self.ended.set()
+        if self.watcher is not None:
+            self.watcher.join(timeout=0.5)
+        ring = self.ring
+        if ring is None:
+            return
+        ring.sweep()
+        if self.raised:
+            return
+        if ring.under_way() == 0 and not self.c10d.is_initialized():
+            ring.close()
+        else:
+            ring.phase("ended without destroy_process_group()")
+
+    def name_phase(self, name: str) -> str:
+        """Names a phase, and gives the one before."""
+        before, self.phase = self.phase, name
+        if self.ring is not None:
+            self.ring.phase(name)
+        return before
+
+    def name_step(self, number: int) -> None:
+        self.own_steps = True
+        if self.ring is not None:
+            self.ring.step(number)
+
+
+def _quietly(act: Callable[..., object], *args: object) -> None:
+    """Does a part of the recording; an error in it is logged and goes no further."""
+    try:
+        act(*args)
+    except Exception as error:
+        _log.warning("rcomm: %s: %s", getattr(act, "__name__", act), error)
+
+
+def _job() -> str:
+    env = os.environ
+    torchrun = env.get("TORCHELASTIC_RUN_ID")
+    slurm = ".".join(env[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if env.get(key))
+    meeting = "-".join(env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if env.get(key))
+    # "none" is what torchrun says when it was given no id.
+    named = env.get("RCOMM_JOB") or (torchrun if torchrun != "none" else None)
+    return named or slurm or meeting or "torch"
+
+
+def _library_folders() -> list[str]:
+    """Where code lies that is not the program's: PyTorch, this package, and what they call through."""
+    import torch
+
+    of_torch = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    standard = sysconfig.get_paths()["stdlib"]
+    between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py")]
+    return [of_torch, own, *between]
+
+
+def _backend_of(pg: Any) -> str:
+    """The backend's name; of several, that of the device which PyTorch names first."""
+    try:
+        return str(pg._get_backend(pg._device_types[0]).name())
+    except Exception:
+        return ""
+
+
+def _timeout_of(pg: Any) -> int:
+    """How long the group's operations may take, in ms; 0 = not known."""
+    try:
+        timeout = pg._get_backend(pg._device_types[0]).options._timeout
+        return max(0, round(timeout.total_seconds() * 1000))
+    except Exception:
+        return 0

@@ -1,0 +1,113 @@
+//! Which line of the program called: the innermost Python frame that is not a library's on the way.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm_recorder::record::{CallSiteId, FlightRecorder};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// The most frames that are looked at.
+const DEPTH: usize = 64;
+/// The most code objects that are remembered; those beyond are looked up each time.
+const MOST_CODE: usize = 4_096;
+
+/// What is known of a code object.
+#[derive(Clone, Copy, PartialEq)]
+enum Code {
+    /// Of PyTorch, of this package, or of the standard library between the two.
+    Library,
+    Program,
+}
+
+/// The call sites met so far.
+pub(crate) struct CallSites {
+    /// Folders and files whose code is not the program's.
+    own_code: Vec<String>,
+    /// By the address of the code object, which is kept so that no other takes it.
+    code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
+    /// By the address of the code object, and the line.
+    sites: Mutex<HashMap<(usize, u32), CallSiteId>>,
+}
+
+impl CallSites {
+    pub(crate) fn new(own_code: Vec<String>) -> Self {
+        Self {
+            own_code,
+            code: Mutex::default(),
+            sites: Mutex::default(),
+        }
+    }
+
+    /// The line that called, by the calling thread's frames; `None` outside of any Python code of the program.
+    pub(crate) fn of_caller(&self, py: Python<'_>, ring: &FlightRecorder) -> Option<CallSiteId> {
+        let mut frame = innermost(py)?;
+        for _ in 0..DEPTH {
+            let code = frame.getattr(intern!(py, "f_code")).ok()?;
+            let (kind, kept) = self.classify(&code)?;
+            if kind == Code::Program {
+                let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
+                let line = line.extract::<u32>().unwrap_or(0);
+                return self.site(ring, &code, line, kept);
+            }
+            frame = frame.getattr(intern!(py, "f_back")).ok()?;
+            if frame.is_none() {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// What a code object is, and whether it is remembered.
+    fn classify(&self, code: &Bound<'_, PyAny>) -> Option<(Code, bool)> {
+        let address = code.as_ptr().addr();
+        if let Some((kind, _)) = self.code.lock().ok()?.get(&address) {
+            return Some((*kind, true));
+        }
+        let file = code.getattr(intern!(code.py(), "co_filename")).ok()?;
+        let file = file.extract::<String>().ok()?;
+        let library =
+            file.starts_with("<frozen") || self.own_code.iter().any(|own| file.starts_with(own));
+        let kind = if library {
+            Code::Library
+        } else {
+            Code::Program
+        };
+        let mut known = self.code.lock().ok()?;
+        let room = known.len() < MOST_CODE;
+        if room {
+            known.insert(address, (kind, code.clone().unbind()));
+        }
+        Some((kind, room))
+    }
+
+    fn site(
+        &self,
+        ring: &FlightRecorder,
+        code: &Bound<'_, PyAny>,
+        line: u32,
+        kept: bool,
+    ) -> Option<CallSiteId> {
+        let key = (code.as_ptr().addr(), line);
+        if kept && let Some(site) = self.sites.lock().ok()?.get(&key) {
+            return Some(*site);
+        }
+        let py = code.py();
+        let text = |name| code.getattr(name).ok()?.extract::<String>().ok();
+        let file = text(intern!(py, "co_filename"))?;
+        let function = text(intern!(py, "co_name")).unwrap_or_default();
+        let site = ring.intern_call_site(&file, &function, line);
+        if kept {
+            self.sites.lock().ok()?.insert(key, site);
+        }
+        Some(site)
+    }
+}
+
+/// The frame that the calling thread runs.
+fn innermost(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+    // SAFETY: the interpreter is held; the frame is borrowed, and is not NULL where it is kept.
+    unsafe {
+        let frame = pyo3::ffi::PyEval_GetFrame();
+        Bound::from_borrowed_ptr_or_opt(py, frame.cast())
+    }
+}

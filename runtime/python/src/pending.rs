@@ -1,0 +1,169 @@
+//! Operations under way, until they are seen to end.
+//!
+//! Each keeps its `Work`. It is looked at by the hooks of later operations, by a wait that returns, and by a
+//! thread a few times a second. No call to Python is made under the lock: such a call may give the
+//! interpreter to a thread that wants the lock.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm_recorder::record::Ticket;
+use rcomm_recorder_capi::ForkGuarded;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The most operations that are watched; of those beyond, the oldest is not watched any more.
+const MOST: usize = 8_192;
+
+/// An operation under way.
+pub(crate) struct Watched {
+    pub(crate) ticket: Ticket,
+    pub(crate) work: Py<PyAny>,
+    /// Its tensors are in the host's memory, so that it has ended when a wait for it returns.
+    pub(crate) on_host: bool,
+    /// Its Work may have a future, which knows of errors.
+    pub(crate) future: bool,
+}
+
+/// How an operation ended.
+enum End {
+    Well,
+    Badly,
+}
+
+/// All operations under way.
+#[derive(Default)]
+pub(crate) struct Pending {
+    watched: Mutex<VecDeque<Watched>>,
+    count: AtomicUsize,
+}
+
+impl Pending {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn push(&self, ring: &ForkGuarded, watched: Watched) {
+        let dropped = {
+            let mut all = self.lock();
+            all.push_back(watched);
+            let dropped = (all.len() > MOST).then(|| all.pop_front()).flatten();
+            self.count.store(all.len(), Ordering::Relaxed);
+            dropped
+        };
+        if let (Some(dropped), Some(ring)) = (dropped, ring.get()) {
+            ring.retired(dropped.ticket);
+        }
+    }
+
+    /// Looks at the oldest `most` operations, and records those that ended.
+    pub(crate) fn sweep(&self, py: Python<'_>, ring: &ForkGuarded, most: usize) {
+        if self.len() == 0 || ring.get().is_none() {
+            return;
+        }
+        let look: Vec<(Ticket, Py<PyAny>, bool)> = {
+            let all = self.lock();
+            let first = all.iter().take(most);
+            first
+                .map(|one| (one.ticket, one.work.clone_ref(py), one.future))
+                .collect()
+        };
+        for (ticket, work, future) in look {
+            let work = work.bind(py);
+            let ended = work
+                .call_method0(intern!(py, "is_completed"))
+                .and_then(|ended| ended.is_truthy());
+            match ended {
+                Ok(false) => {}
+                Ok(true) if future && future_failed(work) => {
+                    self.end(ring, ticket, &End::Badly);
+                }
+                Ok(true) => self.end(ring, ticket, &End::Well),
+                // A Work that cannot be asked says nothing.
+                Err(_) => self.forget(ring, ticket),
+            }
+        }
+    }
+
+    /// A wait for this Work returned (`well`), or raised.
+    pub(crate) fn waited(
+        &self,
+        py: Python<'_>,
+        ring: &ForkGuarded,
+        work: &Bound<'_, PyAny>,
+        well: bool,
+    ) {
+        let found = {
+            let all = self.lock();
+            let mut newest_first = all.iter().rev();
+            newest_first
+                .find(|one| one.work.is(work))
+                .map(|one| (one.ticket, one.on_host))
+        };
+        let Some((ticket, on_host)) = found else {
+            return;
+        };
+        let ended = |work: &Bound<'_, PyAny>| {
+            let asked = work.call_method0(intern!(py, "is_completed"));
+            asked.and_then(|ended| ended.is_truthy()).unwrap_or(false)
+        };
+        match well {
+            // On a device a wait returns when the stream will wait.
+            true if on_host || ended(work) => self.end(ring, ticket, &End::Well),
+            true => {}
+            false => self.end(ring, ticket, &End::Badly),
+        }
+    }
+
+    fn take(&self, ticket: Ticket) -> bool {
+        let taken = {
+            let mut all = self.lock();
+            let at = all.iter().position(|one| one.ticket == ticket);
+            let taken = at.and_then(|at| all.remove(at));
+            self.count.store(all.len(), Ordering::Relaxed);
+            taken
+        };
+        // Dropped here, outside of the lock: the Work may be the last owner of tensors.
+        taken.is_some()
+    }
+
+    fn end(&self, ring: &ForkGuarded, ticket: Ticket, how: &End) {
+        if !self.take(ticket) {
+            return;
+        }
+        if let Some(ring) = ring.get() {
+            match how {
+                End::Well => ring.completed_and_retired_at(ticket, ring.now(), None),
+                End::Badly => {
+                    ring.failed(ticket);
+                    ring.retired(ticket);
+                }
+            }
+        }
+    }
+
+    fn forget(&self, ring: &ForkGuarded, ticket: Ticket) {
+        if self.take(ticket)
+            && let Some(ring) = ring.get()
+        {
+            ring.retired(ticket);
+        }
+    }
+}
+
+/// Whether the future of a Work that has ended holds an error. Asking neither waits nor synchronises a stream.
+fn future_failed(work: &Bound<'_, PyAny>) -> bool {
+    let py = work.py();
+    let Ok(future) = work.call_method0(intern!(py, "get_future")) else {
+        // Some have none: gloo's sends, receives and reduce_scatter.
+        return false;
+    };
+    let done = future
+        .call_method0(intern!(py, "done"))
+        .and_then(|done| done.is_truthy());
+    matches!(done, Ok(true)) && future.call_method0(intern!(py, "value")).is_err()
+}

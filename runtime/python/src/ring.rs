@@ -1,0 +1,156 @@
+//! The recorder as a Python object.
+
+use crate::frames::CallSites;
+use crate::hooks::GroupHooks;
+use crate::pending::Pending;
+use crate::tensors::Types;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use rcomm_recorder::model::ProcessGroupInfo;
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+use rcomm_recorder_capi::ForkGuarded;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// What the hooks of all groups share.
+pub(crate) struct Shared {
+    pub(crate) ring: ForkGuarded,
+    pub(crate) pending: Pending,
+    pub(crate) sites: CallSites,
+    pub(crate) types: Types,
+    groups: AtomicU32,
+}
+
+/// A ring that this process writes.
+#[pyclass(module = "rcomm._native", frozen)]
+pub(crate) struct Ring(pub(crate) Arc<Shared>);
+
+#[pymethods]
+impl Ring {
+    /// Opens the ring of a rank. `own_code` are folders whose Python code is not the program's: calls are
+    /// attributed to the innermost frame outside of them. Raises OSError if the ring cannot be made.
+    #[new]
+    #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, own_code=Vec::new()))]
+    fn new(
+        job: String,
+        rank: u32,
+        world_size: u32,
+        attempt: u32,
+        directory: Option<PathBuf>,
+        entries: Option<u32>,
+        own_code: Vec<String>,
+    ) -> PyResult<Self> {
+        let mut config = RecorderConfig::new(job, rank, world_size);
+        config.attempt = attempt;
+        if let Some(directory) = directory {
+            config.placement = Placement::Dir(directory);
+        }
+        if let Some(entries) = entries {
+            config.entries = entries;
+        }
+        let made = FlightRecorder::create(&config);
+        let made = made.map_err(|error| PyOSError::new_err(error.to_string()))?;
+        let ring = ForkGuarded::new(made).map_err(|_| {
+            PyOSError::new_err("recording needs Linux 4.14 or later (MADV_WIPEONFORK)")
+        })?;
+        let shared = Arc::new(Shared {
+            ring,
+            pending: Pending::default(),
+            sites: CallSites::new(own_code),
+            types: Types::default(),
+            groups: AtomicU32::new(0),
+        });
+        beat(&shared);
+        Ok(Self(shared))
+    }
+
+    /// The ring's file; None if the ring is in this process's own memory, or belongs to its parent.
+    #[getter]
+    fn path(&self) -> Option<PathBuf> {
+        let path = self.0.ring.get()?.storage().path()?;
+        Some(path.to_owned())
+    }
+
+    /// Adds a group, its members as global ranks in order of group rank. The hooks for it are to be
+    /// registered with PyTorch.
+    #[pyo3(signature = (name, description, ranks, *, backend, timeout_ms=0))]
+    fn group(
+        &self,
+        name: String,
+        description: String,
+        ranks: Vec<u32>,
+        backend: String,
+        timeout_ms: u64,
+    ) -> GroupHooks {
+        let info = ProcessGroupInfo {
+            id: self.0.groups.fetch_add(1, Ordering::Relaxed),
+            name,
+            desc: description,
+            ranks: ranks.into(),
+        };
+        let timeout = Duration::from_millis(timeout_ms);
+        let row = self.0.ring.get().map(|ring| ring.add_group(&info, timeout));
+        GroupHooks::new(self.0.clone(), row, backend, timeout)
+    }
+
+    /// Looks at operations under way, and records those that ended.
+    fn sweep(&self, py: Python<'_>) {
+        self.0.pending.sweep(py, &self.0.ring, usize::MAX);
+    }
+
+    /// How many operations are under way as far as is known.
+    fn under_way(&self) -> usize {
+        self.0.pending.len()
+    }
+
+    /// Says that a wait for this Work returned, or raised.
+    fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
+        self.0.pending.waited(py, &self.0.ring, work, well);
+    }
+
+    /// Names what the program does from now on; the empty text ends a phase.
+    fn phase(&self, name: &str) {
+        if let Some(ring) = self.0.ring.get() {
+            ring.phase(name);
+        }
+    }
+
+    /// Says which step the program is in.
+    fn step(&self, step: i64) {
+        if let Some(ring) = self.0.ring.get() {
+            ring.step(step);
+        }
+    }
+
+    /// Removes the ring's file: the rank ended in order. Recording on does no harm, and is seen by no reader.
+    fn close(&self) -> PyResult<()> {
+        match self.0.ring.get() {
+            Some(ring) => ring
+                .close()
+                .map_err(|error| PyOSError::new_err(error.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Writes the heartbeat once a second, from a thread that never asks for the interpreter: it stops only if
+/// the whole process does. Without the thread the ring has no heartbeat, and all else.
+fn beat(shared: &Arc<Shared>) {
+    let ring: Weak<Shared> = Arc::downgrade(shared);
+    let run = move || {
+        while let Some(shared) = ring.upgrade() {
+            if let Some(ring) = shared.ring.get() {
+                ring.heartbeat();
+            }
+            // The last owner may go while this thread sleeps.
+            drop(shared);
+            std::thread::sleep(HEARTBEAT);
+        }
+    };
+    let thread = std::thread::Builder::new().name("rcomm-heartbeat".to_owned());
+    drop(thread.spawn(run));
+}

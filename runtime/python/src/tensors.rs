@@ -1,0 +1,101 @@
+//! Shapes and types of PyTorch's tensors, read by their attributes: nothing of PyTorch is linked.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm_recorder::model::DType;
+use rcomm_recorder::record::Tensor;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// The element types met so far. PyTorch's types are single objects that live as long as the process.
+#[derive(Default)]
+pub(crate) struct Types(Mutex<HashMap<usize, DType>>);
+
+/// PyTorch's names, for those that we know.
+const NAMES: &[(&str, DType)] = &[
+    ("torch.float32", DType::F32),
+    ("torch.float64", DType::F64),
+    ("torch.float16", DType::F16),
+    ("torch.bfloat16", DType::Bf16),
+    ("torch.int8", DType::I8),
+    ("torch.uint8", DType::U8),
+    ("torch.int16", DType::I16),
+    ("torch.int32", DType::I32),
+    ("torch.int64", DType::I64),
+    ("torch.uint16", DType::U16),
+    ("torch.uint32", DType::U32),
+    ("torch.uint64", DType::U64),
+    ("torch.bool", DType::Bool),
+    ("torch.complex64", DType::Complex64),
+    ("torch.complex128", DType::Complex128),
+    ("torch.float8_e4m3fn", DType::F8E4M3),
+    ("torch.float8_e5m2", DType::F8E5M2),
+];
+
+impl Types {
+    fn of(&self, dtype: &Bound<'_, PyAny>) -> DType {
+        let address = dtype.as_ptr().addr();
+        let known = |types: &Self| types.0.lock().ok()?.get(&address).copied();
+        known(self).unwrap_or_else(|| {
+            let name = dtype.str().map(|name| name.to_string()).unwrap_or_default();
+            let found = NAMES.iter().find(|(known, _)| *known == name);
+            let dtype = found.map_or(DType::Other, |&(_, dtype)| dtype);
+            if let Ok(mut types) = self.0.lock() {
+                types.insert(address, dtype);
+            }
+            dtype
+        })
+    }
+}
+
+/// The most tensors of one side that are looked at: DDP and FSDP pass one.
+const MOST: usize = 1_024;
+
+/// The tensors of one side of an operation.
+#[derive(Default)]
+pub(crate) struct Side {
+    types: Vec<DType>,
+    /// How many extents each has.
+    dimensions: Vec<usize>,
+    extents: Vec<u64>,
+    /// Whether the first is in the host's memory.
+    pub(crate) on_host: bool,
+}
+
+impl Side {
+    /// Reads a list of tensors, as far as it can be read.
+    pub(crate) fn read(list: &Bound<'_, PyAny>, types: &Types) -> PyResult<Self> {
+        let py = list.py();
+        let mut side = Self::default();
+        let list = list.cast::<pyo3::types::PyList>()?;
+        for tensor in list.iter().take(MOST) {
+            if side.types.is_empty() {
+                side.on_host = tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?;
+            }
+            let shape = tensor.getattr(intern!(py, "shape"))?;
+            let before = side.extents.len();
+            for extent in shape.cast::<pyo3::types::PyTuple>()?.iter() {
+                side.extents.push(extent.extract()?);
+            }
+            side.dimensions.push(side.extents.len() - before);
+            side.types
+                .push(types.of(&tensor.getattr(intern!(py, "dtype"))?));
+        }
+        Ok(side)
+    }
+
+    /// As the recorder takes them.
+    pub(crate) fn tensors(&self) -> Vec<Tensor<'_>> {
+        let mut rest = &self.extents[..];
+        let tensor = |(&dtype, &dimensions): (&DType, &usize)| {
+            let (shape, others) = rest.split_at(dimensions);
+            rest = others;
+            Tensor { dtype, shape }
+        };
+        self.types
+            .iter()
+            .zip(&self.dimensions)
+            .map(tensor)
+            .collect()
+    }
+}

@@ -1,0 +1,125 @@
+"""Jobs of real ranks for the tests: forked processes, so that torch is imported once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+PATIENCE = 120
+
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Job:
+    """Ranks that run `body(rank)`, each in a process of its own."""
+
+    def __init__(self, rings: Path, size: int, body: Callable[[int], None]) -> None:
+        self.rings = rings / "job"
+        self.root = rings
+        self.pids: list[int] = []
+        port = _free_port()
+        sys.stdout.flush()
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                self._be(rank, size, port, body)
+            self.pids.append(pid)
+
+    def _be(self, rank: int, size: int, port: int, body: Callable[[int], None]) -> None:
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RCOMM_JOB="job",
+            RCOMM_RING_DIR=str(self.root),
+        )
+        code = 1
+        try:
+            import torch.distributed as dist
+
+            import rcomm.torch
+
+            rcomm.torch.record()
+            dist.init_process_group("gloo")
+            body(rank)
+            code = 0
+        except BaseException as error:
+            traceback.print_exc()
+            # What the interpreter does with an exception that is not caught.
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            import rcomm.torch
+
+            if rcomm.torch._recorder is not None:
+                rcomm.torch._recorder.end()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self) -> list[int]:
+        """The exit codes of all ranks; minus the signal's number for one that was killed."""
+        deadline = time.monotonic() + PATIENCE
+        codes = []
+        for pid in self.pids:
+            while True:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes.append(os.waitstatus_to_exitcode(status))
+                    break
+                assert time.monotonic() < deadline, f"process {pid} still runs"
+                time.sleep(0.02)
+        self.pids = []
+        return codes
+
+    def end(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.pids = []
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[[int, Callable[[int], None]], Job]]:
+    jobs: list[Job] = []
+
+    def start(size: int, body: Callable[[int], None]) -> Job:
+        jobs.append(Job(tmp_path, size, body))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.end()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], object]:
+    """Waits for a condition, and gives what it gave."""
+
+    def wait(condition: Callable[[], object]) -> object:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            met = condition()
+            if met:
+                return met
+            assert time.monotonic() < deadline, f"{condition} did not come true"
+            time.sleep(0.05)
+
+    return wait

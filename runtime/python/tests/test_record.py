@@ -1,0 +1,270 @@
+"""What real ranks record, read back by the programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rcomm
+from rcomm import _programs
+
+WAITS = 10**6
+
+
+def entries(job, tmp_path: Path) -> dict[int, dict]:
+    """Each rank's record as a dump."""
+    dumps = tmp_path / f"dumps-{time.monotonic_ns()}"
+    rings = sorted(map(str, job.rings.glob("*.ring")))
+    fr = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(dumps), *rings]
+    subprocess.run(fr, check=True, capture_output=True)
+    read = [json.loads(path.read_text()) for path in dumps.rglob("*.json")]
+    return {one["rank"]: one for one in read}
+
+
+def test_every_kind_of_operation_is_recorded_with_what_it_was_over(job, tmp_path):
+    def body(rank):
+        x = torch.zeros(4, 8)
+        dist.all_reduce(x)
+        line = sys._getframe().f_lineno - 1
+        pair = dist.new_group([1, 0], group_desc="a pair")
+        dist.broadcast(x.to(torch.float64), 1, group=pair)
+        out = torch.zeros(8, dtype=torch.int64)
+        dist.all_gather_into_tensor(out, torch.zeros(4, dtype=torch.int64))
+        if rank == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(x, 0)
+        dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
+        dist.barrier()
+        (tmp_path / f"line-{rank}").write_text(str(line))
+        os._exit(0)  # so that the rings stay
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    of = entries(started, tmp_path)
+    assert sorted(of) == [0, 1]
+    for rank, dump in of.items():
+        all_ops = {one["profiling_name"].split()[0]: one for one in dump["entries"]}
+        assert {one["state"] for one in dump["entries"]} == {"completed"}, all_ops
+        first = all_ops["gloo:all_reduce"]
+        assert first["input_sizes"] == [[4, 8]] and first["input_dtypes"] == ["Float"]
+        assert first["collective_seq_id"] == 1 and not first["is_p2p"]
+        frame = dump["frames"][dump["stacks"][first["stack"]][0]]
+        line = int((tmp_path / f"line-{rank}").read_text())
+        assert (frame["filename"], frame["line"], frame["name"]) == (__file__, line, "body")
+        cast = all_ops["gloo:broadcast"]
+        assert cast["root"] == 1 and cast["input_dtypes"] == ["Double"]
+        assert cast["process_group"][1] == "a pair"
+        assert dump["pg_config"][cast["process_group"][0]]["ranks"] == "[1, 0]"
+        gathered = all_ops["gloo:_all_gather_base"]
+        assert gathered["output_sizes"] == [[8]] and gathered["input_dtypes"] == ["Long"]
+        message = all_ops["gloo:send" if rank == 0 else "gloo:recv"]
+        assert message["is_p2p"] and message["p2p_seq_id"] == 1
+        assert message["profiling_name"].split()[1] in ("0->1", "1<-0")
+        assert "gloo:barrier" in all_ops
+        assert dump["status"]["heartbeat_ns"] > 0
+
+
+def test_rank_that_never_comes_is_named_while_the_job_hangs(job, until):
+    def body(rank):
+        for _ in range(3):
+            dist.all_reduce(torch.zeros(4))
+        if rank == 1:
+            with rcomm.torch.phase("looks at a picture"):
+                time.sleep(WAITS)
+        dist.all_reduce(torch.zeros(4))
+
+    started = job(3, body)
+
+    def named():
+        if len(list(started.rings.glob("*.ring"))) < 3:
+            return None
+        report = rcomm.analyze(started.rings, overdue=0.5)
+        return report if report.verdict == "stuck" else None
+
+    report = until(named)
+    assert report.culprit.culprit_ranks == (1,)
+    assert report.exit_code == 1 and not report.healthy
+    assert "rank 1 never issued all_reduce #4" in str(report)
+    assert "looks at a picture" in report.culprit.sentence
+    assert report.html().startswith("<!") and report._repr_html_()
+
+
+def test_killed_rank_is_named_after_its_death(job, until):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.zeros(4))
+
+    started = job(3, body)
+    assert started.wait()[2] == -signal.SIGKILL
+    report = rcomm.analyze(started.rings)
+    assert report.culprit.culprit_ranks == (2,), str(report)
+
+
+def test_exception_on_the_way_out_is_in_the_record(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 1:
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.zeros(4))
+
+    started = job(2, body)
+    assert started.wait() == [1, 1]
+    of = entries(started, tmp_path)
+    assert of[1]["status"]["phase"] == "raised ValueError: bad batch"
+    assert of[0]["status"]["phase"].startswith("raised RuntimeError: ")
+    # What was under way when the peer went ended with an error.
+    assert of[0]["entries"][-1]["failed"] is True
+
+
+def test_ranks_that_end_in_order_leave_no_ring_and_count_their_steps(job, tmp_path, until):
+    go = tmp_path / "go"
+
+    def body(rank):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.utils.data.DataLoader([torch.ones(4)] * 6, batch_size=2)
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        until(go.exists)
+        dist.destroy_process_group()
+
+    started = job(2, body)
+
+    def stepped():
+        rings = list(started.rings.glob("*.ring"))
+        if len(rings) < 2:
+            return False
+        return all(one["status"]["step"] == 3 for one in entries(started, tmp_path).values())
+
+    until(stepped)
+    go.write_text("")
+    assert started.wait() == [0, 0]
+    assert not list(started.rings.glob("*.ring"))
+
+
+def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
+    class Stalls(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 4:
+                time.sleep(WAITS)
+            return torch.ones(1)
+
+    def body(rank):
+        dist.barrier()
+        for _ in torch.utils.data.DataLoader(Stalls(), batch_size=2):
+            pass
+
+    started = job(1, body)
+
+    def phases():
+        if not list(started.rings.glob("*.ring")):
+            return None
+        return [one["status"]["phase"] for one in entries(started, tmp_path).values()]
+
+    until(lambda: phases() == ["in next() of the data loader"])
+
+
+def test_refused_operation_is_failed_and_the_next_one_counts_on(job, tmp_path):
+    def body(rank):
+        with pytest.raises(Exception, match="."):
+            dist.all_gather([torch.zeros(4)], torch.zeros(4))  # too few outputs for two ranks
+        dist.all_reduce(torch.zeros(4))
+        os._exit(0)
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    for dump in entries(started, tmp_path).values():
+        last = dump["entries"][-1]
+        assert last["profiling_name"] == "gloo:all_reduce" and last["state"] == "completed"
+        assert all(one.get("failed") for one in dump["entries"][:-1])
+
+
+def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        pid = os.fork()
+        if pid == 0:
+            rcomm.torch.step(99)
+            with rcomm.torch.phase("in the child"):
+                pass
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+        dist.all_reduce(torch.zeros(4))
+        os._exit(0)
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    for dump in entries(started, tmp_path).values():
+        assert dump["status"]["step"] == -1 and dump["status"]["phase"] == ""
+        assert len(dump["entries"]) == 2
+
+
+def test_entry_point_does_nothing_unless_asked_and_is_fast():
+    look = (
+        "import time, sys; from rcomm import _autoload; begun = time.perf_counter();"
+        "_autoload.torch_backend(); print(time.perf_counter() - begun);"
+        "assert 'torch' not in sys.modules and 'rcomm.torch' not in sys.modules"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "RCOMM_RECORD"}
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 0.001
+
+
+def test_errors_of_the_analysis_are_sentences(tmp_path):
+    with pytest.raises(ValueError, match="either paths, or job="):
+        rcomm.analyze()
+    with pytest.raises(rcomm._analysis.AnalysisError, match="."):
+        rcomm.analyze(tmp_path / "missing")
+    assert "never" in rcomm.explain("E101")
+
+
+def test_fixture_fails_a_test_whose_ranks_died(pytester):
+    pytester.makepyfile(
+        ranks="""
+        import os, sys, torch, torch.distributed as dist
+
+        rank, store, dies = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "dies"
+        dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2))
+        dist.all_reduce(torch.zeros(2))
+        if dies and rank == 1:
+            os.kill(os.getpid(), 9)
+        dist.all_reduce(torch.zeros(2))
+        dist.destroy_process_group()
+        """,
+        test_ranks="""
+        import subprocess, sys
+        import pytest
+
+        @pytest.mark.parametrize("end", ["well", "dies"])
+        def test_ranks(rcomm_healthy, tmp_path, end):
+            ranks = [
+                subprocess.Popen([sys.executable, "ranks.py", str(rank), tmp_path / "store", end])
+                for rank in range(2)
+            ]
+            codes = [rank.wait() for rank in ranks]
+            assert codes == [0, 0] or end == "dies"
+            assert any(rcomm_healthy.glob("*/*.ring")) == (end == "dies")
+        """,
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*the process of rank 1 is gone*"])

@@ -11,6 +11,9 @@
 //! A handle that is used after its end stops the process, as does memory that was freed, and a call from within
 //! a callback. One-sided operations inside a group of calls are not there.
 //!
+//! It is as unkind as the library: calls on communicators that do not block launch on a thread, aborts wait for
+//! the device's kernels, what fails leaves its traces (`nccl::group`, `nccl::comm`, `nccl::lifecycle`).
+//!
 //! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
 
 #![allow(
@@ -21,6 +24,7 @@
 )]
 
 mod callback;
+mod calls;
 mod capture;
 mod cuda;
 mod handles;

@@ -6,10 +6,10 @@
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
 //! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
-//! | `call_error_after=1` | the second call of an operation, and all later ones, are refused; what stands before it in its group is launched |
+//! | `call_error_after=1` | the second call of an operation, and all later ones, are refused, and with them their group of calls |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
-//! | `connect_hangs=1` | connecting to peers for the first operation never comes to an end |
+//! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never comes to an end |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | the same, of puts alone |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
@@ -18,6 +18,7 @@
 //! | `no_symmetric=1` | communicators have no symmetric memory |
 //! | `no_one_sided=1` | communicators have no one-sided operations |
 //! | `no_reach=1` | no device reaches the memory of another rank |
+//! | `local_peers=1` | the ranks share a host: that one of them dies shows nowhere, and what waits for it hangs |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
 use std::sync::OnceLock;
@@ -58,6 +59,7 @@ pub(crate) enum Fate {
     Hangs,
     EndsCommunicator,
     IsNotLaunched,
+    NeverConnects,
 }
 
 /// Counts one operation of this process and says what becomes of it.
@@ -71,6 +73,8 @@ pub(crate) fn next_operation() -> Fate {
         Fate::EndsCommunicator
     } else if is_due("launch_error_after") {
         Fate::IsNotLaunched
+    } else if is_due("connect_hangs_after") {
+        Fate::NeverConnects
     } else {
         Fate::Runs
     }

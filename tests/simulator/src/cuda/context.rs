@@ -31,6 +31,7 @@ pub(crate) fn handle_of(device: c_int) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> c_int {
+    crate::calls::note();
     if trouble::order("no_device").is_some() {
         NO_DEVICE
     } else {
@@ -40,12 +41,14 @@ pub unsafe extern "C" fn cuInit(_flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(count, DEVICES) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
+    crate::calls::note();
     if !(0..DEVICES).contains(&ordinal) {
         return INVALID_DEVICE;
     }
@@ -55,6 +58,7 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_in
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
+    crate::calls::note();
     let mut bytes = *b"rcomm-simulator\0";
     bytes[15] = u8::try_from(device).unwrap_or(u8::MAX);
     // SAFETY: the caller's pointer.
@@ -66,18 +70,21 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
     context: *mut *mut c_void,
     device: c_int,
 ) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(context, handle_of(device + 1)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    crate::calls::note();
     callback::check();
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> c_int {
+    crate::calls::note();
     callback::check();
     let device = c_int::try_from(context.addr()).unwrap_or(0);
     CONTEXTS.with_borrow_mut(|contexts| contexts.push(device));
@@ -86,6 +93,7 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> c_int {
+    crate::calls::note();
     let Some(device) = CONTEXTS.with_borrow_mut(Vec::pop) else {
         return INVALID_CONTEXT;
     };
@@ -98,12 +106,14 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
     least: *mut c_int,
     greatest: *mut c_int,
 ) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointers.
     unsafe { first_bad(&[put(least, 0), put(greatest, -5)]) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
+    crate::calls::note();
     let device = c_int::try_from(context.addr()).unwrap_or(0);
     // Replaces the top of the stack, as the manual says; an empty stack gets one.
     CONTEXTS.with_borrow_mut(|contexts| {
@@ -117,12 +127,14 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(context, handle_of(current())) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
+    crate::calls::note();
     if current() == 0 {
         return INVALID_CONTEXT;
     }
@@ -137,6 +149,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
     _attribute: c_int,
     _device: c_int,
 ) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(value, 0) }
 }
@@ -147,6 +160,7 @@ pub unsafe extern "C" fn cuDeviceGetName(
     length: c_int,
     _device: c_int,
 ) -> c_int {
+    crate::calls::note();
     const NAME: &[u8] = b"rcomm simulator\0";
     if usize::try_from(length).unwrap_or(0) < NAME.len() {
         return super::INVALID_VALUE;
@@ -158,6 +172,7 @@ pub unsafe extern "C" fn cuDeviceGetName(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(version, 13_000) }
 }

@@ -18,6 +18,7 @@ pub(crate) fn event_of(handle: *mut c_void) -> Option<Arc<Event>> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
+    crate::calls::note();
     if current() == 0 {
         return INVALID_CONTEXT;
     }
@@ -30,6 +31,7 @@ pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> 
 /// Work that still refers to the event goes on, as the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     match EVENTS.remove(handle) {
         None => INVALID_HANDLE,
         Some(_) => SUCCESS,
@@ -38,6 +40,7 @@ pub unsafe extern "C" fn cuEventDestroy_v2(handle: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventRecord(handle: *mut c_void, stream: *mut c_void) -> c_int {
+    crate::calls::note();
     let Some(event) = event_of(handle) else {
         return INVALID_HANDLE;
     };
@@ -47,6 +50,7 @@ pub unsafe extern "C" fn cuEventRecord(handle: *mut c_void, stream: *mut c_void)
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     trouble::hang_in_query();
     let Some(event) = event_of(handle) else {
         return INVALID_HANDLE;
@@ -67,6 +71,7 @@ pub unsafe extern "C" fn cuEventQuery(handle: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     let Some(event) = event_of(handle) else {
         return INVALID_HANDLE;
     };
@@ -86,6 +91,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     from: *mut c_void,
     to: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     let (Some(from), Some(to)) = (event_of(from), event_of(to)) else {
         return INVALID_HANDLE;
     };

@@ -46,6 +46,7 @@ pub(crate) fn discard(handle: *mut c_void) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, mode: c_int) -> c_int {
+    crate::calls::note();
     // The default stream cannot be captured.
     if !handle.is_null() && Capture::begin(&stream_of(handle), mode) {
         SUCCESS
@@ -56,6 +57,7 @@ pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, mode: c_in
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(handle: *mut c_void, graph: *mut *mut c_void) -> c_int {
+    crate::calls::note();
     match Capture::end(&stream_of(handle)) {
         Err(status) => {
             // SAFETY: the caller's pointer.
@@ -78,6 +80,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     graph: *mut c_void,
     _flags: u64,
 ) -> c_int {
+    crate::calls::note();
     let Some(graph) = GRAPHS.get(graph) else {
         return INVALID_VALUE;
     };
@@ -92,6 +95,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, handle: *mut c_void) -> c_int {
+    crate::calls::note();
     let Some(graph) = EXECUTABLES.get(executable) else {
         return INVALID_VALUE;
     };
@@ -108,6 +112,7 @@ pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, handle: *mut c_v
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecDestroy(executable: *mut c_void) -> c_int {
+    crate::calls::note();
     EXECUTABLES
         .remove(executable)
         .map_or(INVALID_VALUE, |_| SUCCESS)
@@ -115,6 +120,7 @@ pub unsafe extern "C" fn cuGraphExecDestroy(executable: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> c_int {
+    crate::calls::note();
     GRAPHS.remove(graph).map_or(INVALID_VALUE, |_| SUCCESS)
 }
 
@@ -126,6 +132,7 @@ pub unsafe extern "C" fn cuUserObjectCreate(
     references: c_uint,
     flags: c_uint,
 ) -> c_int {
+    crate::calls::note();
     // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC is the one flag, "currently required"; one reference is all that
     // this keeps count of.
     let (Some(destroy), 1, 1) = (destroy, references, flags) else {
@@ -138,6 +145,7 @@ pub unsafe extern "C" fn cuUserObjectCreate(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuUserObjectRelease(object: *mut c_void, count: c_uint) -> c_int {
+    crate::calls::note();
     if count != 1 {
         return INVALID_VALUE;
     }
@@ -151,6 +159,7 @@ pub unsafe extern "C" fn cuGraphRetainUserObject(
     count: c_uint,
     flags: c_uint,
 ) -> c_int {
+    crate::calls::note();
     const MOVE: c_uint = 1;
     let (Some(graph), 1) = (GRAPHS.get(graph), count) else {
         return INVALID_VALUE;

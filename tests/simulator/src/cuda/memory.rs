@@ -179,6 +179,7 @@ pub(crate) fn device_of(at: u64, size: u64) -> Option<c_int> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
+    crate::calls::note();
     if size == 0 {
         return INVALID_VALUE;
     }
@@ -196,6 +197,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
 /// implicit synchronization when the pointer was allocated with `cuMemAllocAsync`".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
+    crate::calls::note();
     if check_capture() != SUCCESS {
         return check_capture();
     }
@@ -243,6 +245,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     // "The function will return once the pageable buffer has been copied to the staging memory" ("API
     // synchronization behavior" in the driver's manual); all host memory is pageable here.
     // SAFETY: the caller's range, read before this returns.
@@ -262,6 +265,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     let (to, stream) = (to.expose_provenance(), stream_of(stream));
     stream.push(Arc::new(move || {
         check_reach(from as usize, size);
@@ -282,6 +286,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     stream_of(stream).push(Arc::new(move || {
         check(to as usize, size);
         // SAFETY: the caller vouches for the range until the work is done, as with the real driver.
@@ -298,6 +303,7 @@ pub unsafe extern "C" fn cuMemsetD32Async(
     count: usize,
     stream: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     if !to.is_multiple_of(4) {
         return INVALID_VALUE;
     }
@@ -319,6 +325,7 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     stream_of(stream).push(Arc::new(move || {
         check_reach(to as usize, size);
         check_reach(from as usize, size);
@@ -334,6 +341,7 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
     attribute: c_int,
     at: u64,
 ) -> c_int {
+    crate::calls::note();
     // Plain host memory is unknown to the driver: CUDA_ERROR_INVALID_VALUE.
     let Some(device) = device_of(at, 0) else {
         return INVALID_VALUE;
@@ -350,6 +358,7 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
 /// Of memory of the virtual memory functions alone, which is what `ncclMemAlloc` uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) -> c_int {
+    crate::calls::note();
     let at = at.addr() as u64;
     match file_of(at, 1) {
         // SAFETY: the caller's pointer.
@@ -361,6 +370,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
 /// References are not counted: what is allocated goes by `ncclMemFree`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(_handle: u64) -> c_int {
+    crate::calls::note();
     SUCCESS
 }
 

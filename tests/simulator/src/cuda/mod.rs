@@ -93,6 +93,7 @@ fn words(status: c_int) -> Option<(&'static CStr, &'static CStr)> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(status: c_int, out: *mut *const c_char) -> c_int {
+    crate::calls::note();
     let Some((name, _)) = words(status) else {
         return INVALID_VALUE;
     };
@@ -102,6 +103,7 @@ pub unsafe extern "C" fn cuGetErrorName(status: c_int, out: *mut *const c_char) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(status: c_int, out: *mut *const c_char) -> c_int {
+    crate::calls::note();
     let Some((_, text)) = words(status) else {
         return INVALID_VALUE;
     };

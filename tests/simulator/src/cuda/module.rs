@@ -26,6 +26,7 @@ static FUNCTIONS: Handles<Function> = Handles::new("function");
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> c_int {
+    crate::calls::note();
     if image.is_null() {
         return INVALID_VALUE;
     }
@@ -46,6 +47,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> c_int {
+    crate::calls::note();
     MODULES.remove(module).map_or(INVALID_VALUE, |_| SUCCESS)
 }
 
@@ -55,6 +57,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     module: *mut c_void,
     name: *const c_char,
 ) -> c_int {
+    crate::calls::note();
     let Some(module) = MODULES.get(module) else {
         return INVALID_VALUE;
     };
@@ -90,6 +93,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     let sides = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
     if sides.contains(&0) || parameters.is_null() {
         return INVALID_VALUE;

@@ -30,6 +30,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
     _flags: c_uint,
     priority: c_int,
 ) -> c_int {
+    crate::calls::note();
     if current() == 0 {
         return INVALID_CONTEXT;
     }
@@ -46,18 +47,21 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { cuStreamCreateWithPriority(out, flags, 0) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetPriority(handle: *mut c_void, priority: *mut c_int) -> c_int {
+    crate::calls::note();
     // SAFETY: the caller's pointer.
     unsafe { put(priority, stream_of(handle).priority) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     match STREAMS.remove(handle) {
         None => INVALID_HANDLE,
         Some(stream) => {
@@ -69,6 +73,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     let stream = stream_of(handle);
     if let Some(capture) = stream.capture() {
         capture.spoil();
@@ -84,6 +89,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
 /// All streams of the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
+    crate::calls::note();
     if current() == 0 {
         return INVALID_CONTEXT;
     }
@@ -105,6 +111,7 @@ pub(crate) fn synchronize(device: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_int) -> c_int {
+    crate::calls::note();
     let is_captured = stream_of(handle).capture().is_some();
     // SAFETY: the caller's pointer.
     unsafe { put(status, c_int::from(is_captured)) }
@@ -112,6 +119,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> c_int {
+    crate::calls::note();
     let stream = stream_of(handle);
     if let Some(capture) = stream.capture() {
         capture.spoil();
@@ -126,6 +134,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
     event: *mut c_void,
     _flags: c_uint,
 ) -> c_int {
+    crate::calls::note();
     match event_of(event) {
         None => INVALID_HANDLE,
         Some(event) => capture::wait(&stream_of(handle), &event),
@@ -134,6 +143,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(handle: *mut c_void, context: *mut *mut c_void) -> c_int {
+    crate::calls::note();
     // The default stream is that of whichever context is current.
     let device = if handle.is_null() {
         current()
@@ -153,6 +163,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     dependencies: *mut *const c_void,
     count: *mut usize,
 ) -> c_int {
+    crate::calls::note();
     let capture = stream_of(handle).capture();
     // SAFETY: the caller's pointers; all but the first may be null.
     unsafe {
@@ -167,6 +178,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    crate::calls::note();
     callback::check();
     // SAFETY: null or the caller's pointer to an int.
     let Some(mode) = (unsafe { mode.as_mut() }) else {
@@ -183,6 +195,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     function: Option<HostFunction>,
     data: *mut c_void,
 ) -> c_int {
+    crate::calls::note();
     let Some(function) = function else {
         return first_bad(&[super::INVALID_VALUE]);
     };
@@ -202,6 +215,7 @@ pub unsafe extern "C" fn cuStreamWaitValue32_v2(
     value: c_uint,
     flags: c_uint,
 ) -> c_int {
+    crate::calls::note();
     if flags != 0 || !at.is_multiple_of(4) {
         return super::INVALID_VALUE;
     }
@@ -222,6 +236,7 @@ pub unsafe extern "C" fn cuStreamWriteValue32_v2(
     value: c_uint,
     flags: c_uint,
 ) -> c_int {
+    crate::calls::note();
     if flags != 0 || !at.is_multiple_of(4) {
         return super::INVALID_VALUE;
     }

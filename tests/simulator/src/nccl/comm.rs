@@ -6,7 +6,7 @@ use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR, fail,
 };
-use crate::handles::Handles;
+use crate::handles::{Handles, refuse};
 use crate::hub;
 use crate::stream::lock;
 use crate::trouble;
@@ -54,6 +54,22 @@ impl Drop for Job {
     }
 }
 
+/// An operation that a graph holds.
+pub(super) struct Captured(Arc<Comm>);
+
+impl Captured {
+    pub(super) fn of(comm: &Arc<Comm>) -> Self {
+        comm.captured.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(comm))
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.0.captured.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 #[derive(Default)]
 struct Replies {
     arrived: HashMap<u64, Reply>,
@@ -72,13 +88,21 @@ pub(super) struct Comm {
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
     arrived: Condvar,
-    /// What `ncclCommGetAsyncError` says.
+    /// What the communicator's own calls have come to (`asyncResult`).
     pub(super) state: AtomicI32,
+    /// An error of the connections, which nothing takes back (`proxyState->asyncResult`).
+    network: AtomicI32,
+    /// Ranks, once they have joined.
+    pub(super) joined: AtomicI32,
+    /// Operations that graphs hold (`localPersistentRefs`).
+    captured: AtomicUsize,
     /// Nothing on the device goes on.
     pub(super) stopped: AtomicBool,
     /// Only management calls are taken.
     pub(super) revoked: AtomicBool,
     pub(super) aborted: AtomicBool,
+    /// `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
+    pub(super) finalizing: AtomicBool,
     /// Nothing is expected of the others any more.
     pub(super) finalized: AtomicBool,
     pub(super) collectives: AtomicU64,
@@ -112,9 +136,13 @@ impl Comm {
             replies: Mutex::default(),
             arrived: Condvar::new(),
             state: AtomicI32::new(IN_PROGRESS),
+            network: AtomicI32::new(SUCCESS),
+            joined: AtomicI32::new(0),
+            captured: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
+            finalizing: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
             derivations: AtomicU64::new(0),
@@ -160,7 +188,35 @@ impl Comm {
                 .map_or_else(|status| status, |_| SUCCESS),
             false => fail(REMOTE_ERROR, "the bootstrap root is gone"),
         };
+        if status == SUCCESS {
+            self.joined.store(self.size, Ordering::Release);
+        }
         self.settle(status)
+    }
+
+    /// What `ncclCommGetAsyncError` says (init.cc): an error of its own, or else one of the connections.
+    pub(super) fn async_error(&self) -> c_int {
+        match self.state.load(Ordering::Acquire) {
+            SUCCESS => self.network.load(Ordering::Acquire),
+            own => own,
+        }
+    }
+
+    /// A call was refused. On a communicator that does not block that is its state from then on
+    /// (`ncclEnqueueCheck`, enqueue.cc, and `groupCleanup`, group.cc: `ncclCommSetAsyncError` unless `blocking`).
+    pub(super) fn refuse(&self, status: c_int) -> c_int {
+        if !self.is_blocking {
+            self.state.store(status, Ordering::Release);
+        }
+        status
+    }
+
+    /// Ends a process whose call changes what an unfinished launch looks through, unlocked: the registrations
+    /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
+    pub(super) fn check_alone(&self, call: &str) {
+        if self.has_jobs() {
+            refuse(&format!("{call} beside a launch that is not finished"));
+        }
     }
 
     pub(super) fn settle(&self, status: c_int) -> c_int {
@@ -174,7 +230,12 @@ impl Comm {
             let mut replies = lock(&self.replies);
             match reply {
                 Ok(reply) if reply.id == FAILED => {
-                    self.end(reply.status, &String::from_utf8_lossy(&reply.payload));
+                    // Between the devices of one host there is no connection that could break.
+                    let is_noticed = trouble::order("local_peers").is_none()
+                        || self.joined.load(Ordering::Acquire) == 0;
+                    if is_noticed {
+                        self.end(reply.status, &String::from_utf8_lossy(&reply.payload));
+                    }
                 }
                 Ok(reply) => {
                     replies.arrived.insert(reply.id, reply);
@@ -200,8 +261,8 @@ impl Comm {
         if self.finalized.load(Ordering::Acquire) {
             return;
         }
-        // An error before it is one too, and came first.
-        let _ = self.state.compare_exchange(
+        // The first one counts.
+        let _ = self.network.compare_exchange(
             SUCCESS,
             fail(status, text),
             Ordering::AcqRel,
@@ -212,7 +273,7 @@ impl Comm {
     /// As `ncclCommEnsureReady`, init.cc:422: "Attempt to use communicator before the previous operation
     /// returned ncclSuccess".
     pub(super) fn ensure_ready(&self) -> c_int {
-        match self.state.load(Ordering::Acquire) {
+        match self.async_error() {
             SUCCESS if self.revoked.load(Ordering::Acquire) => {
                 fail(INVALID_USAGE, "the communicator was revoked")
             }
@@ -239,6 +300,21 @@ impl Comm {
     /// Whether something goes on in the background.
     pub(super) fn has_jobs(&self) -> bool {
         self.jobs.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until the device has done what it has of the communicator's, kernels that precede included
+    /// (`ncclStrongStreamSynchronize` in `commDestroySync`, init.cc:2741, and `commRevokeAsync`, 2941).
+    pub(super) fn drain(&self) {
+        while self.is_busy() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until no graph holds an operation of it (`localPersistentRefs`, init.cc:2751).
+    pub(super) fn outlive_graphs(&self) {
+        while self.captured.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(super) fn next_id(&self) -> u64 {
@@ -270,7 +346,7 @@ impl Comm {
                     WaitsFor::Bootstrap => INTERNAL_ERROR,
                 });
             }
-            if replies.lost && self.state.load(Ordering::Acquire) == IN_PROGRESS {
+            if replies.lost && waits_for == WaitsFor::Bootstrap {
                 return Err(fail(REMOTE_ERROR, "the bootstrap root is gone"));
             }
             replies = self

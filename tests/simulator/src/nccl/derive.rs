@@ -75,9 +75,8 @@ pub unsafe extern "C" fn ncclCommShrink(
         while parent.pending.load(Ordering::Acquire) > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // The flag is put back before the bootstrap, and an error of before does not count.
+        // The flag is put back before the bootstrap (`ncclCommShrink`, init.cc:3187).
         parent.stopped.store(false, Ordering::Release);
-        parent.state.store(SUCCESS, Ordering::Release);
     }
     let payload = excluded.iter().flat_map(|rank| rank.to_le_bytes());
     let request = Request::new(Ask::Shrink, 0, 0);
@@ -101,7 +100,8 @@ unsafe fn derive(
     };
     // SAFETY: as above.
     let name = unsafe { Name::of(config) };
-    let before = parent.state.load(Ordering::Acquire);
+    // Of a revoked one children can be made, but not after an error of its connections.
+    let before = parent.async_error();
     if before != SUCCESS {
         return fail(before, "the parent communicator is not ready");
     }

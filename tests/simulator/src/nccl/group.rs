@@ -1,10 +1,11 @@
 //! Operations on their way to a stream: `ncclGroupStart` and `ncclGroupEnd`, and what runs there.
 //!
-//! As in group.cc (`ncclGroupStart`, 97; `ncclGroupEndInternal`, 766; `doLaunches`, 309): groups belong to the thread that opened them and nest; nothing is launched before the
-//! outermost ends; what a group holds for one communicator runs as one kernel, so that sends and receives
-//! do not wait for each other.
+//! As in group.cc (`ncclGroupStart`, 97; `ncclGroupEndInternal`, 766; `doLaunches`, 309): groups belong to the
+//! thread that opened them and nest; nothing is launched before the outermost ends, and nothing at all where one
+//! call was refused; what a group holds for one communicator runs as one kernel, so that sends and receives do not
+//! wait for each other.
 
-use super::comm::{Comm, WaitsFor};
+use super::comm::{Captured, Comm, WaitsFor};
 use super::lifecycle::run_or_spawn;
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail,
@@ -55,7 +56,7 @@ fn run(comm: &Comm, items: &[Item], fate: Fate) {
             comm.end(REMOTE_ERROR, "ordered by RCOMM_SIM");
             return comm.hang();
         }
-        Fate::Runs | Fate::IsNotLaunched => {}
+        Fate::Runs | Fate::IsNotLaunched | Fate::NeverConnects => {}
     }
     if comm.stopped.load(Ordering::Acquire) {
         return;
@@ -94,31 +95,63 @@ pub(super) struct Launch {
     pub(super) item: Item,
 }
 
+/// What a thread's group of calls holds until it ends.
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    launches: Vec<Launch>,
+    /// What is neither an operation nor one of a communicator's calls that start at once: to join, to be freed.
+    jobs: Vec<Box<dyn FnOnce() -> c_int + Send>>,
+    /// Of a call in it.
+    error: c_int,
+}
+
 thread_local! {
-    static GROUP: RefCell<(usize, Vec<Launch>)> = const { RefCell::new((0, Vec::new())) };
+    static GROUP: RefCell<Group> = RefCell::default();
 }
 
 /// Whether the thread has a group open.
 pub(super) fn is_in_group() -> bool {
-    GROUP.with_borrow(|(depth, _)| *depth > 0)
+    GROUP.with_borrow(|group| group.depth > 0)
+}
+
+/// Leaves a group open on this thread, as a call that returns early does (`ncclCommDestroy`, init.cc:2903:
+/// `ncclCommEnsureReady` fails between `ncclGroupStartInternal` and `ncclGroupEndInternal`).
+pub(super) fn leak_depth() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Does it now, or when the thread's group ends (`ncclAsyncLaunch`, group.cc:35).
+pub(super) fn run_or_defer(job: impl FnOnce() -> c_int + Send + 'static) -> c_int {
+    if !is_in_group() {
+        return job();
+    }
+    GROUP.with_borrow_mut(|group| group.jobs.push(Box::new(job)));
+    SUCCESS
+}
+
+/// Notes that a call of the thread's group was refused: nothing of the group is launched then (`ncclGroupError`,
+/// group.cc:794).
+pub(super) fn note_refused(status: c_int) {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 && group.error == SUCCESS {
+            group.error = status;
+        }
+    });
 }
 
 /// Launches now, or when the thread's group ends.
-///
-/// nccl.h does not say what becomes of a group of which one call is refused. Its sources forget the others
-/// (`groupCleanup`, group.cc); here they are launched.
 pub(super) fn enqueue(launch_one: Launch) -> c_int {
     if !trouble::next_call_is_taken() {
-        return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
+        let status = fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
+        note_refused(status);
+        return launch_one.comm.refuse(status);
     }
-    GROUP.with_borrow_mut(|(depth, waiting)| {
-        if *depth > 0 {
-            waiting.push(launch_one);
-            SUCCESS
-        } else {
-            launch(vec![launch_one])
-        }
-    })
+    if is_in_group() {
+        GROUP.with_borrow_mut(|group| group.launches.push(launch_one));
+        return SUCCESS;
+    }
+    launch(vec![launch_one])
 }
 
 fn launch(launches: Vec<Launch>) -> c_int {
@@ -137,52 +170,61 @@ fn launch(launches: Vec<Launch>) -> c_int {
             }),
         }
     }
-    let mut status = SUCCESS;
-    for kernel in kernels {
+    let mut comms: Vec<Arc<Comm>> = Vec::new();
+    for kernel in &kernels {
+        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &kernel.comm)) {
+            comms.push(Arc::clone(&kernel.comm));
+        }
+    }
+    let Some(is_blocking) = comms.first().map(|comm| comm.is_blocking) else {
+        return SUCCESS;
+    };
+    // One rank alone has nothing to launch: a copy on the stream does (`ncclLaunchOneRank`, enqueue.cc).
+    if comms.iter().all(|comm| comm.size == 1) {
+        return launch_all(kernels);
+    }
+    let jobs: Vec<_> = comms.iter().map(Comm::begin_job).collect();
+    if is_blocking {
+        let status = launch_all(kernels);
+        drop(jobs);
+        return status;
+    }
+    // Each call of a communicator that does not block starts a thread, which launches (`ncclGroupEndInternal`,
+    // group.cc:840 to 870, since 2.23); the communicator is in progress until then.
+    for comm in &comms {
+        comm.settle(IN_PROGRESS);
+    }
+    let delay = Duration::from_millis(trouble::order("launch_delay_ms").unwrap_or(0));
+    run_or_spawn(false, move || {
+        std::thread::sleep(delay);
+        let status = launch_all(kernels);
+        for comm in &comms {
+            comm.settle(status);
+        }
+        drop(jobs);
+        status
+    })
+}
+
+fn launch_all(kernels: Vec<Kernel>) -> c_int {
+    let mut fates = Vec::with_capacity(kernels.len());
+    for kernel in &kernels {
         let fate = trouble::next_operation();
         if fate == Fate::IsNotLaunched {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         }
-        if trouble::order("connect_hangs").is_some() {
-            status = connect_in_vain(&kernel.comm);
-            continue;
+        if fate == Fate::NeverConnects {
+            // As where a peer does not answer: until the communicator is stopped (sockets look at the abort flag, and
+            // give `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
+            kernel.comm.hang();
+            return fail(INTERNAL_ERROR, "the communicator was aborted");
         }
-        match trouble::order("launch_delay_ms") {
-            Some(delay) if !kernel.comm.is_blocking => {
-                status = launch_later(kernel, fate, Duration::from_millis(delay));
-            }
-            _ => kernel.launch(fate),
-        }
+        fates.push(fate);
     }
-    status
-}
-
-/// As where a peer does not answer: the call does not return, or the communicator is in progress, until that
-/// is aborted (sockets look at the abort flag, and give `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
-fn connect_in_vain(comm: &Arc<Comm>) -> c_int {
-    comm.state.store(IN_PROGRESS, Ordering::Release);
-    let (job, comm) = (comm.begin_job(), Arc::clone(comm));
-    run_or_spawn(comm.is_blocking, move || {
-        comm.hang();
-        let status = comm.settle(fail(INTERNAL_ERROR, "the communicator was aborted"));
-        drop(job);
-        status
-    })
-}
-
-/// As where the library has to connect to peers first: a communicator that does not block is in progress
-/// until then (`groupLaunchNonBlocking`, group.cc:762 and 857).
-fn launch_later(kernel: Kernel, fate: Fate, delay: Duration) -> c_int {
-    let comm = Arc::clone(&kernel.comm);
-    comm.state.store(IN_PROGRESS, Ordering::Release);
-    let job = comm.begin_job();
-    run_or_spawn(comm.is_blocking, move || {
-        std::thread::sleep(delay);
+    for (kernel, fate) in kernels.into_iter().zip(fates) {
         kernel.launch(fate);
-        let status = comm.settle(SUCCESS);
-        drop(job);
-        status
-    })
+    }
+    SUCCESS
 }
 
 impl Kernel {
@@ -192,41 +234,59 @@ impl Kernel {
             stream,
             items,
         } = self;
-        // What is captured runs when its graph does, and nobody waits for that.
-        let counts = stream.capture().is_none();
-        if counts {
-            comm.pending.fetch_add(1, Ordering::AcqRel);
+        // What is captured runs when its graph does, and stays as long as the graph: the library counts it
+        // (`localPersistentRefs`, enqueue.cc:1731).
+        if stream.capture().is_some() {
+            let captured = Captured::of(&comm);
+            stream.push(Arc::new(move || {
+                let _captured = &captured;
+                run(&comm, &items, fate);
+            }));
+            return;
         }
+        comm.pending.fetch_add(1, Ordering::AcqRel);
         stream.push(Arc::new(move || {
             run(&comm, &items, fate);
-            if counts {
-                comm.pending.fetch_sub(1, Ordering::AcqRel);
-            }
+            comm.pending.fetch_sub(1, Ordering::AcqRel);
         }));
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupStart() -> c_int {
-    GROUP.with_borrow_mut(|(depth, _)| *depth += 1);
+    GROUP.with_borrow_mut(|group| group.depth += 1);
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
-    let waiting = GROUP.with_borrow_mut(|(depth, waiting)| {
-        if *depth == 0 {
-            return None;
+    let ended = GROUP.with_borrow_mut(|group| match group.depth {
+        0 => None,
+        1 => Some(std::mem::take(group)),
+        _ => {
+            group.depth -= 1;
+            Some(Group::default())
         }
-        *depth -= 1;
-        Some(if *depth == 0 {
-            std::mem::take(waiting)
-        } else {
-            Vec::new()
-        })
     });
-    match waiting {
-        Some(launches) => launch(launches),
-        None => fail(INVALID_USAGE, "ncclGroupEnd: not in a group call."),
+    let Some(group) = ended else {
+        return fail(INVALID_USAGE, "ncclGroupEnd: not in a group call.");
+    };
+    if group.error != SUCCESS {
+        // All of it is dropped (`groupCleanup`, group.cc).
+        for launch in &group.launches {
+            launch.comm.refuse(group.error);
+        }
+        return group.error;
     }
+    // All jobs run at once (`asyncJobLaunch`, group.cc).
+    let done = std::thread::scope(|scope| {
+        let jobs: Vec<_> = group.jobs.into_iter().map(|job| scope.spawn(job)).collect();
+        let done = jobs
+            .into_iter()
+            .map(|job| job.join().unwrap_or(INTERNAL_ERROR));
+        done.collect::<Vec<c_int>>()
+    });
+    let launched = launch(group.launches);
+    let bad = done.into_iter().find(|&status| status != SUCCESS);
+    bad.unwrap_or(launched)
 }

@@ -1,6 +1,7 @@
 //! Communicators from their beginning to their end, other than by derivation.
 
 use super::comm::{Comm, admit, comm_of, dismiss};
+use super::group::{is_in_group, leak_depth, run_or_defer};
 use super::memory::forget_registrations;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS, SYSTEM_ERROR, fail, no_comm};
 use crate::cuda;
@@ -178,6 +179,11 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     let comm = Comm::new(id.name(), (rank, ranks), device, is_blocking, name);
     // SAFETY: the caller passes a valid pointer.
     unsafe { *out = admit(&comm) };
+    if is_in_group() {
+        // `ncclAsyncLaunch`: it joins when the group ends, and looks ready until then, without ranks.
+        comm.settle(SUCCESS);
+        return run_or_defer(move || comm.join(0));
+    }
     run_or_spawn(is_blocking, move || comm.join(0))
 }
 
@@ -202,54 +208,88 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 }
 
 /// "Flushes all issued communications, and marks communicator state as ncclInProgress" (nccl.h;
-/// `ncclCommFinalize`, init.cc:2783).
+/// `ncclCommFinalize`, init.cc:2783). It waits for graphs that hold operations (`commDestroySync`, 2751). After a
+/// revoke, or for the second time, it is refused, and that is an error of the communicator (2796 and 2821).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    if comm.revoked.load(Ordering::Acquire) {
-        // "Calling ncclCommFinalize after revoke is invalid" (nccl.h).
-        return fail(super::INVALID_USAGE, "the communicator was revoked");
+    let before = comm.ensure_ready();
+    if comm.finalizing.swap(true, Ordering::AcqRel) || before != SUCCESS {
+        let status = match before {
+            SUCCESS => fail(INVALID_ARGUMENT, "ncclCommFinalize for the second time"),
+            _ => before,
+        };
+        return comm.refuse(status);
     }
-    comm.state.store(IN_PROGRESS, Ordering::Release);
+    comm.settle(IN_PROGRESS);
     let is_blocking = comm.is_blocking;
     run_or_spawn(is_blocking, move || {
-        while comm.pending.load(Ordering::Acquire) > 0 && !comm.aborted.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        comm.drain();
+        comm.outlive_graphs();
         comm.finalized.store(true, Ordering::Release);
         comm.settle(SUCCESS)
     })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
-    // Null is nothing to do (`ncclCommDestroy`, init.cc:2880).
-    let Some(comm) = dismiss(handle) else {
-        return SUCCESS;
-    };
-    // Whoever is finalized goes without harm to the others.
-    comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
-    comm.abort();
-    forget_registrations(&comm);
+/// What frees a communicator waits for all kernels of its device: it frees memory (`commReclaim`, init.cc:2824, and
+/// `commFree`; "cudaFree" waits for the device).
+fn reclaim(comm: &Arc<Comm>) -> c_int {
+    if !comm.finalizing.load(Ordering::Acquire) {
+        comm.drain();
+        comm.outlive_graphs();
+    }
+    cuda::stream::synchronize(comm.device + 1);
+    forget_registrations(comm);
     comm.name.look().err().unwrap_or(SUCCESS)
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
+    // Null is nothing to do (`ncclCommDestroy`, init.cc:2880).
+    let Some(comm) = comm_of(handle) else {
+        return SUCCESS;
+    };
+    // Revoked or not.
+    let state = comm.async_error();
+    if state != SUCCESS {
+        // `NCCLCHECK(ncclCommEnsureReady(comm))`, init.cc:2903: the group that it has opened stays open.
+        leak_depth();
+        let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
+        return match state {
+            IN_PROGRESS => fail(INVALID_ARGUMENT, text),
+            error => error,
+        };
+    }
+    drop(dismiss(handle));
+    run_or_defer(move || {
+        let status = reclaim(&comm);
+        // Whatever is finalized goes without harm to the others.
+        comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
+        comm.abort();
+        status
+    })
+}
+
 /// Kernels that wait for peers see the flag and end; then everything is freed (`ncclCommAbort`,
-/// init.cc:3025; `setCommAbortFlags`, 2915; `commReclaim`, 2824).
+/// init.cc:3025; `setCommAbortFlags`, 2915; `commReclaim`, 2824). In a group of calls the flag is raised at once,
+/// and the rest comes at its end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     trouble::hang_in_abort();
-    if let Some(comm) = dismiss(handle) {
-        comm.abort();
-        // What is on its way is joined first (`commReclaim`).
-        while comm.has_jobs() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        forget_registrations(&comm);
+    let Some(comm) = dismiss(handle) else {
+        return SUCCESS;
+    };
+    comm.abort();
+    // What is on its way is joined first (`ncclCommEnsureReady`, init.cc:3041).
+    while comm.has_jobs() {
+        std::thread::sleep(Duration::from_millis(1));
     }
-    SUCCESS
+    run_or_defer(move || {
+        reclaim(&comm);
+        SUCCESS
+    })
 }
 
 /// "Stops all in-flight operations"; "management operations can proceed safely" afterwards (nccl.h;
@@ -262,21 +302,38 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     if flags != 0 {
         return fail(INVALID_ARGUMENT, "revokeFlags must be NCCL_REVOKE_DEFAULT");
     }
+    if comm.finalizing.swap(true, Ordering::AcqRel) {
+        return fail(INVALID_ARGUMENT, "revoke after finalize or revoke");
+    }
     comm.revoked.store(true, Ordering::Release);
     comm.stop();
     let is_blocking = comm.is_blocking;
     // What was in progress is joined first, and what it says does not count (`ncclCommRevoke`: the error of
-    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958).
-    comm.state.store(IN_PROGRESS, Ordering::Release);
-    run_or_spawn(is_blocking, move || {
-        while comm.is_busy() && !comm.aborted.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958), once
+    // the device has come through what precedes. An error of the connections stays.
+    comm.settle(IN_PROGRESS);
+    let job = move || {
+        comm.drain();
         if !comm.aborted.load(Ordering::Acquire) {
             comm.stopped.store(false, Ordering::Release);
         }
         comm.settle(SUCCESS)
-    })
+    };
+    match is_blocking {
+        true => run_or_defer(job),
+        false => run_or_spawn(false, job),
+    }
+}
+
+/// How many ranks it has: none before it has joined (`ncclCommCount`, init.cc).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(handle: *mut c_void, count: *mut c_int) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *count = comm.joined.load(Ordering::Acquire) };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -285,6 +342,6 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, state: *mut 
         return no_comm();
     };
     // SAFETY: the caller passes a valid pointer.
-    unsafe { *state = comm.state.load(Ordering::Acquire) };
+    unsafe { *state = comm.async_error() };
     SUCCESS
 }

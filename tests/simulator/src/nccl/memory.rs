@@ -73,6 +73,7 @@ pub unsafe extern "C" fn ncclCommRegister(
     let Some(comm) = comm_of(comm) else {
         return no_comm();
     };
+    comm.check_alone("ncclCommRegister");
     let (at, size) = (at.addr() as u64, size as u64);
     if memory::device_of(at, size).is_none() {
         return fail(
@@ -105,9 +106,10 @@ pub unsafe extern "C" fn ncclCommRegister(
 /// `ncclCommDeregister`, register/register.cc:203: the last reference takes the registration with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
-    if comm_of(comm).is_none() {
+    let Some(comm) = comm_of(comm) else {
         return no_comm();
-    }
+    };
+    comm.check_alone("ncclCommDeregister");
     let Some(it) = REGISTERED.get(handle) else {
         return fail(INVALID_ARGUMENT, "handle argument is NULL");
     };

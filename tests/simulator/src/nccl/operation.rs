@@ -3,15 +3,14 @@
 //! `ncclRedOpCreatePreMulSum` (enqueue.cc:3176).
 
 use super::comm::{Comm, comm_of};
-use super::group::{Item, Launch, enqueue};
-use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, fail, no_comm};
+use super::group::{Item, Launch, enqueue, note_refused};
+use super::{INVALID_ARGUMENT, SUCCESS, fail, no_comm};
 use crate::cuda;
 use crate::number::size_of_type;
 use crate::stream::lock;
 use crate::wire::{Ask, Request};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// First value of a reduction that was made at run time (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
@@ -58,34 +57,32 @@ impl Call {
         let Some(comm) = comm_of(self.comm) else {
             return no_comm();
         };
-        let state = comm.state.load(Ordering::Acquire);
-        if state != SUCCESS {
-            // ncclCommEnsureReady, init.cc:422.
-            let text =
-                "Attempt to use communicator before the previous operation returned ncclSuccess";
-            let status = if state == IN_PROGRESS {
-                INVALID_ARGUMENT
-            } else {
-                state
-            };
-            return fail(status, text);
+        match self.check(&comm) {
+            Ok(launch) => enqueue(launch),
+            Err(status) => {
+                note_refused(status);
+                comm.refuse(status)
+            }
         }
-        if comm.revoked.load(Ordering::Acquire) {
-            return fail(INVALID_USAGE, "the communicator was revoked");
+    }
+
+    /// What is to be launched, or why not.
+    fn check(&self, comm: &Arc<Comm>) -> Result<Launch, c_int> {
+        let status = comm.ensure_ready();
+        if status != SUCCESS {
+            return Err(status);
         }
         let Some(size) = size_of_type(self.data_type) else {
-            return fail(
-                INVALID_ARGUMENT,
-                &format!("invalid type {}", self.data_type),
-            );
+            let text = format!("invalid type {}", self.data_type);
+            return Err(fail(INVALID_ARGUMENT, &text));
         };
         if self.rank < 0 || self.rank >= comm.size {
             let text = format!("invalid root or peer {} of {}", self.rank, comm.size);
-            return fail(INVALID_ARGUMENT, &text);
+            return Err(fail(INVALID_ARGUMENT, &text));
         }
-        let Some(factor) = self.factor(&comm) else {
+        let Some(factor) = self.factor(comm) else {
             let text = format!("invalid reduction operation {}", self.op);
-            return fail(INVALID_ARGUMENT, &text);
+            return Err(fail(INVALID_ARGUMENT, &text));
         };
         let mut request = Request::new(self.ask, 0, 0);
         request.rank = self.rank;
@@ -94,8 +91,8 @@ impl Call {
         request.factor = factor;
         request.length = (self.length * size) as u64;
         let input = (self.input > 0).then_some((self.send as usize, self.input * size));
-        enqueue(Launch {
-            comm,
+        Ok(Launch {
+            comm: Arc::clone(comm),
             stream: cuda::stream_of(self.stream),
             item: Item {
                 request,
@@ -133,6 +130,11 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
+    comm.check_alone("ncclRedOpCreatePreMulSum");
+    let status = comm.ensure_ready();
+    if status != SUCCESS {
+        return status;
+    }
     let Some(size) = size_of_type(data_type) else {
         return fail(INVALID_ARGUMENT, "invalid type");
     };
@@ -153,7 +155,11 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, _handle: *mut c_void) -> c_int {
+pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, handle: *mut c_void) -> c_int {
+    let Some(comm) = comm_of(handle) else {
+        return no_comm();
+    };
+    comm.check_alone("ncclRedOpDestroy");
     if op < FIRST_USER_OP {
         fail(INVALID_ARGUMENT, "a built-in reduction cannot be destroyed")
     } else {

@@ -171,9 +171,10 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
 /// "Deregistration is local to the rank" (user guide).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowDeregister(comm: *mut c_void, window: *mut c_void) -> c_int {
-    if comm_of(comm).is_none() {
+    let Some(comm) = comm_of(comm) else {
         return no_comm();
-    }
+    };
+    comm.check_alone("ncclCommWindowDeregister");
     // A window that is none is nothing to do.
     drop(WINDOWS.remove(window));
     SUCCESS

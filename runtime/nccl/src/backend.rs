@@ -1,7 +1,7 @@
 //! [`NcclBackend`]: the operations of one group.
 
 use super::factory::Shared;
-use super::lane::{Ending, Lane, visit};
+use super::lane::{Lane, visit};
 use super::launch;
 use super::memory::DeviceBuffer;
 use super::pending::Ticket;
@@ -114,22 +114,6 @@ impl NcclBackend {
         result.map_err(|error| error.during(op.op_type()))
     }
 
-    /// Refuses to wait for what is only written down.
-    fn refuse_capture(&self, op: &Op<'_>) -> Result<()> {
-        match self.main.check_capture(op)? {
-            None => Ok(()),
-            Some(graph) => {
-                let message = format!(
-                    "its buffers' stream is being captured into graph {}, where nothing runs that \
-                     could be waited for: issue it (`..._async`) and call `wait_stream`",
-                    graph.id
-                );
-                let error = Error::new(ErrorKind::InvalidArgument, message);
-                Err(error.during(op.op_type()))
-            }
-        }
-    }
-
     /// The lane that an operation goes through.
     fn lane_of(&self, op: &Op<'_>) -> Result<Arc<Lane>> {
         let own = self.group.group_rank;
@@ -161,7 +145,7 @@ impl NcclBackend {
     }
 
     /// Gives an operation to its lane, in its turn; says whether it had to wait for that.
-    fn submit(&self, op: Op<'static>, call: Call) -> Result<(Arc<Ticket>, Wait)> {
+    fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
         let turn = self.turns.take(call.turn, call.deadline);
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -169,10 +153,28 @@ impl NcclBackend {
         let turn = turn?;
         self.check(&op)?;
         let lane = self.lane_of(&op)?;
-        lane.check_capture(&op)
-            .map_err(|error| error.during(op.op_type()))?;
-        Ok((lane.submit(op, call.seq, call.deadline), turn.wait))
+        let _entered = self.shared.device.enter()?;
+        let graph = lane.check_capture(&op);
+        let graph = graph.map_err(|error| error.during(op.op_type()))?;
+        if let (Some(graph), Waits::Host) = (graph, wait) {
+            let message = format!(
+                "its buffers' stream is being captured into graph {}, where nothing runs that could be waited \
+                 for: issue it (`..._async`) and call `wait_stream`",
+                graph.id
+            );
+            let error = Error::new(ErrorKind::InvalidArgument, message);
+            return Err(error.during(op.op_type()));
+        }
+        let ticket = lane.submit(op, (call.seq, call.deadline), graph);
+        Ok((ticket, turn.wait))
     }
+}
+
+/// Whether the host waits for an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Host,
+    Later,
 }
 
 impl Backend for NcclBackend {
@@ -182,7 +184,7 @@ impl Backend for NcclBackend {
 
     fn issue(&self, op: Op<'static>, call: Call, _: Arc<dyn Observer>) -> Result<Arc<dyn Pending>> {
         let deadline = call.deadline.started();
-        let (ticket, _) = self.submit(op, Call { deadline, ..call })?;
+        let (ticket, _) = self.submit(op, Call { deadline, ..call }, Waits::Later)?;
         Ok(ticket)
     }
 
@@ -203,11 +205,7 @@ impl Backend for NcclBackend {
                 return Err(error.during(op.op_type()));
             }
         };
-        if let Err(error) = self.refuse_capture(&held) {
-            self.turns.pass(call.turn);
-            return Err(error);
-        }
-        let (ticket, wait) = self.submit(held, Call { deadline, ..call })?;
+        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, Waits::Host)?;
         if wait == Wait::Waited {
             observer.started();
         }
@@ -235,11 +233,11 @@ impl Backend for NcclBackend {
         let lanes = self.lanes();
         let handling = self.shared.options.error_handling;
         if !handling.cleans_up() {
-            lanes.iter().for_each(|lane| lane.end(Ending::Forsaken));
+            Lane::forsake_all(&lanes);
             return;
         }
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
-        let spawned = thread.spawn(move || lanes.iter().for_each(|lane| lane.end(Ending::Stopped)));
+        let spawned = thread.spawn(move || Lane::end_all(&lanes));
         match spawned {
             Ok(thread) => {
                 *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -343,9 +341,7 @@ impl Backend for NcclBackend {
         let deadline = deadline.started();
         let lanes = self.lanes();
         lanes.iter().try_for_each(|lane| lane.drain(deadline))?;
-        // All begin before one is waited for: the others' order of peers is another.
-        lanes.iter().for_each(|lane| lane.finalize());
-        lanes.iter().try_for_each(|lane| lane.destroy(deadline))
+        Lane::close_all(&lanes, deadline)
     }
 }
 

@@ -2,8 +2,11 @@
 //! what is left of one.
 //!
 //! A [`Birth`] is begun and then asked until it has come to an end, so that whoever waits has a deadline.
-//! The library works in the background meanwhile. Where it was told to block, the call has a thread of its
+//! The library works in the background until then. Where it was told to block, the call has a thread of its
 //! own, which is left to it if it never returns.
+//!
+//! A communicator that is joined makes one small broadcast, which has the library connect its rings
+//! (`ncclCollPreconnectFunc`, group.cc): it would do that in the first operation, which then waits for peers.
 //!
 //! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
 //! NCCL's user guide; of the place where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
@@ -12,7 +15,9 @@ use super::comm::{Comm, Orphan};
 use super::config::{Blocking, CommOptions, RawConfig};
 use super::device::CudaDevice;
 use super::library::NcclLibrary;
+use super::memory::DeviceBuffer;
 use super::place::Place;
+use super::stream::CudaStream;
 use super::sys::{self, NcclComm, NcclResult, UniqueId, result};
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_int;
@@ -29,6 +34,37 @@ pub(super) struct Seat {
     pub(super) name: String,
 }
 
+/// What a communicator's first broadcast uses.
+#[derive(Clone)]
+pub(super) struct WarmUp {
+    pub(super) stream: Arc<CudaStream>,
+    /// Four bytes or more.
+    pub(super) word: DeviceBuffer,
+}
+
+impl WarmUp {
+    /// Has the library connect the rings of a communicator that is ready. All ranks call it.
+    fn connect(&self, comm: &Comm) -> Result<()> {
+        let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
+        comm.with(|library, raw| {
+            // SAFETY: the communicator is live, the stream is of its device, and the lane that both belong to keeps
+            // the word for as long as the communicator.
+            let status = unsafe {
+                (library.table().broadcast)(
+                    at,
+                    at,
+                    1,
+                    sys::data_type::UINT32,
+                    0,
+                    raw,
+                    self.stream.raw(),
+                )
+            };
+            check(library, raw, "ncclBroadcast", status)
+        })?
+    }
+}
+
 /// What a birth has come to.
 pub(super) enum Step {
     /// Nothing yet.
@@ -41,8 +77,8 @@ pub(super) enum Step {
 pub(super) struct Birth(Stage);
 
 enum Stage {
-    /// Joining; its handle is there.
-    Joining(Comm),
+    /// Joining; its handle is there. It connects when it has joined.
+    Joining(Comm, Option<WarmUp>),
     /// Being split off or shrunk; the handle appears when the parent is ready again.
     Child(Child),
     /// Inside a call that blocks.
@@ -86,14 +122,24 @@ impl Birth {
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
         seat: Seat,
+        warm_up: Option<WarmUp>,
         options: &CommOptions,
     ) -> Result<Self> {
         let config = config_for(library, &seat, options)?;
         let library = library.clone();
+        // One rank has nothing to connect to.
+        let warm_up = warm_up.filter(|_| seat.size > 1);
         let make = move || join(&library, &seat, config);
         match options.blocking {
-            Blocking::No => make().map(|comm| Self(Stage::Joining(comm))),
-            Blocking::Yes => on_thread(device, move || make().map(Some)),
+            Blocking::No => make().map(|comm| Self(Stage::Joining(comm, warm_up))),
+            Blocking::Yes => on_thread(device, move || {
+                let comm = make()?;
+                comm.check_size()?;
+                if let Some(warm_up) = warm_up {
+                    warm_up.connect(&comm)?;
+                }
+                Ok(Some(comm))
+            }),
         }
     }
 
@@ -157,12 +203,18 @@ impl Birth {
     /// `Backend` or `PeerLost` with the library's words. Nothing more comes of it then.
     pub(super) fn step(&mut self) -> Result<Step> {
         let done = match &mut self.0 {
-            Stage::Joining(comm) => {
+            Stage::Joining(comm, warm_up) => {
                 if !comm.is_ready()? {
                     return Ok(Step::NotYet);
                 }
+                if let Some(warm_up) = warm_up.take() {
+                    comm.check_size()?;
+                    let _entered = warm_up.stream.device().enter()?;
+                    warm_up.connect(comm)?;
+                    return Ok(Step::NotYet);
+                }
                 match std::mem::replace(&mut self.0, Stage::Over) {
-                    Stage::Joining(comm) => Some(comm),
+                    Stage::Joining(comm, _) => Some(comm),
                     _ => None,
                 }
             }
@@ -171,7 +223,7 @@ impl Birth {
                 if !child.parent.is_ready()? {
                     return Ok(Step::NotYet);
                 }
-                let comm = child.take();
+                let comm = child.take()?;
                 self.0 = Stage::Over;
                 comm
             }
@@ -191,17 +243,24 @@ impl Birth {
 
 impl Child {
     /// What the library has written, once the parent is ready.
-    fn take(&mut self) -> Option<Comm> {
-        let place = self.place.take()?;
+    ///
+    /// # Errors
+    /// As [`Comm::check_size`].
+    fn take(&mut self) -> Result<Option<Comm>> {
+        let raw = self
+            .place
+            .take()
+            .map_or(std::ptr::null_mut(), |place| place.handle());
         // It will not be looked at again.
         self.input = None;
-        let raw = place.handle();
         if raw.is_null() {
-            return None;
+            return Ok(None);
         }
         // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
         // place was taken, so this happens once.
-        Some(unsafe { Comm::over(&self.library, raw, self.rank, self.size) })
+        let comm = unsafe { Comm::over(&self.library, raw, self.rank, self.size) };
+        comm.check_size()?;
+        Ok(Some(comm))
     }
 }
 
@@ -291,7 +350,7 @@ fn derive(
     };
     match options.blocking {
         Blocking::No => begin().map(|child| Birth(Stage::Child(child))),
-        Blocking::Yes => on_thread(device, move || begin().map(|mut child| child.take())),
+        Blocking::Yes => on_thread(device, move || begin()?.take()),
     }
 }
 

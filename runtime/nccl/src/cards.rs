@@ -76,8 +76,8 @@ enum Verdict {
     Refused(String, Option<Rank>),
 }
 
-const COUNTER: &'static str = "arrived";
-const VERDICT: &'static str = "verdict";
+const COUNTER: &str = "arrived";
+const VERDICT: &str = "verdict";
 /// So many values are asked for at once: an answer stays small.
 const AT_ONCE: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);

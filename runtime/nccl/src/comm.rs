@@ -1,32 +1,38 @@
 //! A communicator as an owned value: polled while the library is at work, ended in the right order,
 //! aborted on drop. How one is made is in `birth`.
 //!
-//! Unless the options say otherwise a communicator is non-blocking (`blocking = 0`): a call that has to
-//! wait for peers returns `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline, so that
-//! nobody is stuck inside the library. Source of the states: "Creating a communicator with options" and
-//! "Error handling and communicator abort" in NCCL's user guide.
+//! Calls on a communicator wait for peers inside the library, unless the options say otherwise (`blocking = 0`):
+//! such calls return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the
+//! states: "Creating a communicator with options" and "Error handling and communicator abort" in NCCL's user
+//! guide; of what an ending waits for: `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in `init.cc` of NCCL
+//! 2.30.7.
 
+use super::device::CudaDevice;
 use super::library::NcclLibrary;
 use super::place::Place;
 use super::sys::{self, NcclComm, NcclResult, result};
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_void;
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// One rank's end of a communicator.
 ///
 /// # Thread safety
-/// Calls may come from any thread, one at a time: the lock sees to that, and no call waits for peers, so
-/// an abort from another thread gets its turn and never frees the communicator under a call. A call that
-/// never returns (one stuck in the driver, or a blocking communicator's) keeps the lock, and the abort waits:
-/// NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide), so nobody
-/// else could free the communicator either. What must not wait uses [`look`](Comm::look), and whoever aborts
-/// has a thread of its own for it.
+/// Calls may come from any thread, one at a time: the lock sees to that. A call that never returns (one stuck in
+/// the driver, or waiting for a peer) keeps the lock, and nothing frees the communicator under it: NCCL allows no
+/// abort while another thread is in a call ("Fault Tolerance" in its user guide). A revoke frees nothing, so it
+/// is made all the same: it raises the flags that such a call looks at. What must not wait uses
+/// [`look`](Comm::look).
 pub(super) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
+    /// The same, for a revoke under a call; null once it was ended.
+    raw: AtomicPtr<c_void>,
+    /// Held while it is revoked or ended. Taken before `handle`.
+    ending: Mutex<()>,
     /// Children that were given up before the library was done with them.
     orphans: Mutex<Vec<Orphan>>,
     rank: u32,
@@ -79,6 +85,8 @@ unsafe impl Send for Handle {}
 impl Comm {
     /// How long the library may take to abort what is dropped before its thread is left to it.
     const LAST_ABORT: Duration = Duration::from_secs(10);
+    /// How long a call on the communicator may take until it counts as one that does not return.
+    const CALL: Duration = Duration::from_secs(1);
 
     /// Owns a communicator that the library has just made, or null.
     ///
@@ -93,6 +101,8 @@ impl Comm {
         Self {
             library: library.clone(),
             handle: Mutex::new(Handle(raw)),
+            raw: AtomicPtr::new(raw),
+            ending: Mutex::default(),
             orphans: Mutex::default(),
             rank,
             size,
@@ -109,10 +119,34 @@ impl Comm {
         self.size
     }
 
+    /// Compares the library's number of ranks with the one that was asked for, once it is ready. After a failure
+    /// that has left a group of calls open on a thread, NCCL swallows the thread's later calls: what they should
+    /// have made looks ready, and has no ranks.
+    ///
+    /// # Errors
+    /// `Backend` if they differ, or with the library's words.
+    pub(super) fn check_size(&self) -> Result<()> {
+        let mut count = 0;
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live; writes one int through a valid pointer.
+            let status = unsafe { (library.table().comm_count)(comm, &mut count) };
+            // SAFETY: as above.
+            unsafe { library.check_on(comm, "ncclCommCount", status) }
+        })??;
+        if u32::try_from(count) == Ok(self.size) {
+            return Ok(());
+        }
+        let message = format!(
+            "NCCL has made a communicator of {count} ranks in place of {}: an earlier failure may have left a \
+             group of calls open on its thread",
+            self.size
+        );
+        Err(Error::new(ErrorKind::Backend, message))
+    }
+
     /// Whether it was neither destroyed nor aborted.
     pub(super) fn is_live(&self) -> bool {
-        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        !handle.0.is_null()
+        !self.raw.load(Ordering::Acquire).is_null()
     }
 
     /// Makes one call on the communicator.
@@ -122,12 +156,37 @@ impl Comm {
     pub(super) fn with<R>(&self, call: impl FnOnce(&NcclLibrary, NcclComm) -> R) -> Result<R> {
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         if handle.0.is_null() {
-            return Err(Error::new(
-                ErrorKind::Closed,
-                "the communicator was destroyed or aborted",
-            ));
+            return Err(ended());
         }
         Ok(call(&self.library, handle.0))
+    }
+
+    /// Makes one call on the communicator on a thread of its own, which has it until the call returns.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread. What is received is the call's own result, or `Closed` as [`with`](Self::with).
+    pub(super) fn call_apart<R: Send + 'static>(
+        self: &Arc<Self>,
+        device: &Arc<CudaDevice>,
+        call: impl FnOnce(&NcclLibrary, NcclComm) -> Result<R> + Send + 'static,
+    ) -> Result<Receiver<Result<R>>> {
+        let (sender, done) = channel();
+        let (comm, device) = (self.clone(), device.clone());
+        let work = move || {
+            let called = device
+                .enter()
+                .and_then(|_entered| comm.with(call).and_then(|called| called));
+            // Nothing waits any more where this fails.
+            drop(sender.send(called));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-connect".to_owned());
+        match thread.spawn(work) {
+            Ok(_) => Ok(done),
+            Err(error) => Err(Error::io(
+                "cannot start the thread rcomm/nccl-connect",
+                error,
+            )),
+        }
     }
 
     /// Whether nothing is going on in the background, such as joining.
@@ -194,26 +253,23 @@ impl Comm {
         })?
     }
 
-    /// Frees the communicator after [`finalize`](Self::finalize). A second call does nothing.
+    /// Frees the communicator after [`finalize`](Self::finalize), if nothing has failed on it: the library leaves
+    /// its group of calls open on a thread where this fails (`ncclCommDestroy`, init.cc: `ncclCommEnsureReady`
+    /// returns before `ncclGroupEndInternal`), so the thread makes no other call. A second call does nothing.
     ///
     /// # Errors
     /// `Backend` with the library's words.
     pub(super) fn destroy(&self) -> Result<()> {
-        let destroy = self.library.table().comm_destroy;
-        self.end("ncclCommDestroy", destroy)
-    }
-
-    /// Ends every pending operation and frees the communicator, on this rank alone. A second call does
-    /// nothing.
-    ///
-    /// # Blocking
-    /// Until the library has stopped its kernels and threads.
-    ///
-    /// # Errors
-    /// `Backend` with the library's words.
-    pub(super) fn abort(&self) -> Result<()> {
-        let abort = self.library.table().comm_abort;
-        self.end("ncclCommAbort", abort)
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let comm = self.take(&mut handle);
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it; nothing is pending.
+        let status = unsafe { (self.library.table().comm_destroy)(comm) };
+        self.settle_orphans(status);
+        self.library.check("ncclCommDestroy", status)
     }
 
     /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
@@ -228,15 +284,77 @@ impl Comm {
                 "ncclCommRevoke",
             ));
         };
-        self.with(|library, comm| {
-            // SAFETY: the communicator is live.
-            let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
-            if status == result::IN_PROGRESS {
-                return Ok(());
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held where it is free, so that no other call begins; a call that does not return keeps it.
+        let _handle = self.lock_within(Self::CALL);
+        let comm = self.raw.load(Ordering::Acquire);
+        if comm.is_null() {
+            return Err(ended());
+        }
+        // SAFETY: the communicator is live: whatever ends it takes `ending` first. The call frees nothing.
+        let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
+        if status == result::IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
+    }
+
+    /// The handle, if no call has it for longer than that.
+    fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Handle>> {
+        let begun = std::time::Instant::now();
+        loop {
+            match self.handle.try_lock() {
+                Ok(handle) => return Some(handle),
+                Err(TryLockError::Poisoned(handle)) => return Some(handle.into_inner()),
+                Err(TryLockError::WouldBlock) if begun.elapsed() >= patience => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
-            // SAFETY: the communicator is live.
-            unsafe { library.check_on(comm, "ncclCommRevoke", status) }
-        })?
+        }
+    }
+
+    /// Aborts several communicators in one group of calls. One by one they could wait for each other for ever: an
+    /// abort frees memory of the device, which waits for the kernels of all its communicators, and those end
+    /// when their own is aborted. In a group all are told to stop before the first is freed (`ncclCommAbort`
+    /// raises the flags at once, and `ncclGroupEnd` frees).
+    ///
+    /// # Blocking
+    /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of them.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words; `Timeout` if a call on one of them does not return: that one is left
+    /// to it.
+    pub(super) fn abort_all(library: &NcclLibrary, comms: &[Arc<Self>]) -> Result<()> {
+        let mut result = Ok(());
+        let mut ended = Vec::new();
+        let group = library.group()?;
+        for comm in comms {
+            let _ending = comm.ending.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(mut handle) = comm.lock_within(Self::CALL) else {
+                let message =
+                    "a call on the communicator does not return: it is left to the library";
+                result = result.and(Err(Error::new(ErrorKind::Timeout, message)));
+                continue;
+            };
+            let raw = comm.take(&mut handle);
+            if raw.is_null() {
+                continue;
+            }
+            // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it.
+            let status = unsafe { (library.table().comm_abort)(raw) };
+            result = result.and(library.check("ncclCommAbort", status));
+            ended.push((comm, status));
+        }
+        let freed = group.end();
+        for (comm, status) in ended {
+            let status = if status == result::SUCCESS {
+                freed
+            } else {
+                status
+            };
+            comm.settle_orphans(status);
+        }
+        result.and(library.check("ncclGroupEnd", freed))
     }
 
     /// Takes a child over that was given up before its time.
@@ -249,8 +367,24 @@ impl Comm {
     pub(super) fn forsake(&self) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *orphans));
-        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        handle.0 = std::ptr::null_mut();
+        drop(orphans);
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is in a call on it keeps the lock: later calls find that.
+        if let Some(mut handle) = self.lock_within(Duration::ZERO) {
+            self.take(&mut handle);
+        }
+    }
+
+    /// Takes the handle out, for whoever ends it. `ending` is held.
+    fn take(&self, handle: &mut Handle) -> NcclComm {
+        self.raw.store(std::ptr::null_mut(), Ordering::Release);
+        std::mem::replace(&mut handle.0, std::ptr::null_mut())
+    }
+
+    fn settle_orphans(&self, status: NcclResult) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let orphans = std::mem::take(&mut *orphans);
+        settle_orphans(&self.library, orphans, status);
     }
 
     /// Has the library prepare memory for operations of this communicator.
@@ -297,26 +431,11 @@ impl Comm {
             unsafe { library.check_on(comm, "ncclCommDeregister", status) }
         })?
     }
+}
 
-    fn end(
-        &self,
-        call: &str,
-        function: unsafe extern "C" fn(NcclComm) -> NcclResult,
-    ) -> Result<()> {
-        let mut handle: MutexGuard<'_, Handle> =
-            self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        let comm = std::mem::replace(&mut handle.0, std::ptr::null_mut());
-        if comm.is_null() {
-            return Ok(());
-        }
-        // SAFETY: taken out under the lock, so it is freed once and nobody is in a call on it; abort is
-        // allowed while operations are pending, destroy is called when there are none.
-        let status = unsafe { function(comm) };
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        let orphans = std::mem::take(&mut *orphans);
-        settle_orphans(&self.library, orphans, status);
-        self.library.check(call, status)
-    }
+fn ended() -> Error {
+    let message = "the communicator was destroyed or aborted";
+    Error::new(ErrorKind::Closed, message)
 }
 
 /// Ends the children that were given up, after their parent; where that failed they stay for ever, since

@@ -7,11 +7,12 @@ use std::ffi::{CString, c_int};
 /// Whether calls of the library's wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// They do not: they are asked until they are done, and a deadline or an abort ends that.
-    #[default]
+    /// They do not: they are asked until they are done. From NCCL 2.23 on each call starts a thread of the
+    /// library's, which costs several times what the call does.
     No,
-    /// They do. Making a communicator still has its deadline; another call that waits for a peer that
-    /// never comes is stuck, and an abort with it.
+    /// They do, as in PyTorch. What may have to connect to peers (making a communicator, and the first operation of
+    /// each type, size and peer) has a thread of its own and a deadline.
+    #[default]
     Yes,
 }
 
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn every_option_has_its_field_and_what_is_not_said_is_left_to_the_library() {
         let options = CommOptions {
-            blocking: Blocking::Yes,
+            blocking: Blocking::No,
             min_ctas: Some(1),
             max_ctas: Some(2),
             cga_cluster_size: Some(3),
@@ -155,7 +156,7 @@ mod tests {
         let mut raw = options.to_raw("dp").unwrap();
         let set: &sys::Config = raw.as_mut();
         let numbers = [
-            (set.blocking, 1),
+            (set.blocking, 0),
             (set.min_ctas, 1),
             (set.max_ctas, 2),
             (set.cga_cluster_size, 3),
@@ -181,7 +182,7 @@ mod tests {
 
         let mut raw = CommOptions::default().to_raw("dp").unwrap();
         let set: &sys::Config = raw.as_mut();
-        assert_eq!(set.blocking, 0);
+        assert_eq!(set.blocking, 1);
         assert!(set.net_name.is_null());
         assert_eq!(set.max_ctas, c_int::MIN);
         let refused = CommOptions::default().to_raw("d\0p").err().unwrap();

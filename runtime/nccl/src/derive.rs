@@ -7,7 +7,7 @@
 
 use super::backend::NcclBackend;
 use super::birth::{Birth, Seat};
-use super::comm::Comm;
+use super::comm::{Comm, Look};
 use super::lane::{Lane, hash_of_child};
 use super::notes::Notes;
 use super::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
@@ -106,7 +106,8 @@ impl NcclBackend {
             && left.is_sorted()
             && !excluded.is_empty()
             && self.wait_for_abort(deadline)
-            && self.main.comm().is_some_and(|comm| comm.is_live());
+            // After an error of its connections nothing can be made of it (`ncclCommEnsureReady`).
+            && self.main.comm().is_some_and(|comm| matches!(comm.look(), Look::Ready));
         if !agree(group, can, deadline)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,

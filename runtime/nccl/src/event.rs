@@ -101,6 +101,9 @@ pub(super) struct EventPool {
 }
 
 impl EventPool {
+    /// So many are kept for later.
+    const MOST: usize = 4096;
+
     pub(super) fn new(device: &Arc<CudaDevice>, timing: EventTiming) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
@@ -146,8 +149,12 @@ impl std::ops::Deref for Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            // Recording it again is allowed at any time: waits refer to the record that they saw.
-            self.pool.free().push(event);
+            let mut free = self.pool.free();
+            // Recording it again is allowed at any time: waits refer to the record that they saw. After a burst of
+            // operations what is more than that goes.
+            if free.len() < EventPool::MOST {
+                free.push(event);
+            }
         }
     }
 }

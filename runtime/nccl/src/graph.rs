@@ -8,9 +8,10 @@
 use super::cuda::{self, CuGraph, CuUserObject};
 use super::device::{CudaDevice, Held};
 use rcomm_core::Result;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A graph that a stream is being captured into.
 #[derive(Clone, Copy, Debug)]
@@ -21,14 +22,66 @@ pub(super) struct Graph {
     pub(super) raw: CuGraph,
 }
 
+// SAFETY: graphs are handles of the driver that any thread may use, one at a time: a capture belongs to the streams
+// in it, and operations are issued one after the other.
+unsafe impl Send for Graph {}
+
+/// The graphs that hold operations of one communicator, with how many of each: NCCL waits for all of them when it
+/// closes or frees the communicator (`localPersistentRefs` in `commDestroySync`, init.cc).
+#[derive(Default)]
+pub(super) struct LiveGraphs(Mutex<BTreeMap<u64, u64>>);
+
+impl LiveGraphs {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn add(&self, graph: u64) {
+        *self.lock().entry(graph).or_default() += 1;
+    }
+
+    fn remove(&self, graph: u64) {
+        let mut graphs = self.lock();
+        if let Some(operations) = graphs.get_mut(&graph) {
+            *operations -= 1;
+            if *operations == 0 {
+                graphs.remove(&graph);
+            }
+        }
+    }
+}
+
+/// What one operation leaves with its graph.
+struct Kept {
+    memory: Held,
+    graph: u64,
+    live: Arc<LiveGraphs>,
+}
+
 impl Graph {
-    /// Keeps `memory` until the graph and all that was made of it are gone.
+    /// Keeps `memory`, and counts the graph among the `live` ones, until the graph and all that was made of it are
+    /// gone.
     ///
     /// # Errors
     /// `Backend` with the driver's words.
-    pub(super) fn keep(self, device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Result<()> {
+    pub(super) fn keep(
+        self,
+        device: &Arc<CudaDevice>,
+        memory: Box<dyn Send>,
+        live: &Arc<LiveGraphs>,
+    ) -> Result<()> {
         let (driver, table) = (device.driver(), device.driver().table());
-        let kept = Box::into_raw(Box::new(Held::new(device, memory)));
+        live.add(self.id);
+        let kept = Box::into_raw(Box::new(Kept {
+            memory: Held::new(device, memory),
+            graph: self.id,
+            live: live.clone(),
+        }));
         let mut object: CuUserObject = null_mut();
         // SAFETY: writes one handle; `let_go` is called once with the pointer, after the last reference has
         // gone.
@@ -42,7 +95,8 @@ impl Graph {
             )
         };
         if let Err(error) = driver.check("cuUserObjectCreate", status) {
-            // SAFETY: made above, and nobody else has it.
+            live.remove(self.id);
+            // SAFETY: made above, and nothing else has it.
             drop(unsafe { Box::from_raw(kept) });
             return Err(error);
         }
@@ -63,6 +117,7 @@ impl Graph {
 /// The driver's call when nothing refers to the object any more.
 unsafe extern "C" fn let_go(kept: *mut c_void) {
     // SAFETY: made by `Graph::keep`, and handed back once.
-    let kept = unsafe { Box::from_raw(kept.cast::<Held>()) };
-    kept.lay_aside();
+    let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
+    kept.live.remove(kept.graph);
+    kept.memory.lay_aside();
 }

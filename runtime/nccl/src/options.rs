@@ -27,7 +27,7 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `RCOMM_NCCL_HIGH_PRIORITY`, `TORCH_NCCL_HIGH_PRIORITY` | [`priority`](Self::priority) | normal |
 /// | `RCOMM_NCCL_TIMING`, `TORCH_NCCL_ENABLE_TIMING` | [`timing`](Self::timing) | off |
 /// | `RCOMM_NCCL_RANKS_PER_ID`, `TORCH_NCCL_RANKS_PER_ROOT` | [`ranks_per_id`](Self::ranks_per_id) | 128 |
-/// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | off |
+/// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | on |
 /// | `RCOMM_NCCL_LAZY` | [`connecting`](Self::connecting) | eager |
 /// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
 /// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |

@@ -2,13 +2,13 @@
 
 use super::event::Mark;
 use super::lane::{Enqueued, Lane};
-use super::options::Timing;
 use super::stream::CudaStream;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{Done, Pending, Progress, Stream};
 use rcomm_core::{Error, ErrorKind, Result};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// One operation of a lane.
@@ -20,7 +20,7 @@ pub(super) struct Ticket {
     /// Locked while it is put on the device; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
     /// Start and end, once it is on the device.
-    marks: OnceLock<[Mark; 2]>,
+    marks: OnceLock<(Start, Arc<Mark>)>,
     /// It is part of a graph, and happens when that is launched.
     captured: OnceLock<()>,
     /// The end of what may be on the device of an operation that could not be launched whole.
@@ -28,12 +28,40 @@ pub(super) struct Ticket {
     outcome: OnceLock<Result<Done>>,
     /// Something may have been put on the device; what, is said above once that is known.
     touched: OnceLock<()>,
+    /// Its progress was asked for since it is on the device.
+    was_asked: AtomicBool,
+}
+
+/// Where an operation starts.
+pub(super) enum Start {
+    /// At this mark.
+    Marked(Arc<Mark>),
+    /// When the operation before it has ended, and what it waits for on other streams is done.
+    Follows(Option<Arc<Mark>>, Vec<Mark>),
+}
+
+impl Start {
+    /// Whether the device has come so far. The context is current.
+    fn is_done(&self) -> Result<bool> {
+        match self {
+            Self::Marked(mark) => mark.is_done(),
+            Self::Follows(former, joints) => {
+                let former = former.iter().map(|mark| &**mark);
+                for mark in former.chain(joints) {
+                    if !mark.is_done()? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
 }
 
 /// What a failed launch has left on the device.
 enum Debris {
     /// Nothing after this mark.
-    Until(Mark),
+    Until(Arc<Mark>),
     /// Perhaps something, and nothing will tell when it is gone.
     Unknown,
 }
@@ -50,6 +78,7 @@ impl Ticket {
             debris: OnceLock::new(),
             outcome: OnceLock::new(),
             touched: OnceLock::new(),
+            was_asked: AtomicBool::new(false),
         })
     }
 
@@ -60,7 +89,7 @@ impl Ticket {
     /// Puts it on the device, unless it was given up before.
     pub(super) fn launch(
         &self,
-        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Mark>)>,
+        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Arc<Mark>>)>,
     ) {
         let op = self.op();
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
@@ -69,8 +98,8 @@ impl Ticket {
         let _ = self.touched.set(());
         match enqueue(op, self.deadline) {
             // All are set once: a ticket is launched once.
-            Ok(Enqueued::Between(marks)) => {
-                let _ = self.marks.set(marks);
+            Ok(Enqueued::Between(start, end)) => {
+                let _ = self.marks.set((start, end));
             }
             Ok(Enqueued::Captured(graph)) => {
                 self.lane.note_captured(graph, self.seq);
@@ -90,6 +119,24 @@ impl Ticket {
         }
     }
 
+    pub(super) fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// Asks something of the operation; `true` if it was reclaimed.
+    pub(super) fn look_at(&self, ask: impl FnOnce(&Op<'static>) -> bool) -> bool {
+        self.op().as_ref().is_none_or(ask)
+    }
+
+    /// Whether it was put on the device, or into a graph, whole.
+    pub(super) fn is_on_its_way(&self) -> bool {
+        self.marks.get().is_some() || self.captured.get().is_some()
+    }
+
     /// Ends it with an error, if it has not ended.
     pub(super) fn fail(&self, error: Error) {
         // The first outcome is the one that counts.
@@ -105,7 +152,7 @@ impl Ticket {
 
     /// Looks at the device alone.
     fn look(&self) -> Result<Option<Progress>> {
-        let Some([start, end]) = self.marks.get() else {
+        let Some((start, end)) = self.marks.get() else {
             return Ok(None);
         };
         let _entered = self.lane.shared.device.enter()?;
@@ -113,9 +160,9 @@ impl Ticket {
             let has_started = start.is_done()?;
             return Ok(has_started.then_some(Progress::Started));
         }
-        let duration = match self.lane.shared.options.timing {
-            Timing::On => start.until(end),
-            Timing::Off => None,
+        let duration = match start {
+            Start::Marked(start) => start.until(end),
+            Start::Follows(..) => None,
         };
         let done = Done {
             duration,
@@ -134,7 +181,7 @@ impl Ticket {
     /// Whether the device is provably through with the buffers.
     fn is_free(&self) -> bool {
         let end = match (self.marks.get(), self.debris.get()) {
-            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => end,
+            (Some((_, end)), _) | (None, Some(Debris::Until(end))) => end,
             (None, Some(Debris::Unknown)) => return false,
             // It never came to the device, and never will: it has an outcome. Or it is the graph's.
             (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
@@ -151,6 +198,9 @@ impl Pending for Ticket {
         }
         if self.marks.get().is_none() {
             self.lane.pump();
+        } else if !self.was_asked.swap(true, Ordering::Relaxed) {
+            // Asked as it is issued: the device has only just been given it, and a look costs as much as a launch.
+            return Progress::Queued;
         }
         let progress = match self.look() {
             Ok(progress) => progress.unwrap_or(Progress::Queued),
@@ -197,7 +247,7 @@ impl Pending for Ticket {
         };
         let mut pause = Duration::from_micros(20);
         loop {
-            if let Some([_, end]) = self.marks.get() {
+            if let Some((_, end)) = self.marks.get() {
                 let _entered = self.lane.shared.device.enter()?;
                 return stream.wait_for(end);
             }
@@ -222,7 +272,12 @@ impl Pending for Ticket {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         self.outcome.get()?;
-        let mut op = self.op();
+        // Held while a thread is in the library's call that launches it.
+        let mut op = match self.op.try_lock() {
+            Ok(op) => op,
+            Err(TryLockError::Poisoned(op)) => op.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         if !self.is_free() {
             return None;
         }
@@ -238,7 +293,7 @@ impl Drop for Ticket {
             return;
         };
         match (self.marks.take(), self.debris.take()) {
-            (Some([_, end]), _) | (None, Some(Debris::Until(end))) => {
+            (Some((_, end)), _) | (None, Some(Debris::Until(end))) => {
                 self.lane.keep(op.op_type(), Box::new(op), end);
             }
             (None, _) => self.lane.shared.leak(op.op_type(), Box::new(op)),

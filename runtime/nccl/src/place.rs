@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 ///
 /// Shared, not owned, in the eyes of the compiler: what a `Box` refers to is the box's alone each time that
 /// moves, which would end the right of the library's pointer to it.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Place(Arc<AtomicPtr<c_void>>);
 
 impl Place {

@@ -4,7 +4,7 @@
 //! for it.
 
 use super::Shared;
-use super::birth::{Birth, Seat, Step};
+use super::birth::{Birth, Seat, Step, WarmUp};
 use super::cards::{self, Card};
 use super::comm::Comm;
 use super::sys::UniqueId;
@@ -50,6 +50,7 @@ pub(super) struct Rally {
     next_look: Instant,
     pause: Duration,
     ids: Vec<UniqueId>,
+    warm_up: Option<WarmUp>,
 }
 
 impl Rally {
@@ -82,7 +83,13 @@ impl Rally {
             next_look: Instant::now(),
             pause: Self::FIRST_PAUSE,
             ids: Vec::new(),
+            warm_up: None,
         })
+    }
+
+    /// With what the communicator connects its rings, once it is there.
+    pub(super) fn warm_up(&mut self, with: WarmUp) {
+        self.warm_up = Some(with);
     }
 
     /// How many ranks one unique id is made for: all, where the library takes no more than one.
@@ -134,7 +141,13 @@ impl Rally {
                 name: self.meeting.name.clone(),
             };
             let _entered = shared.device.enter()?;
-            let birth = Birth::join(&shared.library, &shared.device, seat, &shared.options.comm)?;
+            let birth = Birth::join(
+                &shared.library,
+                &shared.device,
+                seat,
+                self.warm_up.clone(),
+                &shared.options.comm,
+            )?;
             self.stage = Stage::Joining(birth);
         }
         if let Stage::Joining(birth) = &mut self.stage

@@ -80,6 +80,7 @@ impl Lane {
             let message = "the communicator is not there yet: issue an operation first";
             return Err(Error::new(ErrorKind::Closed, message));
         };
+        let _alone = self.settled(comm)?;
         let _entered = self.shared.device.enter()?;
         let mut registered = self.registry.lock();
         // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
@@ -97,6 +98,10 @@ impl Lane {
 
     /// Undoes it.
     pub(super) fn deregister(&self, registration: Registration) -> Result<()> {
+        let _alone = match self.comm() {
+            Some(comm) if comm.is_live() => Some(self.settled(comm)?),
+            _ => None,
+        };
         let mut registered = self.registry.lock();
         let Some(known) = registered.get_mut(&registration.id) else {
             let message = format!(

@@ -326,6 +326,8 @@ table! {
         comm_destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
         /// `ncclCommAbort`
         comm_abort = "ncclCommAbort": fn(NcclComm) -> NcclResult;
+        /// `ncclCommCount`
+        comm_count = "ncclCommCount": fn(NcclComm, *mut c_int) -> NcclResult;
         /// `ncclCommGetAsyncError`
         comm_get_async_error = "ncclCommGetAsyncError": fn(NcclComm, *mut NcclResult) -> NcclResult;
         /// `ncclRedOpCreatePreMulSum`

@@ -3,10 +3,14 @@
 
 use super::{Captured, Door, Enqueued, Lane, Stage};
 use crate::comm::{Comm, Look};
+use crate::config::Blocking;
 use crate::event::Mark;
 use crate::graph::Graph;
 use crate::launch::{Call, Launched, Target, staging_bytes};
+use crate::library::NcclLibrary;
 use crate::memory::{DeviceBuffer, stream_of};
+use crate::options::Timing;
+use crate::pending::Start;
 use crate::stream::CudaStream;
 use crate::sys::{CudaStream as RawStream, NcclComm, NcclResult, result};
 use rcomm_core::Buffer;
@@ -19,7 +23,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A call that was not made whole.
 pub(crate) struct Unmade {
@@ -51,31 +55,38 @@ impl From<Unmade> for Error {
 }
 
 impl Lane {
-    /// Puts one operation on the stream, between two marks.
+    /// Puts one operation on the stream, or into the graph that its buffers' streams are captured into. The context
+    /// is current; `graph` is that of [`check_capture`](Self::check_capture) where it is known.
     ///
-    /// `Err` with a mark: something may be on the device before it. Without one: nobody knows until when.
+    /// `Err` with a mark: something may be on the device before it. Without one: nothing tells until when.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
         deadline: Deadline,
-    ) -> Result<Enqueued, (Error, Option<Mark>)> {
+        graph: Option<Option<Graph>>,
+    ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)> {
         let early = |error| (error, None);
         let Some(comm) = self.comm.get() else {
             let message = "the communicator is not there yet";
             return Err(early(Error::new(ErrorKind::Closed, message)));
         };
         let shared = &self.shared;
-        let _entered = shared.device.enter().map_err(early)?;
-        let graph = self.graph_of(op).map_err(early)?;
+        let graph = graph.map_or_else(|| self.graph_of(op), Ok).map_err(early)?;
         let staging = self.staging_for(op, graph).map_err(early)?;
         if let Some(graph) = graph {
             self.keep_for(graph, op, &staging).map_err(early)?;
+            self.may_be_captured.store(true, Ordering::Release);
         }
-        self.follow_streams(op).map_err(early)?;
-        // Marks made in a capture are part of the graph: nobody may ask for them.
-        let start = match graph {
-            Some(_) => None,
-            None => Some(shared.marks.mark(&self.stream).map_err(early)?),
+        let joints = self.follow_streams(op).map_err(early)?;
+        // Marks made in a capture are part of the graph: they cannot be asked for.
+        let start = match (graph, shared.options.timing) {
+            (Some(_), _) => None,
+            (None, Timing::On) => {
+                let mark = shared.marks.mark(&self.stream).map_err(early)?;
+                Some(Start::Marked(Arc::new(mark)))
+            }
+            // It starts when what it follows is done, which has marks already.
+            (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), joints)),
         };
         let launched = comm.with(|library, raw| {
             let target = Target {
@@ -112,12 +123,19 @@ impl Lane {
             settled.map_err(early)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
-        let end = shared.marks.mark(&self.stream);
+        let end = shared.marks.mark(&self.stream).map(Arc::new);
         match (settled, end) {
-            (Ok(()), Ok(end)) => Ok(Enqueued::Between([start, end])),
+            (Ok(()), Ok(end)) => {
+                *self.latest() = Some(end.clone());
+                Ok(Enqueued::Between(start, end))
+            }
             (Err(error), end) => Err((error, end.ok().filter(|_| is_marked))),
             (Ok(()), Err(error)) => Err((error, None)),
         }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<Arc<Mark>>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the library enqueue something other than an operation, after what `before` enqueues, and marks
@@ -132,13 +150,13 @@ impl Lane {
     pub(crate) fn call_on_stream(
         &self,
         mut door: MutexGuard<'_, Door>,
-        name: &str,
+        name: &'static str,
         deadline: Deadline,
         before: impl FnOnce() -> Result<()>,
-        call: impl FnOnce(NcclComm, RawStream) -> NcclResult,
+        call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
     ) -> Result<Arc<Mark>, Unmade> {
         // What was issued before comes first.
-        self.push_on(&mut door);
+        self.push_queue(&mut door);
         if let Stage::Broken(error) = &door.stage {
             return Err(Unmade::untouched(error.clone()));
         }
@@ -154,16 +172,39 @@ impl Lane {
             let error = Error::new(ErrorKind::Unsupported, message);
             return Err(Unmade::untouched(error));
         }
+        let mut given_up = None;
         let called = before().and_then(|()| {
-            comm.with(|library, raw| {
-                let status = call(raw, self.stream.raw());
-                if status == result::IN_PROGRESS {
-                    return Ok(Call::InProgress);
+            if self.shared.options.comm.blocking == Blocking::No || door.called.contains(name) {
+                return comm.with(|library, raw| {
+                    let status = call(raw, self.stream.raw());
+                    check_call(library, raw, name, status)
+                })?;
+            }
+            let stream = self.stream.clone();
+            let work = move |library: &NcclLibrary, raw| {
+                let status = call(raw, stream.raw());
+                check_call(library, raw, name, status)
+            };
+            let done = comm.call_apart(&self.shared.device, work)?;
+            match self.wait_apart(&done, deadline) {
+                Ok(called) => {
+                    door.called.insert(name);
+                    called
                 }
-                // SAFETY: the communicator is live.
-                unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
-            })?
+                // The call is still under way, and what it enqueues comes after any mark.
+                Err(error) => {
+                    given_up = Some(error.clone());
+                    Err(error)
+                }
+            }
         });
+        if let Some(error) = given_up {
+            door.stage = Stage::Broken(error.clone());
+            return Err(Unmade {
+                error,
+                left: Left::Unknown,
+            });
+        }
         if let Ok(Call::InProgress) = called
             && let Err(error) = self.settle(comm, deadline)
         {
@@ -252,7 +293,7 @@ impl Lane {
         };
         let held = op.map_buffers(&hold)?;
         let memory = (held, self.barrier.clone(), staging.clone());
-        graph.keep(&self.shared.device, Box::new(memory))
+        graph.keep(&self.shared.device, Box::new(memory), &self.live)
     }
 
     /// Notes which operation went into a graph.
@@ -271,34 +312,34 @@ impl Lane {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The graph that an operation is captured into: that of the streams of its buffers, all of them.
+    /// The graph that an operation is captured into: that of the streams of its buffers, all of them. The context is
+    /// current.
     ///
     /// # Errors
     /// `InvalidArgument` if they are not all of one mind.
     fn graph_of(&self, op: &Op<'_>) -> Result<Option<Graph>> {
-        let mut graph: Option<Option<Graph>> = None;
-        let mut result = Ok(());
-        let default = &self.shared.default_stream;
-        visit(op, &mut |buffer| {
-            if result.is_err() {
-                return;
+        let mut streams = Streams::of(op, &self.shared.default_stream).into_iter();
+        let graph = match streams.next() {
+            Some(first) => first.graph()?,
+            None => None,
+        };
+        for stream in streams {
+            if !is_same(graph, stream.graph()?) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the streams of its buffers are not all captured into the same graph",
+                ));
             }
-            match stream_of(buffer).unwrap_or(default).graph() {
-                Err(error) => result = Err(error),
-                Ok(theirs) if graph.is_none_or(|graph| is_same(graph, theirs)) => {
-                    graph = Some(theirs);
-                }
-                Ok(_) => {
-                    result = Err(Error::new(
-                        ErrorKind::InvalidArgument,
-                        "the streams of its buffers are not all captured into the same graph",
-                    ));
-                }
-            }
-        });
-        result?;
-        let graph = graph.flatten();
+        }
+        // Only an operation of this lane's makes its stream part of a capture.
+        if !self.may_be_captured.load(Ordering::Acquire) {
+            return Ok(graph);
+        }
         match self.stream.graph()? {
+            None => {
+                self.may_be_captured.store(false, Ordering::Release);
+                Ok(graph)
+            }
             Some(own) if !is_same(graph, Some(own)) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
@@ -307,19 +348,16 @@ impl Lane {
                     own.id
                 ),
             )),
-            _ => Ok(graph),
+            Some(_) => Ok(graph),
         }
     }
 
-    /// As [`graph_of`](Self::graph_of), before the operation is issued.
+    /// As [`graph_of`](Self::graph_of), before the operation is issued. The context is current.
     ///
     /// # Errors
     /// `InvalidArgument` if the communicator is not there yet: none can be made during a capture.
     pub(crate) fn check_capture(&self, op: &Op<'_>) -> Result<Option<Graph>> {
-        let graph = {
-            let _entered = self.shared.device.enter()?;
-            self.graph_of(op)?
-        };
+        let graph = self.graph_of(op)?;
         if graph.is_some() && self.comm.get().is_none() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -337,30 +375,31 @@ impl Lane {
         stream.wait_for(&mark)
     }
 
-    /// Has the lane's stream wait for what the buffers' streams have in hand.
-    fn follow_streams(&self, op: &Op<'_>) -> Result<()> {
-        let mut seen: Vec<&Arc<CudaStream>> = Vec::with_capacity(1);
-        let default = &self.shared.default_stream;
-        let mut result = Ok(());
-        visit(op, &mut |buffer| {
-            let stream = stream_of(buffer).unwrap_or(default);
-            if result.is_err() || seen.iter().any(|it| it.raw() == stream.raw()) {
-                return;
-            }
-            seen.push(stream);
-            result = self.follow(stream);
-        });
-        result
+    /// Has the lane's stream wait for what the buffers' streams have in hand; returns the marks that it waits for.
+    fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
+        let streams = Streams::of(op, &self.shared.default_stream);
+        streams
+            .into_iter()
+            // What is on the lane's own stream comes first by itself.
+            .filter(|stream| stream.raw() != self.stream.raw())
+            .map(|stream| self.follow(stream))
+            .collect()
     }
 
-    pub(crate) fn follow(&self, stream: &CudaStream) -> Result<()> {
+    /// Has the lane's stream wait for what this one has in hand: up to the mark that is returned.
+    pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
         let mark = self.shared.joints.mark(stream)?;
-        self.stream.wait_for(&mark)
+        self.stream.wait_for(&mark)?;
+        Ok(mark)
     }
 
     /// Waits until the library has connected to whom it had to.
     pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+        /// The library starts a thread for each call, which is done within this time as a rule; to sleep takes
+        /// longer.
+        const SPIN: Duration = Duration::from_micros(200);
         let deadline = deadline.started();
+        let begun = Instant::now();
         let mut pause = Duration::from_micros(20);
         loop {
             let is_ready = comm.is_ready()?;
@@ -377,14 +416,62 @@ impl Lane {
                     "NCCL did not connect to the other ranks before the deadline",
                 ));
             }
+            if begun.elapsed() < SPIN {
+                std::thread::yield_now();
+                continue;
+            }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
     }
 }
 
+/// # Errors
+/// `Backend` with the library's words.
+fn check_call(
+    library: &NcclLibrary,
+    raw: NcclComm,
+    name: &str,
+    status: NcclResult,
+) -> Result<Call> {
+    if status == result::IN_PROGRESS {
+        return Ok(Call::InProgress);
+    }
+    // SAFETY: the callers' communicator is live.
+    unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
+}
+
 fn is_same(one: Option<Graph>, other: Option<Graph>) -> bool {
     one.map(|graph| graph.id) == other.map(|graph| graph.id)
+}
+
+/// The streams of an operation's buffers, each once.
+#[derive(Default)]
+struct Streams<'o> {
+    first: Option<&'o Arc<CudaStream>>,
+    /// Nearly always empty, and nothing is allocated then.
+    others: Vec<&'o Arc<CudaStream>>,
+}
+
+impl<'o> Streams<'o> {
+    /// `default` is that of buffers that know none.
+    fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
+        let mut streams = Self::default();
+        visit(op, &mut |buffer| {
+            let stream = stream_of(buffer).unwrap_or(default);
+            match streams.first {
+                None => streams.first = Some(stream),
+                Some(first) if first.raw() == stream.raw() => {}
+                Some(_) if streams.others.iter().any(|it| it.raw() == stream.raw()) => {}
+                Some(_) => streams.others.push(stream),
+            }
+        });
+        streams
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = &'o Arc<CudaStream>> {
+        self.first.into_iter().chain(self.others)
+    }
 }
 
 fn place_of(memory: &DeviceBuffer) -> *mut c_void {

@@ -7,31 +7,33 @@
 //! the joining on. Buffers are given up when the event has come; those of an operation that was aborted
 //! are kept aside until then, or for ever.
 
+mod apart;
 mod ending;
 mod enqueue;
 
-pub(super) use ending::Ending;
 pub(super) use enqueue::{Left, Unmade, visit};
 
 use super::Shared;
-use super::birth::{Birth, Step};
+use super::birth::{Birth, Step, WarmUp};
 use super::comm::{Comm, Look};
 use super::event::Mark;
+use super::graph::{Graph, LiveGraphs};
 use super::memory::DeviceBuffer;
-use super::pending::Ticket;
+use super::options::Connecting;
+use super::pending::{Start, Ticket};
 use super::rally::{Meeting, Rally, Scope};
 use super::registry::Registry;
 use super::stream::CudaStream;
 use super::sys::UniqueId;
+use apart::Shape;
 use ending::Remains;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -46,12 +48,16 @@ enum Stage {
 pub(super) struct Door {
     stage: Stage,
     queue: VecDeque<Arc<Ticket>>,
+    /// What the library has connected to peers for.
+    connected: HashSet<Shape>,
+    /// The calls, other than operations, that have returned once.
+    called: HashSet<&'static str>,
 }
 
 /// What became of an operation that was put on the stream.
 pub(super) enum Enqueued {
-    /// It runs between these marks.
-    Between([Mark; 2]),
+    /// It runs between these.
+    Between(Start, Arc<Mark>),
     /// It is part of this graph.
     Captured(u64),
 }
@@ -79,6 +85,12 @@ pub(super) struct Lane {
     launched: AtomicU64,
     /// What went into each graph, of the latest.
     graphs: Mutex<BTreeMap<u64, Captured>>,
+    /// Those that still hold operations.
+    live: Arc<LiveGraphs>,
+    /// The stream may be part of a capture: it was, and nothing has shown since that it is no more.
+    may_be_captured: AtomicBool,
+    /// The end of the latest operation on the stream.
+    latest: Mutex<Option<Arc<Mark>>>,
     door: Mutex<Door>,
     remains: Mutex<Vec<Remains>>,
     /// For lists whose parts the library wants side by side.
@@ -90,6 +102,8 @@ pub(super) struct Lane {
 impl Lane {
     /// How long what is on the device may go on after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
+    /// How long memory waits to be registered while the library connects to peers.
+    const SETTLED: Duration = Duration::from_secs(30);
 
     /// Begins to join.
     ///
@@ -97,14 +111,19 @@ impl Lane {
     /// As [`Rally::begin`]; `Backend` if the device has no more streams or memory.
     pub(super) fn begin(shared: &Arc<Shared>, meeting: Meeting) -> Result<Arc<Self>> {
         let scope = meeting.scope;
-        let rally = Rally::begin(shared, meeting)?;
+        let mut rally = Rally::begin(shared, meeting)?;
         match Self::parts(shared) {
-            Ok(parts) => Ok(Self::new(
-                shared,
-                scope,
-                parts,
-                Stage::Joining(Box::new(rally)),
-            )),
+            Ok((stream, barrier)) => {
+                // Whoever connects at the first operation connects the rings there as well.
+                if shared.options.connecting == Connecting::Eager {
+                    rally.warm_up(WarmUp {
+                        stream: stream.clone(),
+                        word: barrier.clone(),
+                    });
+                }
+                let stage = Stage::Joining(Box::new(rally));
+                Ok(Self::new(shared, scope, (stream, barrier), stage))
+            }
             // The others are not to wait for this rank.
             Err(error) => Err(rally.give_up(error, Duration::ZERO)),
         }
@@ -145,9 +164,14 @@ impl Lane {
             hash: OnceLock::new(),
             launched: AtomicU64::new(0),
             graphs: Mutex::default(),
+            live: Arc::default(),
+            may_be_captured: AtomicBool::new(false),
+            latest: Mutex::default(),
             door: Mutex::new(Door {
                 stage,
                 queue: VecDeque::new(),
+                connected: HashSet::new(),
+                called: HashSet::new(),
             }),
             remains: Mutex::default(),
             staging: Mutex::default(),
@@ -215,6 +239,18 @@ impl Lane {
         }
     }
 
+    /// Takes the door when nothing goes on in the background, such as a launch: registrations of memory are kept in
+    /// plain arrays that a launch looks through (`ncclRegister`, register/register.cc).
+    ///
+    /// # Errors
+    /// `Timeout` if it does not come to that; the library's own error.
+    pub(super) fn settled(&self, comm: &Comm) -> Result<MutexGuard<'_, Door>> {
+        let deadline = Deadline::In(Self::SETTLED).started();
+        let door = self.enter(deadline)?;
+        self.settle(comm, deadline)?;
+        Ok(door)
+    }
+
     /// Takes the door if it is free.
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, Door>> {
         match self.door.try_lock() {
@@ -240,15 +276,16 @@ impl Lane {
         }
     }
 
-    /// Enqueues an operation on the device, or for when all ranks have joined.
+    /// Enqueues an operation on the device, or for when all ranks have joined. The context is current, and the
+    /// graph is that of [`check_capture`](Self::check_capture).
     ///
     /// # Blocking
     /// Waits for peers only while the library connects to them: the first time, until `deadline`.
     pub(super) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,
-        seq: u64,
-        deadline: Deadline,
+        (seq, deadline): (u64, Deadline),
+        graph: Option<Graph>,
     ) -> Arc<Ticket> {
         let ticket = Ticket::new(self.clone(), op, seq, deadline);
         self.sweep();
@@ -260,26 +297,42 @@ impl Lane {
             }
         };
         door.queue.push_back(ticket.clone());
-        self.push_on(&mut door);
+        self.push_on(&mut door, Some((&ticket, graph)));
         ticket
     }
 
-    /// Moves joining and the queue on, unless somebody else is at it. Never waits for a peer to join.
+    /// Moves joining and the queue on, unless another thread does. Never waits for a peer to join.
     pub(super) fn pump(&self) {
         if let Some(mut door) = self.try_enter() {
-            self.push_on(&mut door);
+            self.push_queue(&mut door);
         }
     }
 
-    fn push_on(&self, door: &mut Door) {
+    /// As [`push_on`](Self::push_on), in a context of its own.
+    fn push_queue(&self, door: &mut Door) {
         if door.queue.is_empty() {
             return;
         }
+        match self.shared.device.enter() {
+            Ok(_entered) => self.push_on(door, None),
+            Err(error) => {
+                for ticket in door.queue.drain(..) {
+                    ticket.fail(error.clone());
+                }
+            }
+        }
+    }
+
+    /// Launches what is in the queue, if all ranks have joined. The context is current; `own` is the ticket whose
+    /// graph is known.
+    fn push_on(&self, door: &mut Door, own: Option<(&Arc<Ticket>, Option<Graph>)>) {
         match self.advance(door) {
             Ok(false) => {}
             Ok(true) => {
                 while let Some(ticket) = door.queue.pop_front() {
-                    ticket.launch(|op, deadline| self.enqueue(op, deadline));
+                    let known = own.filter(|(own, _)| Arc::ptr_eq(own, &ticket));
+                    let graph = known.map(|(_, graph)| graph);
+                    self.launch(door, &ticket, graph);
                 }
             }
             Err(error) => {

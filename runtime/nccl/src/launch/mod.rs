@@ -19,8 +19,9 @@ use super::stream::CudaStream;
 use super::sys::NcclComm;
 use calls::Calls;
 use parts::{Move, Part};
-use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_core::{Op, Reduction};
+use rcomm_recorder::model::ReduceOp;
 use std::ffi::c_void;
 
 /// Refuses what NCCL, or this library, does not do. Nothing is sent.
@@ -103,17 +104,20 @@ impl<'a> Target<'a> {
 
 /// Whether it is more than one call.
 fn needs_group(op: &Op<'_>) -> bool {
-    !matches!(
-        op,
-        Op::AllReduce { .. }
-            | Op::Reduce { .. }
-            | Op::Broadcast { .. }
-            | Op::Barrier
-            | Op::AllGatherSingle { .. }
-            | Op::ReduceScatterSingle { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-    )
+    // A reduction with a factor is made before the call and undone after it, and neither may happen beside a launch.
+    let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
+    op.reduction().is_some_and(has_factor)
+        || !matches!(
+            op,
+            Op::AllReduce { .. }
+                | Op::Reduce { .. }
+                | Op::Broadcast { .. }
+                | Op::Barrier
+                | Op::AllGatherSingle { .. }
+                | Op::ReduceScatterSingle { .. }
+                | Op::Send { .. }
+                | Op::Recv { .. }
+        )
 }
 
 impl Calls<'_> {

@@ -187,6 +187,7 @@ impl NcclWindow {
             let what = "a get from a window on device memory";
             return Err(library.lacks(what, "ncclGetPeerDevicePointer"));
         };
+        let _alone = self.lane.settled(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
             // SAFETY: the window is registered; writes one pointer.

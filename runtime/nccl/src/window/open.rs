@@ -2,9 +2,11 @@
 
 use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
 use crate::backend::NcclBackend;
+use crate::config::Blocking;
 use crate::cuda;
 use crate::device::CudaDevice;
 use crate::lane::Lane;
+use crate::library::NcclLibrary;
 use crate::memory::DeviceBuffer;
 use crate::notes::Notes;
 use crate::place::Place;
@@ -17,6 +19,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -225,28 +228,42 @@ impl Lane {
             return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
         };
         let place = Place::default();
-        let target = place.as_ptr();
+        let target = place.clone();
+        let call = move |library: &NcclLibrary, raw| {
+            let at = std::ptr::with_exposed_provenance_mut(at as usize);
+            // SAFETY: the communicator is live and the range stays with the lane, which ends its communicator first.
+            // The handle is written to the heap, perhaps later: the place is given up below unless the call has
+            // come to its end.
+            let status =
+                unsafe { register(raw, at, bytes, target.as_ptr(), sys::WIN_COLL_SYMMETRIC) };
+            if status == sys::result::IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
+        };
+        let is_apart = self.shared.options.comm.blocking == Blocking::Yes;
+        let device = &self.shared.device;
         let mut next_look = Instant::now() + LOOK;
         let done = self.take_over(
             |comm| {
-                comm.with(|library, raw| {
-                    let at = std::ptr::with_exposed_provenance_mut(at as usize);
-                    // SAFETY: the communicator is live and the range stays with the lane, which ends its
-                    // communicator first. The handle is written to the heap, perhaps later: the place is
-                    // given up below unless the call has come to its end.
-                    let status =
-                        unsafe { register(raw, at, bytes, target, sys::WIN_COLL_SYMMETRIC) };
-                    if status == sys::result::IN_PROGRESS {
-                        return Ok(());
-                    }
-                    // SAFETY: the communicator is live.
-                    unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
-                })??;
-                Ok(comm.clone())
+                // It waits for all other ranks.
+                if is_apart {
+                    return Ok((comm.clone(), Some(comm.call_apart(device, call)?)));
+                }
+                comm.with(call)??;
+                Ok((comm.clone(), None))
             },
-            |comm| {
-                if comm.is_ready()? {
-                    return Ok(Some(()));
+            |(comm, apart)| {
+                match apart.as_ref().map(Receiver::try_recv) {
+                    Some(Ok(called)) => return called.map(Some),
+                    Some(Err(TryRecvError::Empty)) => {}
+                    Some(Err(TryRecvError::Disconnected)) => {
+                        let message = "the thread that registers a window panicked";
+                        return Err(Error::new(ErrorKind::Backend, message));
+                    }
+                    None if comm.is_ready()? => return Ok(Some(())),
+                    None => {}
                 }
                 if Instant::now() >= next_look {
                     notes.check_failed()?;
@@ -278,6 +295,7 @@ impl Lane {
         else {
             return Ok(());
         };
+        let _alone = self.settled(comm)?;
         let _entered = self.shared.device.enter()?;
         comm.with(|library, raw| {
             // SAFETY: the communicator is live, the window is its own and is deregistered once: it was

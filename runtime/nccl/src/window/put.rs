@@ -12,6 +12,7 @@ use rcomm_core::{Error, Result};
 use rcomm_recorder::model::OpType;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 /// What this rank sends.
 #[derive(Default)]
@@ -68,23 +69,25 @@ impl NcclWindow {
         let mut sent = lock(&self.signals.sent);
         let number = sent[peer as usize].wrapping_add(1);
         let door = self.lane.enter(deadline).map_err(early)?;
-        let from: *const c_void = std::ptr::with_exposed_provenance(put.from as usize);
+        let (from, bytes, offset) = (put.from as usize, put.bytes, put.offset);
+        let window = AtomicPtr::new(put.to);
         let made = self.lane.call_on_stream(
             door,
             "ncclPutSignal",
             deadline,
             || before(number),
-            |comm, stream| {
+            move |comm, stream| {
+                let from: *const c_void = std::ptr::with_exposed_provenance(from);
                 // SAFETY: communicator and stream are live and lent for the call, the caller vouches for
                 // the bytes, the window is registered, and the target lies in the peer's part.
                 unsafe {
                     call(
                         from,
-                        put.bytes,
+                        bytes,
                         sys::data_type::UINT8,
                         to_c(peer),
-                        put.to,
-                        put.offset,
+                        window.into_inner(),
+                        offset,
                         0,
                         0,
                         0,
@@ -183,7 +186,7 @@ impl NcclWindow {
                 offset: offset + done,
             };
             let before = |_| {
-                self.lane.follow(&stream)?;
+                drop(self.lane.follow(&stream)?);
                 if is_inside {
                     return Ok(());
                 }

@@ -44,7 +44,7 @@ impl NcclWindow {
                 "ncclSignal",
                 deadline,
                 || Ok(()),
-                |comm, stream| {
+                move |comm, stream| {
                     // SAFETY: communicator and stream are live and lent for the call.
                     unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
                 },
@@ -89,7 +89,7 @@ impl NcclWindow {
             || Ok(()),
             // SAFETY: communicator and stream are live and lent for the call, which copies the one
             // description.
-            |comm, stream| unsafe { wait(1, &mut wanted, comm, stream) },
+            move |comm, stream| unsafe { wait(1, &mut wanted, comm, stream) },
         )?;
         *taken = until;
         Ok(Some(mark))

@@ -93,8 +93,9 @@ fn what_is_left_of_a_communicator_goes_on() {
         let mut job = start("shrink", |_, command| {
             command
                 .env("RCOMM_NCCL_ERROR_HANDLING", mode)
-                // The death is noticed by the connection.
-                .env("RCOMM_TIMEOUT_MS", "60000");
+                // The death is noticed when the time is over, and by no connection.
+                .env("RCOMM_SIM", "local_peers=1")
+                .env("RCOMM_TIMEOUT_MS", "5000");
         });
         for said in check_shrink(&mut job) {
             // Made of the old one: the library was not asked for a new id.
@@ -105,6 +106,15 @@ fn what_is_left_of_a_communicator_goes_on() {
             );
         }
     }
+}
+
+#[test]
+fn what_is_left_connects_anew_after_an_error_of_the_connections() {
+    // The library makes nothing of a communicator with such an error, revoked or not.
+    let mut job = start("shrink", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+    });
+    check_shrink(&mut job);
 }
 
 #[test]

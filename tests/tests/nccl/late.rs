@@ -16,6 +16,7 @@ fn memory_that_is_given_up_before_it_is_zeroed_stays_until_then() {
 fn buffers_of_an_operation_that_the_library_is_still_at_are_never_freed() {
     let (_job, said) = run("late_launch", |_, command| {
         command
+            .env("RCOMM_NCCL_BLOCKING", "0")
             .env("RCOMM_SIM", "launch_delay_ms=3000")
             .env("RCOMM_NCCL_ERROR_HANDLING", "none");
     });
@@ -26,22 +27,26 @@ fn buffers_of_an_operation_that_the_library_is_still_at_are_never_freed() {
 }
 
 #[test]
-fn buffers_of_a_group_of_calls_that_failed_are_not_freed_under_those_that_did_not() {
-    let (_job, said) = run("late_group", |_, command| {
-        command
-            .env("RCOMM_SIM", "call_error_after=1,launch_delay_ms=3000")
-            .env("RCOMM_NCCL_ERROR_HANDLING", "none");
-    });
-    for said in said {
-        let error = lines(&said, "refused:")[0];
-        assert!(error.contains("ncclBroadcast failed"), "{said}");
+fn a_group_of_calls_of_which_one_is_refused_gives_its_buffers_back() {
+    for blocking in ["0", "1"] {
+        let (_job, said) = run("late_group", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                // The communicator's own broadcast, and the first of the list.
+                .env("RCOMM_SIM", "call_error_after=2")
+                .env("RCOMM_NCCL_ERROR_HANDLING", "none");
+        });
+        for said in said {
+            let error = lines(&said, "refused:")[0];
+            assert!(error.contains("ncclBroadcast failed"), "{said}");
+        }
     }
 }
 
 #[test]
 fn an_operation_that_an_abort_has_stopped_is_not_taken_for_done() {
     let (_job, said) = run("late_look", |_, command| {
-        command.env("RCOMM_SIM", "hang_after=0");
+        command.env("RCOMM_SIM", "hang_after=1");
     });
     for said in said {
         assert!(said.contains("stopped: stopped by the test"), "{said}");
@@ -80,7 +85,7 @@ fn what_is_left_to_the_library_is_not_freed_under_it() {
     let job = start("train", |rank, command| {
         command.env("RCOMM_NCCL_ERROR_HANDLING", "none");
         if rank == CULPRIT {
-            command.env("RCOMM_SIM", "hang_after=3");
+            command.env("RCOMM_SIM", "hang_after=4");
         }
     });
     // They come to their end, although a kernel waits for ever and to free memory is to wait for it.

@@ -4,6 +4,7 @@
 
 mod bench;
 mod cudarc;
+mod ends;
 mod groups;
 mod late;
 mod libraries;

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The calls of the driver that a program that captures makes by itself.
-struct Graphs {
+pub(super) struct Graphs {
     driver: Library,
 }
 
 type Handle = *mut c_void;
 
 impl Graphs {
-    fn of(world: &World) -> Self {
+    pub(super) fn of(world: &World) -> Self {
         let options = NcclOptions::of(world.config());
         let path = options.expect("those that the world was made with").driver;
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
@@ -26,7 +26,7 @@ impl Graphs {
         Self { driver }
     }
 
-    fn begin(&self, stream: Handle) {
+    pub(super) fn begin(&self, stream: Handle) {
         const GLOBAL: c_int = 0;
         // SAFETY: the signature is that of cuda.h; the stream is live.
         let status = unsafe {
@@ -40,7 +40,7 @@ impl Graphs {
     }
 
     /// The driver's code, and the executable graph.
-    fn end(&self, stream: Handle) -> (c_int, Handle) {
+    pub(super) fn end(&self, stream: Handle) -> (c_int, Handle) {
         let (mut graph, mut executable) = (null_mut(), null_mut());
         // SAFETY: the signatures are those of cuda.h; handles are written through valid pointers.
         unsafe {

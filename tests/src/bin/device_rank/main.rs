@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr)]
 
 mod cudarc;
+mod ends;
 mod graph;
 mod late;
 mod lists;
@@ -42,6 +43,11 @@ fn run(scenario: &str) -> Result<()> {
         "shrink" => return shrink(world, &gpu),
         "streams" => streams(&world, &gpu)?,
         "graph" => graph::capture(&world, &gpu)?,
+        "graph_at_shutdown" => return ends::graph_at_shutdown(world, &gpu),
+        "graph_at_abort" => return ends::graph_at_abort(world, &gpu),
+        "two_hung" => return ends::two_hung(world, &gpu),
+        "register_beside" => ends::register_beside(&world, &gpu)?,
+        "driver_calls" => ends::driver_calls(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "no_registration" => no_registration(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,

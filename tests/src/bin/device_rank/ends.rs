@@ -1,0 +1,171 @@
+//! How communicators end while something of theirs goes on: graphs that hold operations, kernels that hang on two
+//! of them, memory that is registered beside a launch. And what an operation costs the host.
+
+use super::graph::Graphs;
+use super::{Gpu, all_reduce, count};
+use libloading::{Library, Symbol};
+use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
+use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, World};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Captures an all-reduce, and leaves the graph.
+fn capture(world: &World, gpu: &Gpu, numbers: &DeviceBuffer) -> Result<()> {
+    let graphs = Graphs::of(world);
+    let stream = gpu.stream.as_raw();
+    graphs.begin(stream);
+    let work = world.group().execute_async(all_reduce(numbers)?)?;
+    work.wait_stream(&gpu.stream)?;
+    let (status, _executable) = graphs.end(stream);
+    assert_eq!(status, 0, "the capture");
+    Ok(())
+}
+
+/// A graph is still there at the end: the library would wait for it until the deadline.
+pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    capture(&world, gpu, &numbers)?;
+    let begun = Instant::now();
+    let error = world.shutdown().expect_err("a graph holds an operation");
+    eprintln!("shutdown: {error}");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    Ok(())
+}
+
+/// An operation hangs while a graph is there.
+pub(super) fn graph_at_abort(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    capture(&world, gpu, &numbers)?;
+    let error = world.group().execute_async(all_reduce(&numbers)?)?.wait();
+    let error = error.map(|_| ()).expect_err("the kernel hangs");
+    eprintln!("lost: {error}");
+    end_in_time(world);
+    Ok(())
+}
+
+/// Two communicators hang at once: that of the group, and that of two ranks.
+pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let peer = group.rank() ^ 1;
+    let (sent, summed) = (gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?);
+    // The pair's communicator is there, and its first message has come.
+    let message = |first: bool| -> Result<Op<'static>> {
+        let buffer = sent.buffer()?;
+        Ok(match first {
+            true => Op::Send {
+                buffer,
+                peer,
+                tag: 0,
+            },
+            false => Op::Recv {
+                buffer,
+                peer: Some(peer),
+                tag: 0,
+            },
+        })
+    };
+    let sends = group.rank() < peer;
+    group.execute_async(message(sends)?)?.wait()?;
+    // From here on everything hangs.
+    let works = [
+        group.execute_async(all_reduce(&summed)?)?,
+        group.execute_async(message(sends)?)?,
+    ];
+    for work in works {
+        let error = work.wait().map(|_| ()).expect_err("the kernels hang");
+        eprintln!("lost: {error}");
+    }
+    drop((sent, summed));
+    end_in_time(world);
+    Ok(())
+}
+
+/// Says whether what the abort began came to its end: the world waits ten seconds for that, then leaves it.
+fn end_in_time(world: World) {
+    let begun = Instant::now();
+    drop(world);
+    let took = begun.elapsed();
+    match took < Duration::from_secs(9) {
+        true => eprintln!("ended in time"),
+        false => eprintln!("left behind after {took:?}"),
+    }
+}
+
+/// Memory is registered and given back while operations are launched.
+pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let memory = backend.allocate(DType::F32, 4096)?;
+    count(group, gpu)?;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let registering = scope.spawn(|| -> Result<u32> {
+            let mut rounds = 0;
+            while !is_over.load(Ordering::Acquire) {
+                let registration = backend.register(&memory)?;
+                backend.deregister(registration)?;
+                rounds += 1;
+            }
+            Ok(rounds)
+        });
+        let reduced = (0..20).try_for_each(|_| count(group, gpu).map(drop));
+        is_over.store(true, Ordering::Release);
+        let rounds = registering.join().expect("the thread that registers");
+        reduced?;
+        eprintln!("registered {} times", rounds?);
+        Ok(())
+    })
+}
+
+/// Calls of the driver for each operation, which the simulator counts.
+pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
+    const MANY: u64 = 100;
+    let options = NcclOptions::of(world.config());
+    let path = options.expect("those that the world was made with").driver;
+    let path = path.expect("the simulator");
+    // SAFETY: the library that the world has loaded already.
+    let simulator = unsafe { Library::new(path) }.expect("the simulator");
+    // SAFETY: the simulator's own function, which takes nothing.
+    let calls = || unsafe {
+        let calls: Symbol<'_, unsafe extern "C" fn() -> u64> = simulator
+            .get(b"rcomm_simulator_driver_calls")
+            .expect("the simulator counts");
+        calls()
+    };
+    let group = world.group();
+    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let theirs = || numbers.buffer();
+    // On the stream of the group's own.
+    let ours = || backend.allocate(DType::I64, 100);
+    let kinds: [(&str, &dyn Fn() -> Result<Buffer<'static>>); 2] = [
+        ("a stream of the program's", &theirs),
+        ("the group's stream", &ours),
+    ];
+    for (name, make) in kinds {
+        let round = || -> Result<u64> {
+            let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
+            let mut works = Vec::new();
+            let before = calls();
+            for buffer in buffers {
+                let op = ReduceOp::Sum.into();
+                works.push(group.execute_async(Op::AllReduce { buffer, op })?);
+            }
+            let made = calls() - before;
+            works
+                .into_iter()
+                .try_for_each(|work| work.wait().map(drop))?;
+            Ok(made)
+        };
+        // Events are made once: after some rounds there are enough of them.
+        let mut least = round()?;
+        for _ in 0..20 {
+            least = least.min(round()?);
+        }
+        eprintln!("calls on {name}: {least} for {MANY} operations");
+    }
+    Ok(())
+}

@@ -58,7 +58,7 @@ fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
     );
     // A section beyond the file's end: the slots' place is word 28.
     let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
-    assert!(beyond.contains("its header places"), "{beyond}");
+    assert!(beyond.contains("its header puts"), "{beyond}");
 }
 
 #[test]

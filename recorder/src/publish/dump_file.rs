@@ -69,7 +69,7 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
                 source,
             })?;
     }
-    let part = Part::create(path, name).map_err(failed)?;
+    let part = TempFile::create(path, name).map_err(failed)?;
     (&part.file).write_all(bytes).map_err(failed)?;
     for number in 0..=MOST_NUMBERED {
         let wanted = numbered(path, number);
@@ -102,12 +102,12 @@ fn create_private(path: &Path) -> io::Result<File> {
 }
 
 /// A file in the making, removed when dropped.
-struct Part {
+struct TempFile {
     path: PathBuf,
     file: File,
 }
 
-impl Part {
+impl TempFile {
     /// A hidden file beside `path`, so that no reader of the folder takes it for a dump.
     fn create(path: &Path, name: &OsStr) -> io::Result<Self> {
         let mut attempt = 0;
@@ -145,7 +145,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for TempFile {
     fn drop(&mut self) {
         // Gone already if it was renamed.
         let _ = std::fs::remove_file(&self.path);

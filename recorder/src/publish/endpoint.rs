@@ -76,7 +76,7 @@ type FindPeers = Arc<dyn Fn() -> Vec<PeerEndpoint> + Send + Sync>;
 type WriteDump = Arc<dyn Fn() -> std::result::Result<String, String> + Send + Sync>;
 
 /// What the endpoint asks its process.
-struct Asked {
+struct Handlers {
     peers: FindPeers,
     dump: Option<WriteDump>,
 }
@@ -84,7 +84,7 @@ struct Asked {
 /// A running status server. Stops, and removes its socket, when dropped.
 pub struct Endpoint {
     address: EndpointAddress,
-    asked: Arc<Mutex<Asked>>,
+    handlers: Arc<Mutex<Handlers>>,
     /// The thread ends when this end of the pair goes.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -102,7 +102,7 @@ impl Endpoint {
     /// A socket file that nobody listens on any more is replaced; one that is answered is an error, as
     /// is an address that cannot be had.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
-        let asked = Arc::new(Mutex::new(Asked {
+        let handlers = Arc::new(Mutex::new(Handlers {
             peers: Arc::new(Vec::new),
             dump: None,
         }));
@@ -134,7 +134,7 @@ impl Endpoint {
             Ok((stop, stopped))
         });
         let (stop, stopped) = pair.map_err(|error| refused(address.to_string(), error))?;
-        let served = asked.clone();
+        let served = handlers.clone();
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
@@ -148,7 +148,7 @@ impl Endpoint {
             .map_err(|error| refused(address.to_string(), error))?;
         Ok(Self {
             address,
-            asked,
+            handlers,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -164,12 +164,12 @@ impl Endpoint {
         self.find_peers(move || peers.clone());
     }
 
-    /// Who is asked, from now on, for the answer to `GET /peers`.
+    /// Sets the function called for the answer to `GET /peers`.
     ///
     /// Called on a thread of its own, so it may block: other routes are answered meanwhile. The endpoint
     /// does not end before it has returned.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
-        self.asked().peers = Arc::new(find);
+        self.handlers().peers = Arc::new(find);
     }
 
     /// Who writes this rank's dump, from now on, when `POST /dump` asks for it; it says where the dump
@@ -180,11 +180,11 @@ impl Endpoint {
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
     ) {
-        self.asked().dump = Some(Arc::new(write));
+        self.handlers().dump = Some(Arc::new(write));
     }
 
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn handlers(&self) -> MutexGuard<'_, Handlers> {
+        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -312,12 +312,12 @@ where
 struct Served {
     recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
-    asked: Arc<Mutex<Asked>>,
+    handlers: Arc<Mutex<Handlers>>,
 }
 
 fn router(
     recorder: Arc<FlightRecorder>,
-    asked: Arc<Mutex<Asked>>,
+    handlers: Arc<Mutex<Handlers>>,
     token: Option<EndpointToken>,
 ) -> Router {
     // A process lives longer than it takes looks of a microsecond each.
@@ -326,7 +326,7 @@ fn router(
     let served = Arc::new(Served {
         recorder,
         changes,
-        asked,
+        handlers,
     });
     let router = Router::new()
         .route("/status", get(status))
@@ -421,8 +421,11 @@ async fn dump(
 
 async fn list_peers(State(served): State<Arc<Served>>) -> Response {
     let find = {
-        let asked = served.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.peers.clone()
+        let handlers = served
+            .handlers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        handlers.peers.clone()
     };
     match tokio::task::spawn_blocking(move || find()).await {
         Ok(peers) => Json(peers).into_response(),
@@ -432,8 +435,11 @@ async fn list_peers(State(served): State<Arc<Served>>) -> Response {
 
 async fn write_dump(State(served): State<Arc<Served>>) -> Response {
     let write = {
-        let asked = served.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.dump.clone()
+        let handlers = served
+            .handlers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        handlers.dump.clone()
     };
     let Some(write) = write else {
         let why = "this process does not write dumps\n";

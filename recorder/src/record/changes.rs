@@ -9,7 +9,7 @@ use super::sync::Read;
 use crate::publish::Dump;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct SlotSeen {
     stamp: u64,
     look: u64,
 }
@@ -17,7 +17,7 @@ struct Seen {
 /// The stamps of one ring, as last seen.
 #[derive(Debug)]
 pub(crate) struct Changes {
-    slots: Vec<Seen>,
+    slots: Vec<SlotSeen>,
     /// The number before the first look. Not 0, so that numbers of an earlier process are told apart.
     first: u64,
     look: u64,
@@ -27,7 +27,7 @@ impl Changes {
     /// Looks are numbered from `first` on: a number that no earlier process of this rank came to.
     pub(crate) fn numbered_from(first: u64, layout: &Layout) -> Self {
         Self {
-            slots: vec![Seen::default(); layout.slots.rows],
+            slots: vec![SlotSeen::default(); layout.slots.rows],
             first,
             look: first,
         }
@@ -56,7 +56,7 @@ impl Changes {
         let changed = slots.filter_map(|(index, seen)| {
             let stamp = ring.stamp(memory, index);
             if seen.stamp != stamp {
-                *seen = Seen { stamp, look };
+                *seen = SlotSeen { stamp, look };
             }
             (seen.look > since).then_some(index)
         });

@@ -25,13 +25,13 @@ pub fn default_directory() -> PathBuf {
 
 /// Which ring, within a directory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct RingId<'a> {
     pub(crate) job: &'a str,
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
 }
 
-impl Place<'_> {
+impl RingId<'_> {
     fn file_name(&self) -> String {
         format!("{}.{}.ring", self.rank, self.attempt)
     }
@@ -101,7 +101,7 @@ impl Unnamed {
     /// Makes a locked file of `bytes` zero bytes, with the space of the `first` reserved, below `directory`.
     pub(crate) fn create(
         directory: &Path,
-        place: Place<'_>,
+        place: RingId<'_>,
         first: usize,
         bytes: usize,
     ) -> Result<Self> {
@@ -172,7 +172,7 @@ impl Unnamed {
 
     /// Gives the ring its name. A living owner of that name is an error, a dead one's ring is kept.
     /// The file comes back with its lock.
-    pub(crate) fn publish(self, place: Place<'_>) -> Result<(PathBuf, OwnedFd)> {
+    pub(crate) fn publish(self, place: RingId<'_>) -> Result<(PathBuf, OwnedFd)> {
         let path = self.directory.join(place.file_name());
         for _ in 0..10 {
             match fs::hard_link(&self.temporary.0, &path) {
@@ -208,7 +208,7 @@ impl Drop for Temporary {
 }
 
 /// Renames a dead process's ring out of the way.
-fn set_aside(path: &Path, place: Place<'_>) -> Result<()> {
+fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
     let file = match open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -234,7 +234,7 @@ fn set_aside(path: &Path, place: Place<'_>) -> Result<()> {
 }
 
 /// Of this rank's rings keeps the new one and the newest other; the living stay in any case.
-fn prune(directory: &Path, place: Place<'_>) {
+fn prune(directory: &Path, place: RingId<'_>) {
     let mut others: Vec<_> = ring_files(directory)
         .filter(|(name, _)| name.rank == place.rank)
         .filter(|(name, _)| (name.attempt, name.newest) != (place.attempt, true))

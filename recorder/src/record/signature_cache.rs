@@ -17,11 +17,11 @@ const ROWS: usize = 64;
 /// allocates.
 #[derive(Debug)]
 pub struct SignatureCache {
-    rows: Box<[Option<Row>]>,
+    rows: Box<[Option<CacheRow>]>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct CacheRow {
     backend: &'static str,
     op: OpType,
     inputs: usize,
@@ -79,7 +79,7 @@ impl SignatureCache {
             let dimensions = tensor.shape.iter().copied();
             std::iter::once(head_of(tensor)).chain(dimensions)
         });
-        self.rows[at] = Some(Row {
+        self.rows[at] = Some(CacheRow {
             backend,
             op,
             inputs: key.inputs.len(),

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// They go to levels, each four times as long as the one before and made when that is full: nearly all
 /// programs stay in the first, and an empty place has to be written to all the same.
 #[derive(Debug)]
-struct Known<K> {
+struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
 }
 
@@ -59,7 +59,7 @@ impl<K> Level<K> {
     }
 }
 
-impl<K> Known<K> {
+impl<K> HashIndex<K> {
     fn new() -> Self {
         let known = Self {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -140,14 +140,14 @@ struct SourceSite {
 pub(super) struct Tables {
     layout: Layout,
     /// Boxed: nearly all places stay empty, and each would be as long as a key.
-    signatures: Known<Box<OwnedKey>>,
+    signatures: HashIndex<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
-    call_sites: Known<usize>,
+    call_sites: HashIndex<usize>,
     /// By their text, where they are not Rust's.
-    source_sites: Known<Box<SourceSite>>,
+    source_sites: HashIndex<Box<SourceSite>>,
     /// Some of the former, found in a few instructions: [`site_word`]s, 0 where none is.
     recent_sites: [AtomicU64; RECENT_SITES],
-    threads: Known<u32>,
+    threads: HashIndex<u32>,
     /// By which threads know whose row they remember.
     id: u64,
     /// Bytes of the arena in use. Whoever adds to a table holds this.
@@ -160,11 +160,11 @@ impl Tables {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,
-            signatures: Known::new(),
-            call_sites: Known::new(),
-            source_sites: Known::new(),
+            signatures: HashIndex::new(),
+            call_sites: HashIndex::new(),
+            source_sites: HashIndex::new(),
             recent_sites: [const { AtomicU64::new(0) }; RECENT_SITES],
-            threads: Known::new(),
+            threads: HashIndex::new(),
             id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             arena_used: Mutex::new(0),
         }
@@ -548,7 +548,7 @@ mod tests {
 
     #[test]
     fn known_rows_are_found_through_collisions_and_on_every_level() {
-        let known = Known::new();
+        let known = HashIndex::new();
         for (key, row) in [("a", 0), ("b", 1), ("c", 2)] {
             known.add(7, key, row);
         }
@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(known.find(7, |key| *key == "d"), None);
         assert_eq!(known.find(8, |key| *key == "a"), None);
 
-        let known = Known::new();
+        let known = HashIndex::new();
         let many = 3_000;
         for row in 0..many {
             known.add(spread(u64::from(row)), row, row);

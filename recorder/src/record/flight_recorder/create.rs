@@ -3,7 +3,7 @@
 use super::super::clock::Clock;
 use super::super::config::{Placement, RecorderConfig, Storage, Touch};
 use super::super::decode;
-use super::super::directory::{self, Place, Unnamed};
+use super::super::directory::{self, RingId, Unnamed};
 use super::super::header::initialise;
 use super::super::layout::{Layout, header};
 use super::super::map::Map;
@@ -50,7 +50,7 @@ impl FlightRecorder {
     }
 
     fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
-        let place = Place {
+        let place = RingId {
             job: &config.job,
             rank: config.rank,
             attempt: config.attempt,

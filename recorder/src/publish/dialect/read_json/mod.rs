@@ -1,6 +1,6 @@
 //! The dialect as JSON.
 //!
-//! Entries are taken over one by one as the parser meets them, so what came before a cut is kept and
+//! EntriesSeed are taken over one by one as the parser meets them, so what came before a cut is kept and
 //! nothing is held twice. A value of a kind that makes no sense costs its entry, not the file.
 
 mod entry;
@@ -64,14 +64,14 @@ impl<'de> Visitor<'de> for Whole<'_> {
     scalar_visits!(|_, _| ());
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
-        Entries(self.0).visit_seq(seq)
+        EntriesSeed(self.0).visit_seq(seq)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let builder = self.0;
         while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
             match &*key {
-                top::ENTRIES => map.next_value_seed(Entries(builder))?,
+                top::ENTRIES => map.next_value_seed(EntriesSeed(builder))?,
                 top::PG_CONFIG => map.next_value_seed(PgConfig(builder))?,
                 top::PG_STATUS => map.next_value_seed(PgStatus(builder))?,
                 top::NCCL_COMM_STATE => map.next_value_seed(CommState(builder))?,
@@ -319,13 +319,13 @@ impl<'de> Visitor<'de> for StackTable<'_> {
     }
 }
 
-struct Entries<'a>(&'a mut Builder);
+struct EntriesSeed<'a>(&'a mut Builder);
 
-impl<'de> DeserializeSeed<'de> for Entries<'_> {
+impl<'de> DeserializeSeed<'de> for EntriesSeed<'_> {
     any_value!('de);
 }
 
-impl<'de> Visitor<'de> for Entries<'_> {
+impl<'de> Visitor<'de> for EntriesSeed<'_> {
     type Value = ();
     scalar_visits!(|entries: Self, value: Scalar<'_>| {
         entries.0.no_list = Some(value.kind());

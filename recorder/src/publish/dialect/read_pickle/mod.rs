@@ -21,10 +21,10 @@ pub(super) fn read(
     pickle: &mut Pickle,
     builder: &mut Builder,
 ) -> Result<Option<ReadProblem>, ReadError> {
-    let mut outcome = run(bytes, pickle, builder, Entries::InPlace);
+    let mut outcome = run(bytes, pickle, builder, EntryReading::InPlace);
     if let Err(Fault::Taken { .. }) = outcome {
         *builder = Builder::default();
-        outcome = run(bytes, pickle, builder, Entries::Stacked);
+        outcome = run(bytes, pickle, builder, EntryReading::Stacked);
     }
     let (at, cause) = match outcome {
         Ok(()) => return Ok(None),
@@ -47,7 +47,7 @@ pub(super) fn read(
 
 /// How entries are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entries {
+pub(super) enum EntryReading {
     /// Without being stacked first, those of the usual form.
     InPlace,
     /// All of them from cells: slower, and for any file.
@@ -59,7 +59,7 @@ pub(super) fn run(
     bytes: &[u8],
     pickle: &mut Pickle,
     builder: &mut Builder,
-    entries: Entries,
+    entries: EntryReading,
 ) -> Result<(), Fault> {
     let mut reader = Reader {
         bytes,
@@ -85,7 +85,7 @@ pub(super) fn run(
         Some(Cell::List(id)) => reader.entries(pickle, id),
         _ => {}
     }
-    if reader.lists > 1 && entries == Entries::InPlace {
+    if reader.lists > 1 && entries == EntryReading::InPlace {
         return Err(Fault::Taken { at: 0 });
     }
     fault.map_or(Ok(()), Err)
@@ -93,7 +93,7 @@ pub(super) fn run(
 
 /// What an entry takes in a file, about.
 const BYTES_OF_ENTRY: usize = 160;
-/// Entries for which there is room from the start.
+/// EntryReading for which there is room from the start.
 const MOST_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
 /// Keys of an entry that are recognised by place.
@@ -110,7 +110,7 @@ struct Planned {
 struct Reader<'a> {
     bytes: &'a [u8],
     builder: &'a mut Builder,
-    entries: Entries,
+    entries: EntryReading,
     /// How many lists of entries there are: dicts have each key once, but files need not.
     lists: usize,
     plan: Vec<Planned>,
@@ -124,7 +124,7 @@ struct Reader<'a> {
 
 impl Taker for Reader<'_> {
     fn wants(&self, key: &[u8]) -> bool {
-        self.entries == Entries::InPlace && key == top::ENTRIES.as_bytes()
+        self.entries == EntryReading::InPlace && key == top::ENTRIES.as_bytes()
     }
 
     fn take(&mut self, pickle: &Pickle, item: Cell) {

@@ -15,12 +15,12 @@ fn pickles() -> Vec<PathBuf> {
 }
 
 /// What is read, in full, and how many entries; stops and refusals are results as well.
-fn told(bytes: &[u8], entries: Entries) -> (String, usize) {
+fn told(bytes: &[u8], entries: EntryReading) -> (String, usize) {
     let mut builder = Builder::default();
     let mut pickle = Pickle::default();
     let outcome = match run(bytes, &mut pickle, &mut builder, entries) {
-        Err(Fault::Taken { .. }) if entries == Entries::InPlace => {
-            return told(bytes, Entries::Stacked);
+        Err(Fault::Taken { .. }) if entries == EntryReading::InPlace => {
+            return told(bytes, EntryReading::Stacked);
         }
         outcome => outcome,
     };
@@ -33,7 +33,10 @@ fn told(bytes: &[u8], entries: Entries) -> (String, usize) {
 }
 
 fn check_both_ways(bytes: &[u8], what: &str) {
-    let (in_place, stacked) = (told(bytes, Entries::InPlace), told(bytes, Entries::Stacked));
+    let (in_place, stacked) = (
+        told(bytes, EntryReading::InPlace),
+        told(bytes, EntryReading::Stacked),
+    );
     assert!(in_place == stacked, "{what}:\n{in_place:?}\n{stacked:?}");
 }
 
@@ -52,8 +55,8 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
             let mut changed = bytes.clone();
             changed[at] = changed[at].wrapping_add(1 + n as u8);
             // What was taken stays, even if the machine loses hold of the list.
-            let in_place = told(&changed, Entries::InPlace);
-            let stacked = told(&changed, Entries::Stacked);
+            let in_place = told(&changed, EntryReading::InPlace);
+            let stacked = told(&changed, EntryReading::Stacked);
             assert!(
                 in_place == stacked || in_place.1 > stacked.1,
                 "{name} changed at {at}:\n{in_place:?}\n{stacked:?}"
@@ -89,8 +92,8 @@ fn an_ordinary_entry_is_never_kept_as_cells() {
     let bytes = pickle(&pieces);
     let (mut in_place, mut stacked) = (Pickle::default(), Pickle::default());
     for (pickle, entries) in [
-        (&mut in_place, Entries::InPlace),
-        (&mut stacked, Entries::Stacked),
+        (&mut in_place, EntryReading::InPlace),
+        (&mut stacked, EntryReading::Stacked),
     ] {
         let mut builder = Builder::default();
         run(&bytes, pickle, &mut builder, entries).unwrap();

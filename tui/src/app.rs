@@ -7,7 +7,7 @@
 use crate::event::{Command, Event};
 use crate::state::{State, update};
 use crate::terminal::{Guard, Mouse, give_back};
-use crate::writer::Asked;
+use crate::writer::RequestTargets;
 use crate::{view, writer};
 use anyhow::{Context as _, bail};
 use ratatui::Frame;
@@ -60,7 +60,7 @@ pub fn run(
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
-    asked: &Arc<Asked>,
+    asked: &Arc<RequestTargets>,
 ) -> anyhow::Result<()> {
     run_drawing(state, inbox, anchor, mouse, asked, view::draw)
 }
@@ -79,7 +79,7 @@ pub fn run_drawing(
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
-    asked: &Arc<Asked>,
+    asked: &Arc<RequestTargets>,
     mut draw: impl FnMut(&State, &mut Frame<'_>),
 ) -> anyhow::Result<()> {
     restore_on_panic(inbox.sender());

@@ -27,19 +27,19 @@ Exit codes of --once and --json:
 pub struct Cli {
     /// The command, if other than a live view.
     #[command(subcommand)]
-    pub command: Option<What>,
+    pub command: Option<CliCommand>,
     /// The sources of the live view.
     #[command(flatten)]
-    pub from: From,
+    pub from: SourceOptions,
     /// Presentation options.
     #[command(flatten)]
-    pub view: View,
+    pub view: ViewOptions,
 }
 
 /// Sources of the live view; the rings of this node if none is given. Several can be combined.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sources")]
-pub struct From {
+pub struct SourceOptions {
     /// Directory of the rings [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
@@ -88,7 +88,7 @@ pub struct From {
 
 /// Commands other than the live view.
 #[derive(Debug, Subcommand)]
-pub enum What {
+pub enum CliCommand {
     /// Show dumps, or a recording made with --record, on the same screens
     Replay {
         /// Directories, files or archives of dumps, or one recording
@@ -118,7 +118,7 @@ pub enum What {
 
 /// Presentation options.
 #[derive(Debug, Args)]
-pub struct View {
+pub struct ViewOptions {
     /// Print the first screen once; the exit code is its verdict
     #[arg(long, global = true)]
     pub once: bool,

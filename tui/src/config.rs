@@ -1,6 +1,6 @@
 //! The configuration file: `$XDG_CONFIG_HOME/rcomm/top.toml`.
 
-use crate::state::rows::OverviewPane;
+use crate::state::screens::OverviewPane;
 use crate::theme::{Depth, ThemeName};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub struct Config {
     /// Columns of tables, by the name of their pane.
     pub columns: BTreeMap<String, Vec<String>>,
     /// What the screens are made of.
-    pub layout: Layout,
+    pub layout: LayoutConfig,
     /// What may be done.
     pub actions: Actions,
 }
@@ -53,7 +53,7 @@ pub struct Warning {
 /// What the screens are made of.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Layout {
+pub struct LayoutConfig {
     /// Panes of the first screen, from top to bottom; none: as many as the terminal has room for.
     pub overview: Vec<OverviewPane>,
 }

@@ -3,6 +3,7 @@
 use ratatui::crossterm::event::KeyEvent;
 use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::{Moment, Snapshot};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Something happened.
@@ -46,13 +47,33 @@ pub enum Command {
     /// Put text on the clipboard.
     Copy(String),
     /// Write something to a file.
-    Export(crate::state::command::Format, std::path::PathBuf),
+    Export(ExportFormat, PathBuf),
     /// Write every rank's record to a folder.
-    WriteRecords(std::path::PathBuf),
+    WriteRecords(PathBuf),
     /// Ask the ranks to write their dumps themselves.
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
     /// End, since a thread panicked.
     Fail,
+}
+
+/// What `:export` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportFormat {
+    /// The screen, without colours.
+    Text,
+    /// The report.
+    Json,
+    /// A timeline for ui.perfetto.dev.
+    Perfetto,
+}
+
+impl ExportFormat {
+    /// Every format with its name and the file it goes to by default.
+    pub const ALL: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Text, "text", "rcomm-top.txt"),
+        (Self::Json, "json", "rcomm-report.json"),
+        (Self::Perfetto, "perfetto", "rcomm-timeline.json"),
+    ];
 }

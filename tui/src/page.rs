@@ -6,7 +6,7 @@ use rcomm_recorder::model::Rank;
 
 /// A piece of text with one meaning.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Words {
+pub struct StyledText {
     /// The text.
     pub text: String,
     /// What it means.
@@ -14,20 +14,20 @@ pub struct Words {
 }
 
 /// Text of this tone.
-pub fn words(text: impl Into<String>, tone: Tone) -> Words {
-    Words {
+pub fn styled(text: impl Into<String>, tone: Tone) -> StyledText {
+    StyledText {
         text: text.into(),
         tone,
     }
 }
 
 /// Text of no particular meaning.
-pub fn plain(text: impl Into<String>) -> Words {
-    words(text, Tone::Plain)
+pub fn plain(text: impl Into<String>) -> StyledText {
+    styled(text, Tone::Plain)
 }
 
 /// One line.
-pub type Line = Vec<Words>;
+pub type Line = Vec<StyledText>;
 
 /// A titled part of a page.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
-//! From the command line to what is looked at.
+//! The sources that the command line asks for.
 
-use crate::cli::{Cli, From, What};
-use crate::writer::Asked;
+use crate::cli::{Cli, CliCommand, SourceOptions};
+use crate::writer::RequestTargets;
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
@@ -15,7 +15,7 @@ use rcomm_recorder::record::default_directory;
 /// The sources that the command line names; the newest rings of this node where it names none.
 pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
     match &cli.command {
-        Some(What::Demo { situation, ranks }) => {
+        Some(CliCommand::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
             // As much as is kept of so many.
             let window = LiveOptions::default().entry_budget / *ranks as usize;
@@ -32,15 +32,17 @@ pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source
             let source = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
             Ok(vec![Box::new(source)])
         }
-        Some(What::Replay { paths, .. }) => Ok(vec![Box::new(FileSource::new(paths.clone()))]),
+        Some(CliCommand::Replay { paths, .. }) => {
+            Ok(vec![Box::new(FileSource::new(paths.clone()))])
+        }
         _ => live(&cli.from),
     }
 }
 
 /// Ranks that can be asked to do something.
-pub(crate) fn asked(cli: &Cli) -> anyhow::Result<Asked> {
+pub(crate) fn asked(cli: &Cli) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
-    let mut asked = Asked::default();
+    let mut asked = RequestTargets::default();
     if cli.command.is_some() {
         return Ok(asked);
     }
@@ -62,7 +64,7 @@ pub(crate) fn asked(cli: &Cli) -> anyhow::Result<Asked> {
     Ok(asked)
 }
 
-fn live(from: &From) -> anyhow::Result<Vec<Box<dyn Source>>> {
+fn live(from: &SourceOptions) -> anyhow::Result<Vec<Box<dyn Source>>> {
     let mut sources: Vec<Box<dyn Source>> = Vec::new();
     for source in endpoints(from)? {
         sources.push(Box::new(source));
@@ -83,12 +85,12 @@ fn live(from: &From) -> anyhow::Result<Vec<Box<dyn Source>>> {
     Ok(sources)
 }
 
-fn token(from: &From) -> anyhow::Result<Option<EndpointToken>> {
+fn token(from: &SourceOptions) -> anyhow::Result<Option<EndpointToken>> {
     let token = from.token.clone().map(EndpointToken::new).transpose();
     token.context("--token")
 }
 
-fn endpoints(from: &From) -> anyhow::Result<Vec<EndpointSource>> {
+fn endpoints(from: &SourceOptions) -> anyhow::Result<Vec<EndpointSource>> {
     let token = token(from)?;
     let given = (!from.endpoint.is_empty())
         .then(|| EndpointSource::new(from.endpoint.clone(), token.clone()));
@@ -97,7 +99,7 @@ fn endpoints(from: &From) -> anyhow::Result<Vec<EndpointSource>> {
     Ok(given.into_iter().chain(stores).collect())
 }
 
-fn worker_servers(from: &From) -> impl Iterator<Item = WorkerServerSource> {
+fn worker_servers(from: &SourceOptions) -> impl Iterator<Item = WorkerServerSource> {
     let stores = from.torch_store.iter();
     let found = stores.map(|store| WorkerServerSource::in_store(store.clone(), from.world_size));
     let given = (!from.worker_server.is_empty())
@@ -106,7 +108,7 @@ fn worker_servers(from: &From) -> impl Iterator<Item = WorkerServerSource> {
 }
 
 /// The rings of this node, if they are asked for or nothing else is.
-fn rings(from: &From) -> Option<RingSource> {
+fn rings(from: &SourceOptions) -> Option<RingSource> {
     let nothing = from.endpoint.is_empty()
         && from.store.is_empty()
         && from.torch_store.is_empty()

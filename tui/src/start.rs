@@ -1,7 +1,7 @@
 //! From the command line to a screen, or to a line for a script.
 
 use crate::app::{self, Inbox};
-use crate::cli::{self, Cli, What};
+use crate::cli::{self, Cli, CliCommand};
 use crate::config::{self, Config};
 use crate::event::Event;
 use crate::keys::Keymap;
@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     match &cli.command {
-        Some(What::GenConfig) => {
+        Some(CliCommand::GenConfig) => {
             out.write_all(config::generated().as_bytes())?;
             return Ok(0);
         }
-        Some(What::Completions { shell }) => {
+        Some(CliCommand::Completions { shell }) => {
             clap_complete::generate(*shell, &mut Cli::command(), "rcomm-top", &mut out);
             return Ok(0);
         }
@@ -54,7 +54,7 @@ pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u
 
 /// The recording that is to be replayed, if it is one.
 fn recording(cli: &Cli) -> anyhow::Result<Option<(RecordingReader, String)>> {
-    let Some(What::Replay { paths, .. }) = &cli.command else {
+    let Some(CliCommand::Replay { paths, .. }) = &cli.command else {
         return Ok(None);
     };
     let [path] = paths.as_slice() else {
@@ -127,7 +127,7 @@ fn look(
     let sources = sources::of(cli, anchor)?;
     let still = sources.iter().all(|source| source.is_still());
     let judged = match cli.command {
-        Some(What::Replay {
+        Some(CliCommand::Replay {
             snapshot: false, ..
         }) => Judged::PostMortem,
         _ => Judged::Running,
@@ -227,7 +227,7 @@ fn setting(
 }
 
 fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyhow::Result<Live> {
-    let replay = matches!(cli.command, Some(What::Replay { .. }));
+    let replay = matches!(cli.command, Some(CliCommand::Replay { .. }));
     let mut options = if replay {
         LiveOptions::post_mortem()
     } else {

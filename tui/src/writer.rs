@@ -1,8 +1,7 @@
 //! Writing files and asking ranks to, on a thread of its own: a slow disk or rank holds up no key.
 
-use crate::event::{Command, Event};
+use crate::event::{Command, Event, ExportFormat};
 use crate::state::State;
-use crate::state::command::Format;
 use crate::text;
 use rcomm_analyzer::source::{DumpAnswers, DumpRequests, StackRequests, TakenStacks};
 use rcomm_analyzer::words::count;
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Ranks that can be asked to do something.
 #[derive(Default)]
-pub struct Asked {
+pub struct RequestTargets {
     /// To write their dumps.
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// For their call stacks.
@@ -38,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn start(
     state: &State,
     command: Command,
-    asked: &Arc<Asked>,
+    asked: &Arc<RequestTargets>,
     anchor: Anchor,
     sender: Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
@@ -72,7 +71,7 @@ pub fn start(
 }
 
 fn export(
-    format: Format,
+    format: ExportFormat,
     path: &Path,
     snapshot: &Snapshot,
     screen: &str,
@@ -80,9 +79,9 @@ fn export(
     let write = || -> io::Result<()> {
         let mut out = BufWriter::new(File::create(path)?);
         match format {
-            Format::Text => out.write_all(screen.as_bytes())?,
-            Format::Json => print::json::write(&snapshot.report, &mut out)?,
-            Format::Perfetto => {
+            ExportFormat::Text => out.write_all(screen.as_bytes())?,
+            ExportFormat::Json => print::json::write(&snapshot.report, &mut out)?,
+            ExportFormat::Perfetto => {
                 let dumps: Vec<Dump> = snapshot.dumps().map(|(_, dump)| dump.clone()).collect();
                 export::perfetto::write(&dumps, &snapshot.report, &mut out)?;
             }

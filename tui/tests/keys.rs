@@ -5,10 +5,9 @@ mod common;
 use common::{options, press, recorded, showing, simulation};
 use rcomm_analyzer::Code;
 use rcomm_analyzer::simulate::Situation;
-use rcomm_top::event::{Command, Event};
-use rcomm_top::state::command::Format;
-use rcomm_top::state::rows::OverviewPane;
+use rcomm_top::event::{Command, Event, ExportFormat};
 use rcomm_top::state::screen::Screen;
+use rcomm_top::state::screens::OverviewPane;
 use rcomm_top::state::{State, update};
 use rcomm_top::text;
 use std::path::PathBuf;
@@ -163,7 +162,7 @@ fn copy_and_export_are_asked_of_the_outside() {
     assert!(line.starts_with("dp_5  4  49/48"), "{line}");
     let export = press(&mut state, "xperfetto out.json<enter>");
     let path = PathBuf::from("out.json");
-    assert_eq!(export, Some(Command::Export(Format::Perfetto, path)));
+    assert_eq!(export, Some(Command::Export(ExportFormat::Perfetto, path)));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::filter::Facts;
 use super::screen::{Screen, VIEWS};
+use crate::event::ExportFormat;
 use crate::theme::ThemeName;
 use clap::ValueEnum;
 use rcomm_analyzer::Code;
@@ -41,26 +42,6 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("quit", "quit"),
 ];
 
-/// What is exported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// The screen, without colours.
-    Text,
-    /// The report.
-    Json,
-    /// A timeline for ui.perfetto.dev.
-    Perfetto,
-}
-
-impl Format {
-    /// Every format with its name and the file it goes to by default.
-    pub const ALL: &'static [(Self, &'static str, &'static str)] = &[
-        (Self::Text, "text", "rcomm-top.txt"),
-        (Self::Json, "json", "rcomm-report.json"),
-        (Self::Perfetto, "perfetto", "rcomm-timeline.json"),
-    ];
-}
-
 /// A command, understood.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each is explained by its line in COMMANDS")]
@@ -72,7 +53,7 @@ pub enum Order {
     Sort(Option<String>),
     Mark(Rank),
     Mute(Code),
-    Export(Format, PathBuf),
+    Export(ExportFormat, PathBuf),
     Dump(PathBuf),
     Pause,
     Live,
@@ -131,7 +112,9 @@ pub fn parse(text: &str) -> Result<Order, String> {
 
 fn export(rest: &str) -> Result<Order, String> {
     let (format, path) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-    let found = Format::ALL.iter().find(|(_, name, _)| *name == format);
+    let found = ExportFormat::ALL
+        .iter()
+        .find(|(_, name, _)| *name == format);
     let &(format, _, default) =
         found.ok_or_else(|| format!("`{format}` is not a format: text, json or perfetto"))?;
     let path = path.trim();
@@ -158,7 +141,7 @@ pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
         "group" => facts.groups.clone(),
         "mute" => facts.codes.clone(),
         "sort" => facts.columns.clone(),
-        "export" => Format::ALL
+        "export" => ExportFormat::ALL
             .iter()
             .map(|(_, name, _)| (*name).to_owned())
             .collect(),
@@ -183,7 +166,7 @@ mod tests {
         let path = PathBuf::from("a b.json");
         assert_eq!(
             parse("export json a b.json"),
-            Ok(Order::Export(Format::Json, path))
+            Ok(Order::Export(ExportFormat::Json, path))
         );
         assert_eq!(parse("sort"), Ok(Order::Sort(None)));
         for (text, part) in [

@@ -3,8 +3,8 @@
 use super::State;
 use super::command::{self, Order};
 use super::filter::{Input, Purpose};
-use super::rows::{Fold, OverviewPane};
 use super::screen::Screen;
+use super::screens::{Fold, OverviewPane};
 use crate::event::Command;
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
@@ -35,7 +35,7 @@ impl State {
         let name = key_name(key)?;
         let pending = self.pending.take();
         match self.options.keymap.press(pending.as_deref(), &name) {
-            Pressed::Action(action) => self.act(action),
+            Pressed::Action(action) => self.dispatch(action),
             Pressed::Pending(first) => {
                 self.pending = Some(first);
                 None
@@ -122,7 +122,7 @@ impl State {
             Order::Export(format, path) => return Some(Command::Export(format, path)),
             Order::Dump(folder) => self.ask_to_write(folder),
             Order::Pause => self.history.pause(),
-            Order::Live => return self.act(Action::Live),
+            Order::Live => return self.dispatch(Action::Live),
             Order::Theme(name) => {
                 self.options.theme = Theme::new(name, self.options.theme.depth());
             }
@@ -132,7 +132,7 @@ impl State {
         None
     }
 
-    pub(super) fn act(&mut self, action: Action) -> Option<Command> {
+    pub(super) fn dispatch(&mut self, action: Action) -> Option<Command> {
         let height =
             isize::try_from(usize::from(self.size.1).saturating_sub(6).max(1)).unwrap_or(1);
         match action {
@@ -183,7 +183,7 @@ impl State {
                 sort.reversed = !sort.reversed;
             }
             Action::Problems => self.problems_only = !self.problems_only,
-            Action::Pause if self.history.is_paused() => return self.act(Action::Live),
+            Action::Pause if self.history.is_paused() => return self.dispatch(Action::Live),
             Action::Pause => self.history.pause(),
             Action::Live => {
                 self.history.live();
@@ -427,7 +427,7 @@ impl State {
         self.follow = !self.follow;
         if !self.follow {
             self.say("no longer following", Tone::Dim);
-        } else if self.digest.roots.is_empty() {
+        } else if self.index.roots.is_empty() {
             self.say(
                 "following: will select the suspect when there is one",
                 Tone::Accent,

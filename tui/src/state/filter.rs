@@ -120,7 +120,7 @@ impl Input {
     }
 }
 
-/// Words of the job that completion knows.
+/// StyledText of the job that completion knows.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Labels of groups.

@@ -99,7 +99,7 @@ pub struct Host {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Digest {
+pub struct FrameIndex {
     /// One per rank of the snapshot.
     pub states: Vec<RankState>,
     /// The ranks at the root, ascending.
@@ -115,7 +115,7 @@ pub struct Digest {
     reports: HashMap<Rank, usize>,
 }
 
-impl Digest {
+impl FrameIndex {
     /// Works it out, leaving out findings whose code is muted.
     pub fn new(snapshot: &Snapshot, muted: &BTreeSet<Code>) -> Self {
         let report = &snapshot.report;
@@ -175,18 +175,18 @@ impl Digest {
                 told
             }
         });
-        let mut digest = Self {
+        let mut index = Self {
             states: states.collect(),
             roots: roots.into_iter().collect(),
             head,
             ..Self::default()
         };
-        digest.find_hosts(snapshot);
-        digest.find_groups(snapshot, &heard, stopped);
-        digest.reports = (report.ranks.iter().enumerate())
+        index.find_hosts(snapshot);
+        index.find_groups(snapshot, &heard, stopped);
+        index.reports = (report.ranks.iter().enumerate())
             .map(|(at, r)| (r.rank, at))
             .collect();
-        digest
+        index
     }
 
     fn find_hosts(&mut self, snapshot: &Snapshot) {

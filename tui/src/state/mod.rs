@@ -3,30 +3,30 @@
 //! [`update`] takes one [`Event`] and answers with what the outside has to do. Nothing here reads a
 //! clock, a file or the terminal.
 
-mod act;
 pub mod command;
-pub mod digest;
+mod dispatch;
 pub mod filter;
 pub mod history;
-pub mod rows;
+pub mod index;
 pub mod screen;
+pub mod screens;
 pub mod selection;
 
 use crate::event::{Command, Event};
 use crate::keys::Keymap;
-use crate::page::{Body, Line, Page, plain, words};
+use crate::page::{Body, Line, Page, plain, styled};
 use crate::table::Table;
 use crate::theme::{Theme, Tone};
-use digest::Digest;
 use filter::{Facts, Input};
 use history::History;
+use index::FrameIndex;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::group_label;
 use rcomm_analyzer::{Code, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
-use rows::{Fold, Lens, Metric, OverviewPane, Scale};
 use screen::{Navigation, Screen};
+use screens::{Fold, Metric, OverviewPane, Scale, ViewModel};
 use selection::Selection;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
@@ -110,7 +110,7 @@ pub struct State {
     pub page: Page,
     /// Something to draw has changed.
     pub changed: bool,
-    digest: Digest,
+    index: FrameIndex,
     selections: HashMap<Discriminant<Screen>, Selection>,
     pending: Option<String>,
 }
@@ -199,7 +199,7 @@ impl State {
             now,
             page: Page::default(),
             changed: true,
-            digest: Digest::default(),
+            index: FrameIndex::default(),
             selections: HashMap::new(),
             pending: None,
             options,
@@ -236,12 +236,12 @@ impl State {
 
     /// Ranks at the root.
     pub fn roots(&self) -> &[Rank] {
-        &self.digest.roots
+        &self.index.roots
     }
 
     /// How many hosts have a name.
     pub fn hosts(&self) -> usize {
-        let hosts = self.digest.hosts.iter();
+        let hosts = self.index.hosts.iter();
         hosts.filter(|host| !host.name.is_empty()).count()
     }
 
@@ -253,7 +253,7 @@ impl State {
         let again = (selection.pane, selection.row) == (pane, row);
         (selection.pane, selection.row) = (pane, row);
         again
-            .then(|| self.act(crate::keys::Action::Enter))
+            .then(|| self.dispatch(crate::keys::Action::Enter))
             .flatten()
     }
 
@@ -267,10 +267,10 @@ impl State {
     /// Another frame is shown: works out what it says.
     fn show(&mut self) {
         if let Some(snapshot) = self.history.shown() {
-            self.digest = Digest::new(snapshot, &self.muted);
+            self.index = FrameIndex::new(snapshot, &self.muted);
         }
         if self.follow
-            && let Some(&rank) = self.digest.roots.first()
+            && let Some(&rank) = self.index.roots.first()
         {
             self.nav.go(Screen::Rank(rank));
         }
@@ -286,7 +286,7 @@ impl State {
             Some(snapshot) if snapshot.ranks.is_empty() && *self.screen() != Screen::Sources => {
                 nothing(snapshot)
             }
-            Some(snapshot) => self.lens(snapshot).page(self.screen()),
+            Some(snapshot) => self.model(snapshot).page(self.screen()),
         };
         for pane in &mut self.page.panes {
             let chosen = self.options.columns.get(&pane.name());
@@ -306,25 +306,25 @@ impl State {
     }
 
     fn help(&self) -> Page {
-        let digest = Digest::default();
+        let index = FrameIndex::default();
         let empty = Snapshot::empty(self.now);
-        Lens {
-            digest: &digest,
-            ..self.lens(&empty)
+        ViewModel {
+            index: &index,
+            ..self.model(&empty)
         }
         .page(&Screen::Help)
     }
 
-    fn lens<'a>(&'a self, snapshot: &'a Snapshot) -> Lens<'a> {
+    fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
         let later = if self.history.is_paused() || self.options.still {
             0.0
         } else {
             let later = self.now.elapsed.saturating_sub(snapshot.at.elapsed);
             later.as_secs_f64() * 1e3
         };
-        Lens {
+        ViewModel {
             snapshot,
-            digest: &self.digest,
+            index: &self.index,
             filter: &self.filter,
             problems_only: self.problems_only,
             muted: &self.muted,
@@ -345,7 +345,7 @@ impl State {
         let mut facts = Facts {
             codes: Code::ALL.iter().map(|code| code.id().to_owned()).collect(),
             ranks: self
-                .digest
+                .index
                 .roots
                 .iter()
                 .chain(&self.marks)
@@ -366,7 +366,7 @@ impl State {
                 .collect();
             let ops: BTreeSet<_> = report.in_flight.iter().map(|i| i.op.clone()).collect();
             facts.ops = ops.into_iter().collect();
-            let hosts = self.digest.hosts.iter().map(|host| host.name.to_string());
+            let hosts = self.index.hosts.iter().map(|host| host.name.to_string());
             facts.hosts = hosts.filter(|host| !host.is_empty()).collect();
         }
         facts
@@ -382,18 +382,18 @@ fn waiting(line: Line) -> Page {
 
 /// No rank was seen: says of each source why, and what to do.
 fn nothing(snapshot: &Snapshot) -> Page {
-    let mut head: Vec<Line> = vec![vec![words(" NO JOB ", Tone::Silent)]];
+    let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {
         let said = source
             .error
             .as_deref()
             .unwrap_or("answers, but reports no ranks");
-        head.push(vec![words(source.name.clone(), Tone::Title)]);
+        head.push(vec![styled(source.name.clone(), Tone::Title)]);
         head.push(vec![plain(format!("  {said}"))]);
     }
     for problem in &snapshot.report.problems {
         let text = format!("  {} {}: {}", problem.code, problem.path, problem.sentence);
-        head.push(vec![words(text, Tone::Late)]);
+        head.push(vec![styled(text, Tone::Late)]);
     }
     Page {
         head,

@@ -2,7 +2,7 @@
 
 use super::{fit, put_line, text_width};
 use crate::keys::{Action, BINDINGS};
-use crate::page::{Line, plain, words};
+use crate::page::{Line, plain, styled};
 use crate::state::State;
 use crate::state::filter::Purpose;
 use crate::state::screen::VIEWS;
@@ -18,14 +18,14 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         return;
     }
     let theme = &state.options.theme;
-    let mut line: Line = vec![words("rcomm-top ", Tone::Title)];
+    let mut line: Line = vec![styled("rcomm-top ", Tone::Title)];
     let view = VIEWS
         .iter()
         .position(|(screen, _)| screen == state.screen());
     // On a narrow terminal the first screen needs its line for the job.
     let narrow = area.width < 100 && view == Some(0);
     if let Some(at) = view.filter(|_| !narrow) {
-        line.push(words(format!("{}:{} ", at + 1, VIEWS[at].1), Tone::Accent));
+        line.push(styled(format!("{}:{} ", at + 1, VIEWS[at].1), Tone::Accent));
     }
     if let Some(snapshot) = state.snapshot() {
         if !snapshot.job.is_empty() {
@@ -50,13 +50,13 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         }
     }
     if !state.filter.is_empty() {
-        line.push(words(format!("  /{}", state.filter.text()), Tone::Accent));
+        line.push(styled(format!("  /{}", state.filter.text()), Tone::Accent));
     }
     if state.problems_only {
-        line.push(words("  problems only", Tone::Accent));
+        line.push(styled("  problems only", Tone::Accent));
     }
     if state.follow {
-        line.push(words("  following", Tone::Accent));
+        line.push(styled("  following", Tone::Accent));
     }
     let held = state.history.is_paused() || state.options.still;
     let clock = state.snapshot().filter(|_| held);
@@ -72,13 +72,13 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
 }
 
 /// Live, paused, or cut off.
-fn connection(state: &State) -> crate::page::Words {
+fn connection(state: &State) -> crate::page::StyledText {
     let Some(snapshot) = state.snapshot() else {
-        return words("CONNECTING", Tone::Silent);
+        return styled("CONNECTING", Tone::Silent);
     };
     if state.history.is_paused() {
         let (at, all) = state.history.position();
-        return words(format!("PAUSED {at}/{all}"), Tone::Accent);
+        return styled(format!("PAUSED {at}/{all}"), Tone::Accent);
     }
     let failing = snapshot
         .sources
@@ -87,18 +87,18 @@ fn connection(state: &State) -> crate::page::Words {
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     if failing == snapshot.sources.len() && failing > 0 {
-        words("DISCONNECTED [8]", Tone::Silent)
+        styled("DISCONNECTED [8]", Tone::Silent)
     } else if failing > 0 {
-        words(
+        styled(
             format!("{} FAILING [8]", count(failing as u64, "SOURCE")),
             Tone::Late,
         )
     } else if silent > 0 {
-        words(format!("LIVE, {silent} silent"), Tone::Late)
+        styled(format!("LIVE, {silent} silent"), Tone::Late)
     } else if state.options.still {
-        words("REPLAY", Tone::Accent)
+        styled("REPLAY", Tone::Accent)
     } else {
-        words("LIVE", Tone::Good)
+        styled("LIVE", Tone::Good)
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
                 ""
             }
         );
-        put_line(&vec![words(text, Tone::Late)], area, theme, buffer);
+        put_line(&vec![styled(text, Tone::Late)], area, theme, buffer);
         return None;
     }
     if let Some(input) = &state.input {
@@ -130,16 +130,16 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
         };
         let before: String = input.text.chars().take(input.cursor).collect();
         let mut line = vec![
-            words(sign, Tone::Accent),
+            styled(sign, Tone::Accent),
             plain(input.text.clone()),
             plain("  "),
         ];
         match &input.error {
-            Some(error) => line.push(words(error.clone(), Tone::Bad)),
+            Some(error) => line.push(styled(error.clone(), Tone::Bad)),
             None => {
                 let next = input.candidates(&state.facts());
                 let next: Vec<String> = next.into_iter().take(8).collect();
-                line.push(words(next.join("  "), Tone::Dim));
+                line.push(styled(next.join("  "), Tone::Dim));
             }
         }
         put_line(&line, area, theme, buffer);
@@ -147,7 +147,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
         return Some(Position::new(area.x + column.min(area.width - 1), area.y));
     }
     if let Some(message) = &state.message {
-        let line = vec![plain(" "), words(message.text.clone(), message.tone)];
+        let line = vec![plain(" "), styled(message.text.clone(), message.tone)];
         put_line(&line, area, theme, buffer);
         return None;
     }
@@ -169,7 +169,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
             break;
         }
         used += wide;
-        line.push(words(format!("[{key}]"), Tone::Accent));
+        line.push(styled(format!("[{key}]"), Tone::Accent));
         line.push(plain(format!("{} ", fit(hint, 20))));
     }
     put_line(&line, area, theme, buffer);

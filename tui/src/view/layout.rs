@@ -1,7 +1,7 @@
 //! Where everything goes. Drawing and pointing read the same layout.
 
 use super::{table, text_width};
-use crate::page::{Body, Line, Pane, words};
+use crate::page::{Body, Line, Pane, styled};
 use crate::state::State;
 use crate::state::selection::first_shown;
 use ratatui::layout::Rect;
@@ -85,14 +85,14 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
         for word in part.text.split_inclusive(' ') {
             let wide = text_width(word.trim_end());
             if used + wide > width && used > 0 && lines.len() < most {
-                lines.push(vec![words("   ", part.tone)]);
+                lines.push(vec![styled("   ", part.tone)]);
                 used = 3;
             }
             used += text_width(word);
             let last = lines.len() - 1;
             match lines[last].last_mut() {
                 Some(before) if before.tone == part.tone => before.text.push_str(word),
-                _ => lines[last].push(words(word, part.tone)),
+                _ => lines[last].push(styled(word, part.tone)),
             }
         }
     }
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_long_line_goes_on_in_a_second_one() {
-        let line = vec![words(
+        let line = vec![styled(
             "a sentence of several words that is long",
             crate::theme::Tone::Plain,
         )];

@@ -112,7 +112,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     }
 }
 
-/// Words beside each other, cut at the edge.
+/// StyledText beside each other, cut at the edge.
 fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     let mut x = area.x;
     for words in line {

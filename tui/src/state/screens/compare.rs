@@ -1,8 +1,8 @@
 //! Marked ranks side by side: what each did with the newest operations of any of them.
 
-use super::Lens;
+use super::ViewModel;
 use super::rank::{group_of, op_name};
-use crate::page::{Page, plain, words};
+use crate::page::{Page, plain, styled};
 use crate::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
@@ -15,12 +15,12 @@ const RANKS: usize = 8;
 /// Operations of each rank looked at.
 const LAST: usize = 40;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let ranks: Vec<Rank> = lens.marks.iter().copied().take(RANKS).collect();
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let ranks: Vec<Rank> = model.marks.iter().copied().take(RANKS).collect();
     if ranks.len() < 2 {
         let hint = "mark at least two ranks with [m] on a row or a rank's own screen";
         return Page {
-            head: vec![vec![words(hint, Tone::Silent)]],
+            head: vec![vec![styled(hint, Tone::Silent)]],
             panes: vec![],
         };
     }
@@ -28,7 +28,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
     type Done = HashMap<Rank, (String, EntryState)>;
     let mut operations: BTreeMap<(GroupRef, u64), (i64, Done)> = BTreeMap::new();
     for &rank in &ranks {
-        let Some(dump) = lens.snapshot.rank(rank).and_then(|view| view.dump()) else {
+        let Some(dump) = model.snapshot.rank(rank).and_then(|view| view.dump()) else {
             continue;
         };
         for entry in dump
@@ -56,7 +56,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         ops.dedup();
         let mut odd = ops.len() > 1;
         let mut cells = vec![
-            Cell::word(lens.labels([group])),
+            Cell::word(model.labels([group])),
             Cell::number(seq.to_string(), *seq as f64),
         ];
         for rank in &ranks {
@@ -97,7 +97,7 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
     let table = Table {
         columns,
         rows: rows
-            .filter(|row| row.problem || !lens.problems_only)
+            .filter(|row| row.problem || !model.problems_only)
             .collect(),
         heads: Heads::Shown,
         empty: "none of the marked ranks has recorded a collective".into(),

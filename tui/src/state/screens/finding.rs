@@ -1,18 +1,18 @@
 //! One finding: what it says, the proof, and what to do.
 
-use super::{Lens, overview};
-use crate::page::{Body, Line, Page, Pane, plain, words};
+use super::{ViewModel, overview};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use rcomm_analyzer::words::{group_label, rank_set};
 use rcomm_analyzer::{Finding, Severity};
 
-pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
-    let findings = &lens.snapshot.report.findings;
+pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
+    let findings = &model.snapshot.report.findings;
     let Some(finding) = findings.iter().find(|f| f.id == id) else {
         let gone = "this finding is no longer reported";
         return Page {
-            head: vec![vec![words(gone, Tone::Dim)]],
+            head: vec![vec![styled(gone, Tone::Dim)]],
             panes: vec![],
         };
     };
@@ -20,7 +20,7 @@ pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
         title: title.into(),
         body,
     };
-    let mut panes = vec![pane("ranks", Body::Table(ranks(lens, finding)))];
+    let mut panes = vec![pane("ranks", Body::Table(ranks(model, finding)))];
     if !finding.evidence.is_empty() {
         panes.push(pane("evidence", Body::Text(evidence(finding))));
     }
@@ -35,12 +35,12 @@ pub(super) fn page(lens: &Lens<'_>, id: u32) -> Page {
         panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
     }
     Page {
-        head: head(lens, finding),
+        head: head(model, finding),
         panes,
     }
 }
 
-fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
+fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
     let tone = match finding.severity {
         Severity::Error => Tone::Bad,
         Severity::Warning => Tone::Late,
@@ -49,18 +49,18 @@ fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
     let sure = format!("  {:.0} % sure", finding.confidence * 100.0);
     let mut lines = vec![
         vec![
-            words(format!("{} {}", finding.code, finding.name), tone),
-            words(sure, Tone::Dim),
+            styled(format!("{} {}", finding.code, finding.name), tone),
+            styled(sure, Tone::Dim),
         ],
-        vec![plain(lens.sentence(finding))],
-        vec![words(
+        vec![plain(model.sentence(finding))],
+        vec![styled(
             format!("means: {}", finding.code.meaning()),
             Tone::Dim,
         )],
     ];
     if !finding.next.is_empty() {
         lines.push(vec![
-            words("next: ", Tone::Accent),
+            styled("next: ", Tone::Accent),
             plain(finding.next.clone()),
         ]);
     }
@@ -83,7 +83,7 @@ fn head(lens: &Lens<'_>, finding: &Finding) -> Vec<Line> {
     lines
 }
 
-fn ranks(lens: &Lens<'_>, finding: &Finding) -> Table {
+fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
     let place = |rank| {
         let frame = finding.frames.iter().find(|frame| frame.rank == rank);
         frame.map_or_else(String::new, |f| {
@@ -94,7 +94,7 @@ fn ranks(lens: &Lens<'_>, finding: &Finding) -> Table {
         mark: Mark::NONE,
         cells: vec![
             Cell::number(rank.to_string(), f64::from(rank)),
-            Cell::word(lens.host(rank)),
+            Cell::word(model.host(rank)),
             Cell::word(role).toned(tone),
             Cell::word(place(rank)),
         ],
@@ -151,7 +151,7 @@ fn evidence(finding: &Finding) -> Vec<Line> {
     let mut lines: Vec<Line> = finding.evidence.iter().map(line).collect();
     if let Some(group) = &finding.group {
         let members = rank_set(&group.ranks, 8);
-        lines.push(vec![words(
+        lines.push(vec![styled(
             format!("members of {}: {members}", group_label(group)),
             Tone::Dim,
         )]);

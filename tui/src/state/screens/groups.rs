@@ -1,8 +1,8 @@
 //! Groups: how far each has come, what it waits in. Groups of one description and state share a row.
 
-use super::{Fold, Lens, group_target};
+use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
-use crate::state::digest::GroupState;
+use crate::state::index::GroupState;
 use crate::table::{Cell, Heads, Row, Table, number, rest};
 use crate::theme::Tone;
 use crate::units::{age, millis};
@@ -11,22 +11,22 @@ use rcomm_analyzer::{GroupRef, GroupReport};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-pub(super) fn page(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Page {
+pub(super) fn page(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Page {
     let title = match only {
-        Some(some) => format!("groups {}", lens.labels(some.iter().map(Arc::as_ref))),
+        Some(some) => format!("groups {}", model.labels(some.iter().map(Arc::as_ref))),
         None => "groups".into(),
     };
-    Page::of(vec![], title, table(lens, only))
+    Page::of(vec![], title, table(model, only))
 }
 
 /// The groups; those of `only`, one row each, if given.
-pub(super) fn table(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
+pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
     let wanted: Option<HashSet<&GroupRef>> =
         only.map(|some| some.iter().map(Arc::as_ref).collect());
-    let fold = only.is_none() && lens.fold == Fold::Alike;
+    let fold = only.is_none() && model.fold == Fold::Alike;
     let mut folds: Vec<(GroupState, Vec<&GroupReport>)> = Vec::new();
     let mut places: HashMap<(GroupState, &str, usize), usize> = HashMap::new();
-    for report in &lens.snapshot.report.groups {
+    for report in &model.snapshot.report.groups {
         let group = &report.group;
         if wanted
             .as_ref()
@@ -34,18 +34,18 @@ pub(super) fn table(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
         {
             continue;
         }
-        let state = lens.digest.group(group);
-        let oldest = lens.digest.oldest(lens.snapshot, group);
+        let state = model.index.group(group);
+        let oldest = model.index.oldest(model.snapshot, group);
         let more = Subject {
             op: oldest.map(|instance| instance.op.as_str()),
             state: Some(state.word()),
-            age_ms: Some(lens.age(report.oldest_ms).unwrap_or(f64::NAN)),
+            age_ms: Some(model.age(report.oldest_ms).unwrap_or(f64::NAN)),
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
             seq: report.last_seq,
             ..Subject::default()
         };
         let problem = matches!(state, GroupState::Bad | GroupState::Waiting);
-        if (lens.problems_only && !problem) || !lens.passes_group(group, &more) {
+        if (model.problems_only && !problem) || !model.passes_group(group, &more) {
             continue;
         }
         let key = (state, group.desc.as_str(), group.ranks.len());
@@ -85,13 +85,13 @@ pub(super) fn table(lens: &Lens<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
         ],
         rows: folds
             .iter()
-            .map(|(state, reports)| row(lens, *state, reports))
+            .map(|(state, reports)| row(model, *state, reports))
             .collect(),
         heads: Heads::Shown,
-        empty: if lens.snapshot.report.groups.is_empty() {
+        empty: if model.snapshot.report.groups.is_empty() {
             "no group has been recorded yet".into()
         } else {
-            lens.none_left("group")
+            model.none_left("group")
         },
     }
 }
@@ -105,14 +105,14 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-fn row(lens: &Lens<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
+fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
     let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
     let members = groups.first().map_or(0, |group| group.ranks.len());
     let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
     // Of the folded groups, the instance with the fewest members inside.
     let joined = groups
         .iter()
-        .filter_map(|group| lens.digest.oldest(lens.snapshot, group))
+        .filter_map(|group| model.index.oldest(model.snapshot, group))
         .min_by_key(|instance| instance.joined.len())
         .map_or_else(String::new, |instance| {
             let size = instance.group.ranks.len().max(members);
@@ -124,7 +124,7 @@ fn row(lens: &Lens<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
     let p50 = median(reports.iter().filter_map(|r| r.lag_p50_ms).collect());
     let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
     let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
-    let waited = lens.age(oldest(reports));
+    let waited = model.age(oldest(reports));
     let fold = if reports.len() > 1 {
         format!("x{}", reports.len())
     } else {
@@ -134,7 +134,7 @@ fn row(lens: &Lens<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
     Row {
         mark: state.mark(),
         cells: vec![
-            Cell::word(lens.labels(groups.iter().copied())),
+            Cell::word(model.labels(groups.iter().copied())),
             Cell::word(fold).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(

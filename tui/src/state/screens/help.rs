@@ -1,9 +1,9 @@
 //! Help, made from the same list as the dispatcher and the footer.
 
 use crate::keys::{BINDINGS, Keymap, Section};
-use crate::page::{Body, Line, Page, Pane, plain, words};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::command::COMMANDS;
-use crate::state::digest::RankState;
+use crate::state::index::RankState;
 use crate::theme::Tone;
 use rcomm_analyzer::filter;
 
@@ -13,14 +13,14 @@ pub(super) fn page(keymap: &Keymap) -> Page {
         if !lines.is_empty() {
             lines.push(vec![]);
         }
-        lines.push(vec![words(text, Tone::Title)]);
+        lines.push(vec![styled(text, Tone::Title)]);
     };
     for &(section, name) in Section::ALL {
         title(&mut lines, name);
         for binding in BINDINGS.iter().filter(|b| b.section == section) {
             let keys = keymap.keys(binding.action).join("  ");
             lines.push(vec![
-                words(format!("  {keys:<16}"), Tone::Accent),
+                styled(format!("  {keys:<16}"), Tone::Accent),
                 plain(binding.help),
             ]);
         }
@@ -28,20 +28,20 @@ pub(super) fn page(keymap: &Keymap) -> Page {
     title(&mut lines, "filter: all terms must hold, ! negates one");
     for (key, meaning) in filter::KEYS {
         lines.push(vec![
-            words(format!("  {key:<16}"), Tone::Accent),
+            styled(format!("  {key:<16}"), Tone::Accent),
             plain(*meaning),
         ]);
     }
     title(&mut lines, "commands");
     for (usage, meaning) in COMMANDS {
         lines.push(vec![
-            words(format!("  :{usage:<24}"), Tone::Accent),
+            styled(format!("  :{usage:<24}"), Tone::Accent),
             plain(*meaning),
         ]);
     }
     title(&mut lines, "marks");
     for &(_, glyph, tone, word) in RankState::ALL {
-        lines.push(vec![words(format!("  {glyph:<16}"), tone), plain(word)]);
+        lines.push(vec![styled(format!("  {glyph:<16}"), tone), plain(word)]);
     }
     Page {
         head: vec![],

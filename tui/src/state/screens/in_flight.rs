@@ -1,9 +1,9 @@
 //! What is in flight: one row per collective instance or message, joined over its ranks. Alike
 //! instances of groups of one description share a row.
 
-use super::{Fold, Lens, group_target};
+use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
-use crate::state::digest::{GroupState, is_blocked};
+use crate::state::index::{GroupState, is_blocked};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, bytes};
@@ -12,8 +12,8 @@ use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
 use std::collections::HashMap;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    Page::of(vec![], "in flight", table(lens, |_| true))
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    Page::of(vec![], "in flight", table(model, |_| true))
 }
 
 /// A state in a word.
@@ -27,16 +27,16 @@ fn word(state: InstanceState) -> &'static str {
 }
 
 /// The instances that `wanted` lets pass.
-pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
+pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
     let stopped = matches!(
-        lens.snapshot.report.verdict,
+        model.snapshot.report.verdict,
         Verdict::Stuck | Verdict::Mismatch
     );
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
     let mut places: HashMap<_, usize> = HashMap::new();
-    for instance in &lens.snapshot.report.in_flight {
+    for instance in &model.snapshot.report.in_flight {
         let problem = stopped && is_blocked(instance);
-        if !wanted(instance) || (lens.problems_only && !problem) || !passes(lens, instance) {
+        if !wanted(instance) || (model.problems_only && !problem) || !passes(model, instance) {
             continue;
         }
         let key = (
@@ -47,7 +47,7 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
             (instance.joined.len(), instance.missing.len()),
         );
         let desc = &instance.group.desc;
-        let alike = lens.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
+        let alike = model.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
         match places.get(&key) {
             Some(&at) if alike => folds[at].push(instance),
             _ => {
@@ -70,25 +70,25 @@ pub(super) fn table(lens: &Lens<'_>, wanted: impl Fn(&InstanceReport) -> bool) -
             text("state", 0),
             rest("missing", 1),
         ],
-        rows: folds.iter().map(|fold| row(lens, fold, stopped)).collect(),
+        rows: folds.iter().map(|fold| row(model, fold, stopped)).collect(),
         heads: Heads::Shown,
-        empty: if lens.snapshot.report.in_flight.is_empty() {
+        empty: if model.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
-        } else if lens.filter.is_empty() && !lens.problems_only {
+        } else if model.filter.is_empty() && !model.problems_only {
             "nothing in flight here".into()
         } else {
-            lens.none_left("operation in flight")
+            model.none_left("operation in flight")
         },
     }
 }
 
-fn passes(lens: &Lens<'_>, instance: &InstanceReport) -> bool {
-    lens.passes_group(
+fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
+    model.passes_group(
         &instance.group,
         &Subject {
             op: Some(&instance.op),
             state: Some(word(instance.state)),
-            age_ms: Some(lens.age(instance.age_ms).unwrap_or(f64::NAN)),
+            age_ms: Some(model.age(instance.age_ms).unwrap_or(f64::NAN)),
             seq: Some(instance.seq),
             bytes: Some(instance.bytes),
             ..Subject::default()
@@ -96,12 +96,12 @@ fn passes(lens: &Lens<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
-fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
+fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     let first = fold[0];
-    let oldest = lens.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
+    let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
     let size = first.group.ranks.len();
     let problem = stopped && is_blocked(first);
-    let blamed = lens.digest.group(&first.group) == GroupState::Bad;
+    let blamed = model.index.group(&first.group) == GroupState::Bad;
     let (mark, tone) = match (problem, blamed) {
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),
         (true, false) => (Mark::new('.', Tone::Waiting), Tone::Waiting),
@@ -122,7 +122,7 @@ fn row(lens: &Lens<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
         mark,
         cells: vec![
             Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
-            Cell::word(lens.labels(groups.iter().copied())),
+            Cell::word(model.labels(groups.iter().copied())),
             Cell::word(many).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::word(first.op.as_str()),

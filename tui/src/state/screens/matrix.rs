@@ -1,8 +1,8 @@
 //! One group: the rank × sequence matrix of its newest collectives.
 
-use super::{Fold, Lens};
-use crate::page::{Line, Page, plain, words};
-use crate::state::digest::RankState;
+use super::{Fold, ViewModel};
+use crate::page::{Line, Page, plain, styled};
+use crate::state::index::RankState;
 use crate::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::age;
@@ -17,28 +17,28 @@ const COLUMN_WIDTH: u16 = 4;
 /// Room for the other columns.
 const REST: u16 = 46;
 
-pub(super) fn page(lens: &Lens<'_>, group: &GroupRef) -> Page {
-    let columns = usize::from((lens.size.0.saturating_sub(REST) / COLUMN_WIDTH).clamp(4, 40));
-    let rows = match lens.fold {
+pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
+    let columns = usize::from((model.size.0.saturating_sub(REST) / COLUMN_WIDTH).clamp(4, 40));
+    let rows = match model.fold {
         Fold::Alike => Rows::Folded,
         Fold::Nothing => Rows::Each,
     };
     // What a silent rank did since its record was last read is not known; the record itself is on the
     // rank's own screen.
-    let answering = (lens.snapshot.ranks.iter()).filter(|view| !view.silent);
+    let answering = (model.snapshot.ranks.iter()).filter(|view| !view.silent);
     let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
     let matrix = matrix::matrix(dumps, group, columns, rows);
-    Page::of(head(lens, group, &matrix), "matrix", table(lens, &matrix))
+    Page::of(head(model, group, &matrix), "matrix", table(model, &matrix))
 }
 
-fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
-    let report = lens
+fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
+    let report = model
         .snapshot
         .report
         .groups
         .iter()
         .find(|r| r.group == *group);
-    let state = lens.digest.group(group);
+    let state = model.index.group(group);
     let mut facts = format!("  {} ranks", group.ranks.len());
     if let Some(report) = report {
         if !report.backend.is_empty() {
@@ -55,13 +55,13 @@ fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         facts.push_str(&format!("  seq {first} .. {last}"));
     }
     let mut lines = vec![vec![
-        words(lens.labels([group]), Tone::Title),
+        styled(model.labels([group]), Tone::Title),
         plain(facts),
         plain("  "),
-        words(state.word(), state.mark().tone),
+        styled(state.word(), state.mark().tone),
     ]];
-    if let Some(oldest) = lens.digest.oldest(lens.snapshot, group) {
-        let waited = age(lens.age(oldest.age_ms));
+    if let Some(oldest) = model.index.oldest(model.snapshot, group) {
+        let waited = age(model.age(oldest.age_ms));
         let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
         let mut text = format!(
             "oldest: {} #{}, {joined} joined, {waited}",
@@ -79,8 +79,8 @@ fn head(lens: &Lens<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
     }
     let mut legend = Vec::new();
     for (cell, letter, meaning) in matrix::Cell::LEGEND {
-        legend.push(words(letter.to_string(), tone(*cell)));
-        legend.push(words(format!(" {meaning}  "), Tone::Dim));
+        legend.push(styled(letter.to_string(), tone(*cell)));
+        legend.push(styled(format!(" {meaning}  "), Tone::Dim));
     }
     lines.push(legend);
     lines
@@ -95,7 +95,7 @@ fn tone(cell: matrix::Cell) -> Tone {
     }
 }
 
-fn table(lens: &Lens<'_>, matrix: &Matrix) -> Table {
+fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
     let last = matrix.seqs.len().saturating_sub(1);
     let heads = matrix.seqs.iter().enumerate().map(|(at, seq)| {
@@ -115,26 +115,26 @@ fn table(lens: &Lens<'_>, matrix: &Matrix) -> Table {
     columns.extend(heads);
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
-    let now = lens.snapshot.at.wall_ns;
+    let now = model.snapshot.at.wall_ns;
     let rows = matrix.rows.iter().filter_map(|row| {
         let ranks: Vec<_> = (row.ranks.iter().copied())
-            .filter(|&rank| lens.passes_rank(rank, &Subject::default()))
+            .filter(|&rank| model.passes_rank(rank, &Subject::default()))
             .collect();
         let &first = ranks.first()?;
         let problem = row.cells.iter().any(|cell| tone(*cell) == Tone::Bad);
-        if lens.problems_only && !problem {
+        if model.problems_only && !problem {
             return None;
         }
         let waited = row
             .pending_since_ns
-            .map(|since| (now - since) as f64 / 1e6 + lens.later_ms);
+            .map(|since| (now - since) as f64 / 1e6 + model.later_ms);
         let hosts: std::collections::BTreeSet<&str> = ranks
             .iter()
             .take(1000)
-            .map(|&rank| lens.host(rank))
+            .map(|&rank| model.host(rank))
             .collect();
         let host = match hosts.len() {
-            1 => lens.host(first).to_owned(),
+            1 => model.host(first).to_owned(),
             n => format!("{n} hosts"),
         };
         let mut cells = vec![
@@ -159,10 +159,10 @@ fn table(lens: &Lens<'_>, matrix: &Matrix) -> Table {
             waited.map_or_else(String::new, |ms| age(Some(ms))),
             waited.unwrap_or(f64::NAN),
         ));
-        let report = lens.digest.report(lens.snapshot, first);
+        let report = model.index.report(model.snapshot, first);
         let last = report.and_then(|report| report.last_call.clone());
         cells.push(Cell::word(last.unwrap_or_default()));
-        let state = lens.digest.rank(lens.snapshot, first);
+        let state = model.index.rank(model.snapshot, first);
         Some(Row {
             mark: if state == RankState::Ok {
                 crate::table::Mark::NONE

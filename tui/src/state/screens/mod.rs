@@ -20,7 +20,7 @@ pub use overview::OverviewPane;
 pub use ranks::Metric;
 pub use timeline::Scale;
 
-use super::digest::Digest;
+use super::index::FrameIndex;
 use super::screen::Screen;
 use crate::keys::Keymap;
 use crate::page::Page;
@@ -43,11 +43,11 @@ pub enum Fold {
 }
 
 /// A snapshot, and through which glasses it is looked at.
-pub struct Lens<'a> {
+pub struct ViewModel<'a> {
     /// What was seen.
     pub snapshot: &'a Snapshot,
     /// What it says in a word.
-    pub digest: &'a Digest,
+    pub index: &'a FrameIndex,
     /// What the user wants to see of it.
     pub filter: &'a Filter,
     /// Problems only.
@@ -74,7 +74,7 @@ pub struct Lens<'a> {
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
 }
 
-impl Lens<'_> {
+impl ViewModel<'_> {
     /// What `screen` lists.
     pub fn page(&self, screen: &Screen) -> Page {
         match screen {
@@ -164,7 +164,7 @@ impl Lens<'_> {
         let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
         let label = group_labels(&labels);
         match groups[..] {
-            [one] if self.digest.has_namesake(&label) => {
+            [one] if self.index.has_namesake(&label) => {
                 format!("{label} of {}", rank_set(&one.ranks, 4))
             }
             _ => label,

@@ -1,8 +1,8 @@
 //! The first screen: is it stuck, who, since when.
 
-use super::{Lens, groups, in_flight, warnings};
-use crate::page::{Body, Line, Page, Pane, Strip, plain, words};
-use crate::state::digest::{RankState, since_ms};
+use super::{ViewModel, groups, in_flight, warnings};
+use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
+use crate::state::index::{RankState, since_ms};
 use crate::table::{Heads, Table};
 use crate::theme::Tone;
 use crate::units::clock_age;
@@ -51,34 +51,34 @@ impl OverviewPane {
         }
     }
 
-    fn pane(self, lens: &Lens<'_>) -> Pane {
+    fn pane(self, model: &ViewModel<'_>) -> Pane {
         let (title, body) = match self {
             Self::Warnings => {
                 let table = Table {
                     heads: Heads::Left,
-                    ..warnings::table(lens, warnings::Muted::Left)
+                    ..warnings::table(model, warnings::Muted::Left)
                 };
-                let title = format!("warnings: {}", warnings::summary(lens));
+                let title = format!("warnings: {}", warnings::summary(model));
                 (title, Body::Table(table))
             }
-            Self::Groups => ("groups".into(), Body::Table(groups::table(lens, None))),
+            Self::Groups => ("groups".into(), Body::Table(groups::table(model, None))),
             Self::InFlight => {
-                let table = in_flight::table(lens, |_| true);
+                let table = in_flight::table(model, |_| true);
                 ("in flight".into(), Body::Table(table))
             }
-            Self::Ranks => (strip_title(lens), Body::Strip(strip(lens))),
+            Self::Ranks => (strip_title(model), Body::Strip(strip(model))),
         };
         Pane { title, body }
     }
 }
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let mut head = vec![headline(lens)];
-    head.extend(why_line(lens));
-    let panes = OverviewPane::shown(lens.layout, lens.size.1).iter();
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let mut head = vec![headline(model)];
+    head.extend(why_line(model));
+    let panes = OverviewPane::shown(model.layout, model.size.1).iter();
     Page {
         head,
-        panes: panes.map(|pane| pane.pane(lens)).collect(),
+        panes: panes.map(|pane| pane.pane(model)).collect(),
     }
 }
 
@@ -94,25 +94,25 @@ fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     }
 }
 
-fn headline(lens: &Lens<'_>) -> Line {
-    let report = &lens.snapshot.report;
-    let head = lens.digest.head.map(|at| &report.findings[at]);
+fn headline(model: &ViewModel<'_>) -> Line {
+    let report = &model.snapshot.report;
+    let head = model.index.head.map(|at| &report.findings[at]);
     let (word, tone) = match (report.verdict, head) {
         // The collectives are well, something else is not.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
         (other, _) => verdict(other),
     };
-    let mut line = vec![words(format!(" {word} "), tone)];
+    let mut line = vec![styled(format!(" {word} "), tone)];
     match head {
         Some(finding) => {
             // Records that do not say when they were taken make everything young.
-            let since = since_ms(lens.snapshot, finding).filter(|ms| *ms >= 1e3);
-            if let Some(since) = lens.age(since)
+            let since = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
+            if let Some(since) = model.age(since)
                 && matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch)
             {
-                line.push(words(format!("{}  ", clock_age(since)), tone));
+                line.push(styled(format!("{}  ", clock_age(since)), tone));
             }
-            line.push(plain(lens.sentence(finding)));
+            line.push(plain(model.sentence(finding)));
         }
         None => {
             let input = &report.input;
@@ -135,18 +135,18 @@ fn headline(lens: &Lens<'_>) -> Line {
 }
 
 /// `why: 517 -> dp_5 #9133 (15 wait) -> tp_64..71 (56 wait)`.
-fn why_line(lens: &Lens<'_>) -> Option<Line> {
-    let roots = &lens.digest.roots;
+fn why_line(model: &ViewModel<'_>) -> Option<Line> {
+    let roots = &model.index.roots;
     if roots.is_empty() {
         return None;
     }
-    let chain = causes::chain(&lens.snapshot.report, roots);
+    let chain = causes::chain(&model.snapshot.report, roots);
     if chain.is_empty() {
         return None;
     }
     let mut text = format!("   why: {}", rank_set(roots, 4));
     for link in &chain {
-        let groups = lens.labels(&link.groups);
+        let groups = model.labels(&link.groups);
         let seq = match link.seq {
             (a, b) if a == b => format!(" #{a}"),
             _ => String::new(),
@@ -154,33 +154,33 @@ fn why_line(lens: &Lens<'_>) -> Option<Line> {
         text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
     }
     // The footer has the key too: it is not worth a line of its own.
-    let fits = text.chars().count() + HINT.len() <= usize::from(lens.size.0);
-    let mut line = vec![words(text, Tone::Dim)];
-    line.extend(fits.then(|| words(HINT, Tone::Accent)));
+    let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);
+    let mut line = vec![styled(text, Tone::Dim)];
+    line.extend(fits.then(|| styled(HINT, Tone::Accent)));
     Some(line)
 }
 
-fn by_host(lens: &Lens<'_>) -> bool {
-    let hosts = &lens.digest.hosts;
-    hosts.len() > 1 && lens.snapshot.ranks.len() > 256
+fn by_host(model: &ViewModel<'_>) -> bool {
+    let hosts = &model.index.hosts;
+    hosts.len() > 1 && model.snapshot.ranks.len() > 256
 }
 
-fn strip_title(lens: &Lens<'_>) -> String {
+fn strip_title(model: &ViewModel<'_>) -> String {
     let mut legend = String::new();
     for (_, glyph, _, word) in RankState::ALL {
         legend.push_str(&format!(" {glyph}={word}"));
     }
-    let unit = if by_host(lens) { "hosts" } else { "ranks" };
+    let unit = if by_host(model) { "hosts" } else { "ranks" };
     format!("{unit} {legend}")
 }
 
-fn strip(lens: &Lens<'_>) -> Strip {
+fn strip(model: &ViewModel<'_>) -> Strip {
     let shown = |rank: Rank, state: RankState| {
         let subject = rcomm_analyzer::filter::Subject {
             state: Some(state.word()),
             ..Default::default()
         };
-        lens.passes_rank(rank, &subject)
+        model.passes_rank(rank, &subject)
     };
     let dot = |state: RankState, visible: bool| {
         let mark = state.mark();
@@ -194,12 +194,12 @@ fn strip(lens: &Lens<'_>) -> Strip {
             },
         )
     };
-    let ranks = &lens.snapshot.ranks;
-    let states = &lens.digest.states;
-    if by_host(lens) {
-        let dots = lens.digest.hosts.iter().map(|host| {
+    let ranks = &model.snapshot.ranks;
+    let states = &model.index.states;
+    if by_host(model) {
+        let dots = model.index.hosts.iter().map(|host| {
             let all = host.ranks.iter().map(|&at| (ranks[at].rank, states[at]));
-            let visible = lens.filter.is_empty() || all.clone().any(|(r, s)| shown(r, s));
+            let visible = model.filter.is_empty() || all.clone().any(|(r, s)| shown(r, s));
             let worst = all
                 .map(|(_, state)| state)
                 .max()

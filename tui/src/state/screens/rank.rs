@@ -1,7 +1,7 @@
 //! One rank: who it is, what it does, whom it waits for and who waits for it.
 
-use super::{Lens, in_flight, overview};
-use crate::page::{Body, Line, Page, Pane, plain, words};
+use super::{ViewModel, in_flight, overview};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, time_of_day};
@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// Operations listed.
 const LAST: usize = 20;
 
-pub(super) fn page(lens: &Lens<'_>, rank: Rank) -> Page {
-    let Some(view) = lens.snapshot.rank(rank) else {
+pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
+    let Some(view) = model.snapshot.rank(rank) else {
         let text = format!("there is no rank {rank}");
         return Page {
-            head: vec![vec![words(text, Tone::Silent)]],
+            head: vec![vec![styled(text, Tone::Silent)]],
             panes: vec![],
         };
     };
@@ -30,7 +30,7 @@ pub(super) fn page(lens: &Lens<'_>, rank: Rank) -> Page {
     let mut panes = vec![
         pane(
             "in flight",
-            Body::Table(in_flight::table(lens, |i| {
+            Body::Table(in_flight::table(model, |i| {
                 i.joined.binary_search(&rank).is_ok()
             })),
         ),
@@ -44,18 +44,18 @@ pub(super) fn page(lens: &Lens<'_>, rank: Rank) -> Page {
         panes.push(pane("stack of its newest call", Body::Text(stack)));
     }
     Page {
-        head: head(lens, view),
+        head: head(model, view),
         panes,
     }
 }
 
-fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
+fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     let rank = view.rank;
-    let state = lens.digest.rank(lens.snapshot, rank);
+    let state = model.index.rank(model.snapshot, rank);
     let mut who = vec![
-        words(lens.rank_label(rank), Tone::Title),
+        styled(model.rank_label(rank), Tone::Title),
         plain("  "),
-        words(state.word(), state.mark().tone),
+        styled(state.word(), state.mark().tone),
     ];
     let mut facts = String::new();
     if let Some(dump) = view.dump() {
@@ -78,7 +78,7 @@ fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
     });
     who.push(plain(facts));
     let mut lines = vec![who];
-    let waits = &lens.snapshot.report.waits;
+    let waits = &model.snapshot.report.waits;
     if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
         let call = overview::call(&wait.op, wait.seq, &wait.group);
         let text = format!("waits for {} in {call}", rank_set(&wait.on, 6));
@@ -109,9 +109,9 @@ fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
             .iter()
             .map(|remark| vec![plain(remark.clone())]),
     );
-    lines.push(vec![words(health(lens, view), Tone::Dim)]);
+    lines.push(vec![styled(health(model, view), Tone::Dim)]);
     if let Some(failure) = &view.failure {
-        lines.push(vec![words(
+        lines.push(vec![styled(
             format!("does not answer: {failure}"),
             Tone::Silent,
         )]);
@@ -120,14 +120,14 @@ fn head(lens: &Lens<'_>, view: &RankView) -> Vec<Line> {
 }
 
 /// How well its record does.
-fn health(lens: &Lens<'_>, view: &RankView) -> String {
+fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     let Some(dump) = view.dump() else {
         return "no record of it was read".into();
     };
     // Its ring has gone round, or this view keeps its newest.
-    let lost = lens
-        .digest
-        .report(lens.snapshot, view.rank)
+    let lost = model
+        .index
+        .report(model.snapshot, view.rank)
         .map_or(0, |r| r.lost);
     let held = count(dump.entries.len() as u64, "operation");
     let mut text = match lost {
@@ -141,7 +141,7 @@ fn health(lens: &Lens<'_>, view: &RankView) -> String {
         ));
     }
     if let Some(silence) = view.silence.filter(|_| view.silent) {
-        let ms = silence.as_secs_f64() * 1e3 + lens.later_ms;
+        let ms = silence.as_secs_f64() * 1e3 + model.later_ms;
         text.push_str(&format!(", silent for {}", age(Some(ms))));
     }
     if !dump.identity.reason.is_empty() {

@@ -1,8 +1,8 @@
 //! Ranks: a heat map of hosts × local ranks, and lists of some.
 
-use super::Lens;
-use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, words};
-use crate::state::digest::{Host, RankState};
+use super::ViewModel;
+use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
+use crate::state::index::{Host, RankState};
 use crate::table::{Cell, Heads, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::{age, millis};
@@ -88,14 +88,14 @@ const SHADES: [(char, Tone); 4] = [
     ('@', Tone::Bad),
 ];
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let ages = pending_ages(lens);
-    let grid = grid(lens, &ages);
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let ages = pending_ages(model);
+    let grid = grid(model, &ages);
     let mut head: Vec<Line> = vec![vec![
-        words(lens.metric.name(), Tone::Title),
+        styled(model.metric.name(), Tone::Title),
         plain("  ([c] next metric)"),
     ]];
-    head.extend(pattern(lens, &ages).map(|text| vec![plain("pattern: "), plain(text)]));
+    head.extend(pattern(model, &ages).map(|text| vec![plain("pattern: "), plain(text)]));
     Page {
         head,
         panes: vec![Pane {
@@ -106,10 +106,10 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
 }
 
 /// The age of each rank's oldest pending operation, ms.
-fn pending_ages(lens: &Lens<'_>) -> HashMap<Rank, f64> {
+fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
-    for instance in &lens.snapshot.report.in_flight {
-        if let Some(ms) = lens.age(instance.age_ms) {
+    for instance in &model.snapshot.report.in_flight {
+        if let Some(ms) = model.age(instance.age_ms) {
             for &rank in &instance.joined {
                 let known = ages.entry(rank).or_default();
                 *known = known.max(ms);
@@ -119,14 +119,14 @@ fn pending_ages(lens: &Lens<'_>) -> HashMap<Rank, f64> {
     ages
 }
 
-fn grid(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Grid {
+fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
     let worth = |host: &&Host| {
-        let bad = |&at: &usize| lens.digest.states[at] != RankState::Ok;
-        !lens.problems_only || host.ranks.iter().any(bad)
+        let bad = |&at: &usize| model.index.states[at] != RankState::Ok;
+        !model.problems_only || host.ranks.iter().any(bad)
     };
-    let hosts: Vec<&Host> = lens.digest.hosts.iter().filter(worth).collect();
-    let named = hosts.iter().any(|host| !host.name.is_empty()) && lens.digest.hosts.len() > 1;
-    let dot = |at: usize| (lens.snapshot.ranks[at].rank, dot(lens, at, ages));
+    let hosts: Vec<&Host> = model.index.hosts.iter().filter(worth).collect();
+    let named = hosts.iter().any(|host| !host.name.is_empty()) && model.index.hosts.len() > 1;
+    let dot = |at: usize| (model.snapshot.ranks[at].rank, dot(model, at, ages));
     if named && hosts.iter().any(|host| host.ranks.len() > 1) {
         let height = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(0);
         let row = |local: usize| -> Vec<Option<(Rank, Dot)>> {
@@ -139,14 +139,14 @@ fn grid(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Grid {
             columns: hosts.iter().map(|host| host.name.to_string()).collect(),
             rows: (0..height).map(|local| local.to_string()).collect(),
             dots: (0..height).map(row).collect(),
-            legend: legend(lens),
+            legend: legend(model),
         }
     } else {
         // Without hosts, or with one: ranks in reading order.
         const WIDE: usize = 32;
-        let all = lens.snapshot.ranks.len();
+        let all = model.snapshot.ranks.len();
         let rows: Vec<usize> = (0..all).step_by(WIDE).collect();
-        let label = |&at: &usize| lens.snapshot.ranks[at].rank.to_string();
+        let label = |&at: &usize| model.snapshot.ranks[at].rank.to_string();
         let row = |&from: &usize| -> Vec<Option<(Rank, Dot)>> {
             (from..from + WIDE)
                 .map(|at| (at < all).then(|| dot(at)))
@@ -156,41 +156,41 @@ fn grid(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Grid {
             columns: (0..WIDE.min(all)).map(|n| format!("+{n}")).collect(),
             rows: rows.iter().map(label).collect(),
             dots: rows.iter().map(row).collect(),
-            legend: legend(lens),
+            legend: legend(model),
         }
     }
 }
 
 fn value(
-    lens: &Lens<'_>,
+    model: &ViewModel<'_>,
     rank: Rank,
     report: &RankReport,
     ages: &HashMap<Rank, f64>,
 ) -> Option<f64> {
-    match lens.metric {
+    match model.metric {
         Metric::State => None,
         Metric::Lag => report.lag_p50_ms,
         Metric::Share => report.lag_share,
         Metric::Age => Some(ages.get(&rank).copied().unwrap_or(0.0)),
         Metric::Pending => Some(report.pending as f64),
         Metric::Lost => {
-            let status = lens.snapshot.rank(rank)?.dump()?.status.as_ref()?;
+            let status = model.snapshot.rank(rank)?.dump()?.status.as_ref()?;
             Some(status.dropped as f64)
         }
     }
 }
 
-fn dot(lens: &Lens<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
-    let view = &lens.snapshot.ranks[at];
-    let state = lens.digest.states[at];
-    let report = lens.digest.report(lens.snapshot, view.rank);
-    let (glyph, tone) = if lens.metric == Metric::State {
+fn dot(model: &ViewModel<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
+    let view = &model.snapshot.ranks[at];
+    let state = model.index.states[at];
+    let report = model.index.report(model.snapshot, view.rank);
+    let (glyph, tone) = if model.metric == Metric::State {
         let mark = state.mark();
         (mark.glyph, mark.tone)
     } else {
-        match report.and_then(|report| value(lens, view.rank, report, ages)) {
+        match report.and_then(|report| value(model, view.rank, report, ages)) {
             None => ('?', Tone::Silent),
-            Some(value) => SHADES[lens.metric.shade(value)],
+            Some(value) => SHADES[model.metric.shade(value)],
         }
     };
     let subject = Subject {
@@ -200,7 +200,7 @@ fn dot(lens: &Lens<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
         ..Subject::default()
     };
     let wanted =
-        lens.passes_rank(view.rank, &subject) && (!lens.problems_only || state != RankState::Ok);
+        model.passes_rank(view.rank, &subject) && (!model.problems_only || state != RankState::Ok);
     if wanted {
         Dot { glyph, tone }
     } else {
@@ -211,43 +211,43 @@ fn dot(lens: &Lens<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
     }
 }
 
-fn legend(lens: &Lens<'_>) -> Line {
+fn legend(model: &ViewModel<'_>) -> Line {
     let mut line = Vec::new();
-    if lens.metric == Metric::State {
+    if model.metric == Metric::State {
         for &(_, glyph, tone, word) in RankState::ALL {
-            line.push(words(glyph.to_string(), tone));
+            line.push(styled(glyph.to_string(), tone));
             line.push(plain(format!(" {word}  ")));
         }
         return line;
     }
-    let steps = lens.metric.steps();
+    let steps = model.metric.steps();
     for (at, (glyph, tone)) in SHADES.iter().enumerate() {
-        line.push(words(glyph.to_string(), *tone));
+        line.push(styled(glyph.to_string(), *tone));
         let bound = match steps.get(at) {
-            Some(&step) => format!(" <{}  ", lens.metric.unit(step)),
-            None => format!(" >={}  ", lens.metric.unit(steps[2])),
+            Some(&step) => format!(" <{}  ", model.metric.unit(step)),
+            None => format!(" >={}  ", model.metric.unit(steps[2])),
         };
         line.push(plain(bound));
     }
-    line.push(words("?", Tone::Silent));
+    line.push(styled("?", Tone::Silent));
     line.push(plain(" no data"));
     line
 }
 
 /// What the ranks that stand out have in common: a host, a place on every host, nothing.
-fn pattern(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
-    let ranks = &lens.snapshot.ranks;
+fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
+    let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {
-        if lens.metric == Metric::State {
+        if model.metric == Metric::State {
             return matches!(
-                lens.digest.states[at],
+                model.index.states[at],
                 RankState::Root | RankState::Late | RankState::Silent
             );
         }
         let rank = ranks[at].rank;
-        let report = lens.digest.report(lens.snapshot, rank);
-        let value = report.and_then(|report| value(lens, rank, report, ages));
-        value.is_some_and(|value| lens.metric.shade(value) >= 2)
+        let report = model.index.report(model.snapshot, rank);
+        let value = report.and_then(|report| value(model, rank, report, ages));
+        value.is_some_and(|value| model.metric.shade(value) >= 2)
     };
     let odd: Vec<usize> = (0..ranks.len()).filter(|&at| stands_out(at)).collect();
     // What all have in common makes nobody stand out.
@@ -259,10 +259,10 @@ fn pattern(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let hosts: std::collections::BTreeSet<_> = odd.iter().map(|&at| &ranks[at].host).collect();
     let locals: std::collections::BTreeSet<_> =
         odd.iter().map(|&at| ranks[at].local_rank).collect();
-    let on_host = lens.digest.hosts.iter().find(|host| host.name == view.host);
+    let on_host = model.index.hosts.iter().find(|host| host.name == view.host);
     let size = on_host.map_or(0, |host| host.ranks.len());
     Some(match (hosts.len(), locals.len()) {
-        _ if odd.len() == 1 => format!("{} alone", lens.rank_label(view.rank)),
+        _ if odd.len() == 1 => format!("{} alone", model.rank_label(view.rank)),
         (1, n) if n == size && !view.host.is_empty() => {
             format!("all {size} ranks of host {}: look at the host", view.host)
         }
@@ -276,21 +276,21 @@ fn pattern(lens: &Lens<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
 }
 
 /// Some ranks, one row each.
-pub(super) fn some(lens: &Lens<'_>, some: &[Rank]) -> Page {
-    let ages = pending_ages(lens);
+pub(super) fn some(model: &ViewModel<'_>, some: &[Rank]) -> Page {
+    let ages = pending_ages(model);
     let rows = some
         .iter()
         .filter_map(|&rank| {
-            let state = lens.digest.rank(lens.snapshot, rank);
+            let state = model.index.rank(model.snapshot, rank);
             let subject = Subject {
                 state: Some(state.word()),
                 age_ms: Some(ages.get(&rank).copied().unwrap_or(f64::NAN)),
                 ..Subject::default()
             };
             let problem = state != RankState::Ok;
-            let shown = lens.passes_rank(rank, &subject) && (problem || !lens.problems_only);
+            let shown = model.passes_rank(rank, &subject) && (problem || !model.problems_only);
             shown.then(|| {
-                let report = lens.digest.report(lens.snapshot, rank);
+                let report = model.index.report(model.snapshot, rank);
                 let oldest = ages.get(&rank).copied();
                 let lag = report.and_then(|r| r.lag_p50_ms);
                 let pending = report.map_or(0, |r| r.pending);
@@ -299,7 +299,7 @@ pub(super) fn some(lens: &Lens<'_>, some: &[Rank]) -> Page {
                     mark: state.mark(),
                     cells: vec![
                         Cell::number(rank.to_string(), f64::from(rank)),
-                        Cell::word(lens.host(rank)),
+                        Cell::word(model.host(rank)),
                         Cell::word(state.word()),
                         Cell::number(pending.to_string(), pending as f64),
                         Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
@@ -325,7 +325,7 @@ pub(super) fn some(lens: &Lens<'_>, some: &[Rank]) -> Page {
         ],
         rows,
         heads: Heads::Shown,
-        empty: lens.none_left("rank"),
+        empty: model.none_left("rank"),
     };
     Page::of(vec![], "ranks", table)
 }

@@ -1,16 +1,16 @@
 //! What is read, and how it answers.
 
-use super::Lens;
+use super::ViewModel;
 use crate::page::{Page, plain};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
 use crate::units::age;
 use rcomm_analyzer::words::count;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let snapshot = lens.snapshot;
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let snapshot = model.snapshot;
     let rows = snapshot.sources.iter().map(|source| {
-        let silence = lens.age(source.silence.map(|s| s.as_secs_f64() * 1e3));
+        let silence = model.age(source.silence.map(|s| s.as_secs_f64() * 1e3));
         let (tone, glyph, state) = match &source.error {
             Some(error) => (Tone::Silent, '?', error.clone()),
             None if source.answered < source.known => {

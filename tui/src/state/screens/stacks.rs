@@ -1,9 +1,9 @@
 //! Call stacks, merged from the outermost frame inwards: taken live where processes can be asked, and of
 //! all ranks' newest recorded calls.
 
-use super::Lens;
-use crate::page::{Body, Page, Pane, words};
-use crate::state::digest::RankState;
+use super::ViewModel;
+use crate::page::{Body, Page, Pane, styled};
+use crate::state::index::RankState;
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
 use crate::units::time_of_day;
@@ -15,18 +15,18 @@ use rcomm_recorder::model::Rank;
 /// Rows listed at most: a stack of a thousand distinct frames is not read as a list.
 const ROWS: usize = 4096;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let recorded = Pane {
         title: "newest recorded call of each rank, outermost frame first".into(),
         body: Body::Table(table(
-            lens,
-            &lens.snapshot.report.stacks,
+            model,
+            &model.snapshot.report.stacks,
             "no call site is recorded",
         )),
     };
     let mut panes = Vec::new();
     let mut head = Vec::new();
-    if let Some((taken, at)) = lens.stacks {
+    if let Some((taken, at)) = model.stacks {
         let (told, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
@@ -34,44 +34,44 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
             taken.what,
             told + refused
         );
-        head.push(vec![words(text, Tone::Dim)]);
+        head.push(vec![styled(text, Tone::Dim)]);
         if let Some((rank, reason)) = taken.refused.first() {
             let text = format!("rank {rank}: no stack: {reason}");
-            head.push(vec![words(text, Tone::Late)]);
+            head.push(vec![styled(text, Tone::Late)]);
         }
         panes.push(Pane {
             title: "now".into(),
-            body: Body::Table(table(lens, &taken.stacks, "no stacks to show")),
+            body: Body::Table(table(model, &taken.stacks, "no stacks to show")),
         });
     } else {
         let text = "call sites from the records; no process was queried";
-        head.push(vec![words(text, Tone::Dim)]);
+        head.push(vec![styled(text, Tone::Dim)]);
     }
     panes.push(recorded);
     Page { head, panes }
 }
 
 /// Merged stacks, a row a frame.
-fn table(lens: &Lens<'_>, stacks: &[StackNode], empty: &str) -> Table {
+fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     let mut rows = Vec::new();
     // Depth first with a stack of our own: recorded call stacks may be deep.
     let mut todo: Vec<(usize, &StackNode)> = stacks.iter().rev().map(|node| (0, node)).collect();
     while let Some((depth, node)) = todo.pop() {
         let ranks: Vec<Rank> = (node.ranks.iter().copied())
             .filter(|&rank| {
-                let state = lens.digest.rank(lens.snapshot, rank);
+                let state = model.index.rank(model.snapshot, rank);
                 let subject = Subject {
                     state: Some(state.word()),
                     ..Subject::default()
                 };
-                (!lens.problems_only || state == RankState::Root)
-                    && lens.passes_rank(rank, &subject)
+                (!model.problems_only || state == RankState::Root)
+                    && model.passes_rank(rank, &subject)
             })
             .collect();
         if ranks.is_empty() || rows.len() >= ROWS {
             continue;
         }
-        rows.push(row(lens, depth, node, ranks));
+        rows.push(row(model, depth, node, ranks));
         todo.extend(node.children.iter().rev().map(|child| (depth + 1, child)));
     }
     Table {
@@ -82,11 +82,11 @@ fn table(lens: &Lens<'_>, stacks: &[StackNode], empty: &str) -> Table {
     }
 }
 
-fn row(lens: &Lens<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
+fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
     // What everybody does tells nobody apart.
     let root = ranks
         .iter()
-        .all(|&rank| lens.digest.rank(lens.snapshot, rank) == RankState::Root);
+        .all(|&rank| model.index.rank(model.snapshot, rank) == RankState::Root);
     let indent = "  ".repeat(depth.min(30));
     let frame = match node.filename.as_str() {
         "" => format!("{indent}{}", node.name),

@@ -1,6 +1,6 @@
 //! Who comes late: ranks by what others waited for them, those of one host in one row.
 
-use super::Lens;
+use super::ViewModel;
 use crate::page::{Page, plain};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
@@ -14,8 +14,8 @@ use std::collections::{BTreeSet, HashMap};
 /// From which share of the job's time on a rank is listed.
 const WORTH: f64 = 0.001;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let report = &lens.snapshot.report;
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let report = &model.snapshot.report;
     let accused: BTreeSet<Rank> = report
         .findings
         .iter()
@@ -29,22 +29,22 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         .map(|r| (r.rank, r))
         .collect();
     let mut rows = Vec::new();
-    for host in &lens.digest.hosts {
-        let ranks = || host.ranks.iter().map(|&at| lens.snapshot.ranks[at].rank);
+    for host in &model.index.hosts {
+        let ranks = || host.ranks.iter().map(|&at| model.snapshot.ranks[at].rank);
         let here: Vec<&RankReport> = ranks()
             .filter_map(|rank| late.get(&rank).copied())
-            .filter(|report| passes(lens, report))
+            .filter(|report| passes(model, report))
             .collect();
         // A host whose ranks are all late is one cause; single ranks are causes of their own.
         let whole = here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
         if whole {
-            rows.push(row(lens, &here, host.ranks.len(), &accused));
+            rows.push(row(model, &here, host.ranks.len(), &accused));
         } else {
             let each = here.iter();
-            rows.extend(each.map(|one| row(lens, &[one], host.ranks.len(), &accused)));
+            rows.extend(each.map(|one| row(model, &[one], host.ranks.len(), &accused)));
         }
     }
-    rows.retain(|row| row.problem || !lens.problems_only);
+    rows.retain(|row| row.problem || !model.problems_only);
     rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
     let total: f64 = rows
         .iter()
@@ -78,18 +78,23 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
     Page::of(head, "stragglers", table)
 }
 
-fn passes(lens: &Lens<'_>, report: &RankReport) -> bool {
-    lens.passes_rank(
+fn passes(model: &ViewModel<'_>, report: &RankReport) -> bool {
+    model.passes_rank(
         report.rank,
         &Subject {
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
-            state: Some(lens.digest.rank(lens.snapshot, report.rank).word()),
+            state: Some(model.index.rank(model.snapshot, report.rank).word()),
             ..Subject::default()
         },
     )
 }
 
-fn row(lens: &Lens<'_>, late: &[&RankReport], on_host: usize, accused: &BTreeSet<Rank>) -> Row {
+fn row(
+    model: &ViewModel<'_>,
+    late: &[&RankReport],
+    on_host: usize,
+    accused: &BTreeSet<Rank>,
+) -> Row {
     let ranks: Vec<Rank> = late.iter().map(|report| report.rank).collect();
     let problem = ranks.iter().any(|rank| accused.contains(rank));
     let lag = late.iter().filter_map(|r| r.lag_p50_ms).reduce(f64::max);
@@ -111,7 +116,7 @@ fn row(lens: &Lens<'_>, late: &[&RankReport], on_host: usize, accused: &BTreeSet
         mark,
         cells: vec![
             Cell::number(rank_set(&ranks, 3), f64::from(ranks[0])),
-            Cell::word(lens.host(ranks[0])),
+            Cell::word(model.host(ranks[0])),
             Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
             Cell::word(verdict),
             Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),

@@ -1,8 +1,8 @@
 //! Ranks along time: the root, the marked, and those who wait first.
 
-use super::Lens;
-use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, words};
-use crate::state::digest::RankState;
+use super::ViewModel;
+use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, styled};
+use crate::state::index::RankState;
 use crate::theme::Tone;
 use rcomm_analyzer::RankView;
 use rcomm_analyzer::filter::Subject;
@@ -43,21 +43,21 @@ impl Scale {
 /// Lanes shown.
 const LANES: usize = 256;
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let ranks = &lens.snapshot.ranks;
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let ranks = &model.snapshot.ranks;
     let mut shown: Vec<(u8, usize)> = (0..ranks.len())
         .filter(|&at| {
-            let state = lens.digest.states[at];
+            let state = model.index.states[at];
             let subject = Subject {
                 state: Some(state.word()),
                 ..Subject::default()
             };
-            (!lens.problems_only || state != RankState::Ok)
-                && lens.passes_rank(ranks[at].rank, &subject)
+            (!model.problems_only || state != RankState::Ok)
+                && model.passes_rank(ranks[at].rank, &subject)
         })
         .map(|at| {
-            let first = match lens.digest.states[at] {
-                _ if lens.marks.contains(&ranks[at].rank) => 0,
+            let first = match model.index.states[at] {
+                _ if model.marks.contains(&ranks[at].rank) => 0,
                 RankState::Root => 1,
                 RankState::Late => 2,
                 RankState::Silent => 3,
@@ -74,18 +74,18 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         .iter()
         .filter_map(|&(_, at)| last_event(&ranks[at]))
         .max()
-        .unwrap_or(lens.snapshot.at.wall_ns);
+        .unwrap_or(model.snapshot.at.wall_ns);
     // A little of what came after the last event: that is where one sees that nothing did.
-    let to_ns = last + lens.scale.width_ns / 5 - lens.scale.back_ns;
-    let from_ns = to_ns - lens.scale.width_ns;
+    let to_ns = last + model.scale.width_ns / 5 - model.scale.back_ns;
+    let from_ns = to_ns - model.scale.width_ns;
     let lanes = shown
         .iter()
-        .map(|&(_, at)| lane(lens, at, from_ns, to_ns))
+        .map(|&(_, at)| lane(model, at, from_ns, to_ns))
         .collect();
     let mut head = vec![vec![
-        words(INSIDE.to_string(), Tone::Good),
+        styled(INSIDE.to_string(), Tone::Good),
         plain(" in an operation  "),
-        words(PENDING.to_string(), Tone::Waiting),
+        styled(PENDING.to_string(), Tone::Waiting),
         plain(" pending  [h] earlier [l] later [+] closer [_] wider"),
     ]];
     if left > 0 {
@@ -113,10 +113,10 @@ fn last_event(view: &RankView) -> Option<i64> {
         .max()
 }
 
-fn lane(lens: &Lens<'_>, at: usize, from_ns: i64, to_ns: i64) -> Lane {
-    let view = &lens.snapshot.ranks[at];
-    let state = lens.digest.states[at];
-    let marked = lens.marks.contains(&view.rank);
+fn lane(model: &ViewModel<'_>, at: usize, from_ns: i64, to_ns: i64) -> Lane {
+    let view = &model.snapshot.ranks[at];
+    let state = model.index.states[at];
+    let marked = model.marks.contains(&view.rank);
     let mut spans: Vec<Span> = view
         .dumps
         .iter()

@@ -1,6 +1,6 @@
 //! Warnings: the report's findings with their codes and sentences.
 
-use super::Lens;
+use super::ViewModel;
 use crate::page::Page;
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
@@ -8,10 +8,10 @@ use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Code, Finding, Severity};
 
-pub(super) fn page(lens: &Lens<'_>) -> Page {
-    let mut table = table(lens, Muted::Shown);
-    if !lens.problems_only && lens.filter.is_empty() {
-        let said: Vec<Code> = lens
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let mut table = table(model, Muted::Shown);
+    if !model.problems_only && model.filter.is_empty() {
+        let said: Vec<Code> = model
             .snapshot
             .report
             .findings
@@ -21,20 +21,20 @@ pub(super) fn page(lens: &Lens<'_>) -> Page {
         let silent = Code::ALL
             .iter()
             .filter(|code| !said.contains(code) && code.severity() != Severity::Note);
-        table.rows.extend(silent.map(|&code| absent(lens, code)));
+        table.rows.extend(silent.map(|&code| absent(model, code)));
     }
-    Page::of(vec![], format!("warnings: {}", summary(lens)), table)
+    Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
 
 /// `2 errors, 1 warning`.
-pub(super) fn summary(lens: &Lens<'_>) -> String {
+pub(super) fn summary(model: &ViewModel<'_>) -> String {
     let said = |severity| {
-        let all = lens.snapshot.report.findings.iter();
-        all.filter(|f| f.severity == severity && !lens.muted.contains(&f.code))
+        let all = model.snapshot.report.findings.iter();
+        all.filter(|f| f.severity == severity && !model.muted.contains(&f.code))
             .count()
     };
     let (errors, warnings) = (said(Severity::Error), said(Severity::Warning));
-    let notes = said(Severity::Note) + lens.snapshot.report.problems.len();
+    let notes = said(Severity::Note) + model.snapshot.report.problems.len();
     let mut parts = Vec::new();
     for (n, what) in [(errors, "error"), (warnings, "warning"), (notes, "note")] {
         if n > 0 {
@@ -44,8 +44,8 @@ pub(super) fn summary(lens: &Lens<'_>) -> String {
     if parts.is_empty() {
         parts.push("none".into());
     }
-    if !lens.muted.is_empty() {
-        parts.push(format!("{} muted", count(lens.muted.len() as u64, "code")));
+    if !model.muted.is_empty() {
+        parts.push(format!("{} muted", count(model.muted.len() as u64, "code")));
     }
     parts.join(", ")
 }
@@ -60,20 +60,20 @@ pub(super) enum Muted {
 }
 
 /// The findings and the problems of the input.
-pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
-    let report = &lens.snapshot.report;
+pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
+    let report = &model.snapshot.report;
     let findings = report
         .findings
         .iter()
-        .filter(|f| muted == Muted::Shown || !lens.muted.contains(&f.code))
-        .filter(|f| passes(lens, f))
-        .map(|finding| row(lens, finding));
+        .filter(|f| muted == Muted::Shown || !model.muted.contains(&f.code))
+        .filter(|f| passes(model, f))
+        .map(|finding| row(model, finding));
     let problems = report
         .problems
         .iter()
         .filter(|problem| {
-            !lens.problems_only
-                && lens.passes(&Subject {
+            !model.problems_only
+                && model.passes(&Subject {
                     code: Some(problem.code.id()),
                     text: &problem.sentence,
                     ..Subject::default()
@@ -106,20 +106,20 @@ pub(super) fn table(lens: &Lens<'_>, muted: Muted) -> Table {
         empty: if report.findings.is_empty() {
             "no warnings".into()
         } else {
-            lens.none_left("warning")
+            model.none_left("warning")
         },
     }
 }
 
-fn passes(lens: &Lens<'_>, finding: &Finding) -> bool {
-    if lens.problems_only && finding.severity == Severity::Note {
+fn passes(model: &ViewModel<'_>, finding: &Finding) -> bool {
+    if model.problems_only && finding.severity == Severity::Note {
         return false;
     }
-    if lens.filter.is_empty() {
+    if model.filter.is_empty() {
         return true;
     }
-    let host_of = |rank| lens.host(rank);
-    lens.passes(&Subject {
+    let host_of = |rank| model.host(rank);
+    model.passes(&Subject {
         ranks: &finding.culprit_ranks,
         group: finding.group.as_ref(),
         op: finding.op.as_deref(),
@@ -131,8 +131,8 @@ fn passes(lens: &Lens<'_>, finding: &Finding) -> bool {
     })
 }
 
-fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
-    let muted = lens.muted.contains(&finding.code);
+fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
+    let muted = model.muted.contains(&finding.code);
     let (glyph, tone) = match finding.severity {
         _ if muted => (' ', Tone::Dim),
         Severity::Error => ('!', Tone::Bad),
@@ -160,7 +160,7 @@ fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
                 0 => Cell::word(""),
                 _ => Cell::number(ranks.to_string(), ranks as f64),
             },
-            Cell::word(format!("{under}{}{muted}", lens.sentence(finding))),
+            Cell::word(format!("{under}{}{muted}", model.sentence(finding))),
         ],
         tone: if finding.caused_by.is_some() || !muted.is_empty() {
             Tone::Dim
@@ -173,8 +173,8 @@ fn row(lens: &Lens<'_>, finding: &Finding) -> Row {
 }
 
 /// A code of which there is nothing to say.
-fn absent(lens: &Lens<'_>, code: Code) -> Row {
-    let muted = if lens.muted.contains(&code) {
+fn absent(model: &ViewModel<'_>, code: Code) -> Row {
+    let muted = if model.muted.contains(&code) {
         " (muted)"
     } else {
         ""

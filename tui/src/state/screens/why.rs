@@ -1,15 +1,15 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
-use super::{Lens, group_target, overview};
-use crate::page::{Line, Page, plain, words};
+use super::{ViewModel, group_target, overview};
+use crate::page::{Line, Page, plain, styled};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
 use crate::theme::Tone;
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::words::{count, rank_set};
 use rcomm_recorder::model::Rank;
 
-pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
-    let report = &lens.snapshot.report;
+pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
+    let report = &model.snapshot.report;
     // A rank that waits is explained by the way to its cause; everything else by what it causes.
     let waiting = match target {
         Some(Target::Rank(rank)) => report
@@ -21,36 +21,36 @@ pub(super) fn page(lens: &Lens<'_>, target: Option<&Target>) -> Page {
             .iter()
             .copied()
             .find(|rank| report.waits.iter().any(|w| w.rank == *rank)),
-        Some(Target::Group(group)) => waiter(lens, &[group.as_ref()]),
+        Some(Target::Group(group)) => waiter(model, &[group.as_ref()]),
         Some(Target::Groups(groups)) => {
             let groups: Vec<_> = groups.iter().map(AsRef::as_ref).collect();
-            waiter(lens, &groups)
+            waiter(model, &groups)
         }
         Some(Target::Finding(_)) | None => None,
     };
-    let roots = roots(lens, target);
+    let roots = roots(model, target);
     let mut rows = Vec::new();
     let mut head: Vec<Line> = Vec::new();
     if let Some(rank) = waiting {
         head.push(vec![plain(format!(
             "from {} to its cause",
-            lens.rank_label(rank)
+            model.rank_label(rank)
         ))]);
-        rows.extend(path(lens, rank));
+        rows.extend(path(model, rank));
     }
     let chain = causes::chain(report, &roots);
     if !roots.is_empty() {
         head.push(vec![
             plain("root: "),
-            words(named(&roots), Tone::Bad),
+            styled(named(&roots), Tone::Bad),
             plain(waiters(&chain, roots.len())),
         ]);
     }
-    if let Some(at) = lens.digest.head.filter(|_| waiting.is_none()) {
-        head.push(vec![plain(lens.sentence(&report.findings[at]))]);
+    if let Some(at) = model.index.head.filter(|_| waiting.is_none()) {
+        head.push(vec![plain(model.sentence(&report.findings[at]))]);
     }
-    rows.extend(roots.iter().take(8).map(|&rank| root(lens, rank)));
-    rows.extend(chain.iter().map(|link| self::link(lens, link)));
+    rows.extend(roots.iter().take(8).map(|&rank| root(model, rank)));
+    rows.extend(chain.iter().map(|link| self::link(model, link)));
     let table = Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
@@ -76,24 +76,24 @@ fn waiters(chain: &[Link], roots: usize) -> String {
 }
 
 /// A rank that waits in one of these groups.
-fn waiter(lens: &Lens<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
-    let waits = &lens.snapshot.report.waits;
+fn waiter(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
+    let waits = &model.snapshot.report.waits;
     waits
         .iter()
         .find(|wait| groups.contains(&&wait.group))
         .map(|wait| wait.rank)
 }
 
-fn roots(lens: &Lens<'_>, target: Option<&Target>) -> Vec<Rank> {
+fn roots(model: &ViewModel<'_>, target: Option<&Target>) -> Vec<Rank> {
     if let Some(Target::Finding(id)) = target {
-        let findings = &lens.snapshot.report.findings;
+        let findings = &model.snapshot.report.findings;
         if let Some(finding) = findings.iter().find(|f| f.id == *id)
             && !finding.culprit_ranks.is_empty()
         {
             return finding.culprit_ranks.clone();
         }
     }
-    lens.digest.roots.clone()
+    model.index.roots.clone()
 }
 
 fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: Target) -> Row {
@@ -110,12 +110,12 @@ fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: 
     }
 }
 
-fn path(lens: &Lens<'_>, from: Rank) -> Vec<Row> {
-    let path = causes::path(&lens.snapshot.report, from);
+fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
+    let path = causes::path(&model.snapshot.report, from);
     let step = |wait: &rcomm_analyzer::Wait| {
         let call = overview::call(&wait.op, wait.seq, &wait.group);
         let what = format!("waits in {call} for {}", rank_set(&wait.on, 4));
-        let who = lens.rank_label(wait.rank);
+        let who = model.rank_label(wait.rank);
         let mark = Mark::new('.', Tone::Waiting);
         row(
             mark,
@@ -130,14 +130,14 @@ fn path(lens: &Lens<'_>, from: Rank) -> Vec<Row> {
 }
 
 /// What a root does instead of joining.
-fn root(lens: &Lens<'_>, rank: Rank) -> Row {
-    let report = lens.digest.report(lens.snapshot, rank);
-    let findings = lens.snapshot.report.findings.iter();
+fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
+    let report = model.index.report(model.snapshot, rank);
+    let findings = model.snapshot.report.findings.iter();
     let frame = findings.flat_map(|f| &f.frames).find(|f| f.rank == rank);
     let mut what = match report.and_then(|r| r.last_call.as_ref()) {
         Some(call) => format!("last recorded call: {call}"),
         // The report leaves out what a silent rank last wrote.
-        None => last_call(lens, rank).map_or_else(
+        None => last_call(model, rank).map_or_else(
             || "recorded no call".into(),
             |call| format!("last recorded call: {call}"),
         ),
@@ -151,7 +151,7 @@ fn root(lens: &Lens<'_>, rank: Rank) -> Row {
     {
         what.push_str(&format!(", phase {phase:?}"));
     }
-    let who = lens.rank_label(rank);
+    let who = model.rank_label(rank);
     let mark = Mark::new('!', Tone::Bad);
     row(
         mark,
@@ -164,8 +164,8 @@ fn root(lens: &Lens<'_>, rank: Rank) -> Row {
 }
 
 /// The newest operation in the record that was last read of a rank.
-fn last_call(lens: &Lens<'_>, rank: Rank) -> Option<String> {
-    let dump = lens.snapshot.rank(rank)?.dump()?;
+fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
+    let dump = model.snapshot.rank(rank)?.dump()?;
     let entry = dump.entries.last()?;
     let group = super::rank::group_of(dump, entry)?;
     let seq = if entry.op.is_p2p() {
@@ -180,7 +180,7 @@ fn last_call(lens: &Lens<'_>, rank: Rank) -> Option<String> {
     ))
 }
 
-fn link(lens: &Lens<'_>, link: &Link) -> Row {
+fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     let seq = match link.seq {
         (a, b) if a == b => format!("#{a}"),
         (a, b) => format!("#{a}..{b}"),
@@ -195,7 +195,7 @@ fn link(lens: &Lens<'_>, link: &Link) -> Row {
     let what = format!(
         "{verb} in {} {seq} on {}",
         link.op,
-        lens.labels(groups.iter().copied())
+        model.labels(groups.iter().copied())
     );
     let step = format!("{}-> ", "  ".repeat(link.level.min(8) - 1));
     let who = format!("{n}: {}", rank_set(&link.ranks, 3));

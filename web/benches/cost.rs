@@ -12,7 +12,7 @@ use rcomm_recorder::model::{OpType, ProcessGroupInfo};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
 };
-use rcomm_web::{Board, Exemplars, Form};
+use rcomm_web::{Exemplars, Form, SnapshotStore};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
@@ -29,9 +29,9 @@ fn scrape() {
     let ns = simulation.fault_ns() + 8_000_000_000;
     let source: Box<dyn Source> = Box::new(SimulatedSource::new(simulation, move || ns));
     let options = LiveOptions::post_mortem();
-    let (board, watch) =
-        Board::watch(vec![source], options, Pace::default()).expect("threads to watch with");
-    while board.newest().is_none() {
+    let (store, watch) = SnapshotStore::watch(vec![source], options, Pace::default())
+        .expect("threads to watch with");
+    while store.newest().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
     for form in [Form::Text, Form::OpenMetrics] {
@@ -39,7 +39,7 @@ fn scrape() {
         let mut times: Vec<Duration> = (0..50)
             .map(|_| {
                 let began = Instant::now();
-                bytes = board.metrics(form, Exemplars::OfTraces).len();
+                bytes = store.metrics(form, Exemplars::OfTraces).len();
                 began.elapsed()
             })
             .collect();
@@ -113,9 +113,9 @@ fn idle() {
         issue();
     }
     let rings: Box<dyn Source> = Box::new(RingSource::new(folder.path().to_owned(), None));
-    let (board, watch) = Board::watch(vec![rings], LiveOptions::default(), Pace::default())
+    let (store, watch) = SnapshotStore::watch(vec![rings], LiveOptions::default(), Pace::default())
         .expect("threads to watch with");
-    while board.newest().is_none() {
+    while store.newest().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
     for (what, pause) in [

@@ -4,7 +4,7 @@
 //! other, so the shortest wait is the operation itself, from the arrival of the last member on, and the
 //! longest wait less the shortest is how late that member came. That needs no clock in common.
 
-use crate::news::{News, is_completed};
+use crate::new_entries::{NewEntries, is_completed};
 use rcomm_analyzer::{Snapshot, needs_everybody};
 use rcomm_recorder::model::{Entry, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -98,8 +98,8 @@ struct Open {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
-    news: News,
+pub(crate) struct Counters {
+    new_entries: NewEntries,
     groups: HashMap<Arc<GroupId>, BTreeMap<u64, Open>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,
@@ -107,7 +107,7 @@ pub(crate) struct Tally {
     lost: u64,
 }
 
-impl Tally {
+impl Counters {
     /// By description and operation.
     pub(crate) fn series(&self) -> &BTreeMap<SeriesKey, Series> {
         &self.series
@@ -120,7 +120,7 @@ impl Tally {
 
     /// Operations that came and went between two looks, so that nothing here has counted them.
     pub(crate) fn unread(&self) -> u64 {
-        self.news.unread()
+        self.new_entries.unread()
     }
 
     /// Counts what is new in `snapshot`.
@@ -137,9 +137,9 @@ impl Tally {
                 *read.entry(key).or_default() += 1;
             }
         }
-        let mut news = std::mem::take(&mut self.news);
-        news.take(snapshot, |_, dump, entry| self.settle(dump, entry, &read));
-        self.news = news;
+        let mut new_entries = std::mem::take(&mut self.new_entries);
+        new_entries.take(snapshot, |_, dump, entry| self.settle(dump, entry, &read));
+        self.new_entries = new_entries;
         self.groups
             .retain(|group, _| read.contains_key(&(group.name.as_str(), &*group.ranks)));
     }
@@ -261,9 +261,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// A job looked at each of these times, ns after its beginning.
-    fn tallied(simulation: &Simulation, looks: impl IntoIterator<Item = i64>) -> Tally {
+    fn tallied(simulation: &Simulation, looks: impl IntoIterator<Item = i64>) -> Counters {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         for ns in looks {
             let mut source = SimulatedSource::new(simulation.clone(), move || ns);
             let at = Moment {
@@ -272,14 +272,14 @@ mod tests {
             };
             live.observe(0, source.poll(Instant::now()), at);
             if let Some(snapshot) = live.refresh(at) {
-                tally.take(&snapshot);
+                counters.take(&snapshot);
             }
         }
-        tally
+        counters
     }
 
-    fn total(tally: &Tally, of: impl Fn(&Series) -> u64) -> u64 {
-        tally.series().values().map(of).sum()
+    fn total(counters: &Counters, of: impl Fn(&Series) -> u64) -> u64 {
+        counters.series().values().map(of).sum()
     }
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
         let often = tallied(&simulation, (1..=400).map(|n| n * 20_000_000));
         assert!(total(&once, |s| s.completed) > 500);
         // Which collective stands for a bucket, and the last bits of a sum, depend on the order.
-        let facts = |tally: &Tally| -> Vec<_> {
-            let all = tally.series().iter();
+        let facts = |counters: &Counters| -> Vec<_> {
+            let all = counters.series().iter();
             all.map(|(key, s)| {
                 (
                     key.clone(),
@@ -308,11 +308,11 @@ mod tests {
 
     #[test]
     fn each_collective_gives_one_value_and_each_member_one_completion() {
-        let tally = tallied(
+        let counters = tallied(
             &Simulation::new(Situation::Healthy, 8, 0),
             [4_010_000_000, 8_010_000_000],
         );
-        let (_, barrier) = tally
+        let (_, barrier) = counters
             .series()
             .iter()
             .find(|((_, op), _)| *op == "barrier")
@@ -327,8 +327,8 @@ mod tests {
         let looks = || (1..=40).map(|n| n * 200_000_000);
         let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), looks());
         let well = tallied(&Simulation::new(Situation::Healthy, 16, 0), looks());
-        let sums = |tally: &Tally| {
-            let all = tally.series().values();
+        let sums = |counters: &Counters| {
+            let all = counters.series().values();
             all.fold((0.0, 0.0), |sums, s| {
                 (sums.0 + s.lag.sum, sums.1 + s.duration.sum)
             })
@@ -341,17 +341,17 @@ mod tests {
     #[test]
     fn what_came_and_went_between_two_looks_is_told() {
         let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(16);
-        let tally = tallied(&simulation, [1_000_000_000, 9_000_000_000]);
-        assert!(tally.unread() > 100, "{}", tally.unread());
+        let counters = tallied(&simulation, [1_000_000_000, 9_000_000_000]);
+        assert!(counters.unread() > 100, "{}", counters.unread());
     }
 
     #[test]
     fn descriptions_beyond_the_limit_share_a_series() {
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         for n in 0..MOST_DESCRIPTIONS {
-            assert_eq!(&*tally.description(&n.to_string()), n.to_string());
+            assert_eq!(&*counters.description(&n.to_string()), n.to_string());
         }
-        assert_eq!(&*tally.description("one more"), OTHERS);
-        assert_eq!(&*tally.description("3"), "3");
+        assert_eq!(&*counters.description("one more"), OTHERS);
+        assert_eq!(&*counters.description("3"), "3");
     }
 }

@@ -73,7 +73,7 @@ impl Directory {
 
 /// Where one node is found.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum NodeAddress {
     Url(String),
     /// The one at this place among those that a directory names, in order.
     Nth {
@@ -84,7 +84,7 @@ pub(crate) enum Place {
     },
 }
 
-impl Place {
+impl NodeAddress {
     /// One for each node.
     ///
     /// # Blocking

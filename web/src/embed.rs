@@ -1,8 +1,8 @@
 //! The page as part of a program: on a thread of its own, until it is dropped.
 
 use crate::access::{Access, is_loopback};
-use crate::board::Board;
 use crate::server::Server;
+use crate::store::SnapshotStore;
 use rcomm_analyzer::source::{RingSource, Source};
 use rcomm_analyzer::{LiveOptions, Pace, Watch};
 use rcomm_recorder::record::default_directory;
@@ -118,7 +118,8 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
     };
     let directory = options.ring_dir.unwrap_or_else(default_directory);
     let rings: Box<dyn Source> = Box::new(RingSource::new(directory, options.job));
-    let (board, watch) = Board::watch(vec![rings], options.live, options.pace).map_err(failed)?;
+    let (store, watch) =
+        SnapshotStore::watch(vec![rings], options.live, options.pace).map_err(failed)?;
     let access = Access::with_token(token.clone());
     let (say, bound) = mpsc::channel();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -130,7 +131,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
         .name("rcomm/web".into())
         .spawn(move || {
             runtime.block_on(async move {
-                let server = match Server::bind(address, board, access).await {
+                let server = match Server::bind(address, store, access).await {
                     Ok(server) => server,
                     Err(error) => {
                         // The caller waits for this.

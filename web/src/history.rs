@@ -1,6 +1,6 @@
 //! Pictures of the past, to scrub through: compressed, and bounded in bytes.
 
-use crate::picture::Point;
+use crate::snapshot::Point;
 use flate2::Compression;
 use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
@@ -12,14 +12,14 @@ const MOST_BYTES: usize = 48 << 20;
 /// Pictures that are kept, however small.
 const MOST_PICTURES: usize = 7200;
 
-struct Kept {
+struct KeptSnapshot {
     point: Point,
     deflated: Box<[u8]>,
 }
 
 /// See the module.
 pub(crate) struct History {
-    kept: VecDeque<Kept>,
+    kept: VecDeque<KeptSnapshot>,
     bytes: usize,
     most_bytes: usize,
 }
@@ -46,7 +46,7 @@ impl History {
             return;
         };
         self.bytes += deflated.len();
-        self.kept.push_back(Kept {
+        self.kept.push_back(KeptSnapshot {
             point,
             deflated: deflated.into(),
         });

@@ -12,34 +12,36 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// See the module.
-pub(crate) struct Patient<S> {
+pub(crate) struct IdleTimeout<S> {
     stream: S,
-    patience: Duration,
+    limit: Duration,
     /// Runs while a write waits for room.
     waiting: Option<Pin<Box<Sleep>>>,
     traffic: Arc<Traffic>,
 }
 
-impl<S> Patient<S> {
-    pub(crate) fn new(stream: S, patience: Duration, traffic: Arc<Traffic>) -> Self {
+impl<S> IdleTimeout<S> {
+    pub(crate) fn new(stream: S, limit: Duration, traffic: Arc<Traffic>) -> Self {
         Self {
             stream,
-            patience,
+            limit,
             waiting: None,
             traffic,
         }
     }
 
-    /// Passes on what a write said, unless it has waited for too long.
-    fn judge<T>(&mut self, cx: &mut Context<'_>, said: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if said.is_ready() {
+    /// Passes on what a write polled, unless it has waited for too long.
+    fn check<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        polled: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
             self.waiting = None;
-            return said;
+            return polled;
         }
-        let patience = self.patience;
-        let waiting = self
-            .waiting
-            .get_or_insert_with(|| Box::pin(sleep(patience)));
+        let limit = self.limit;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
         if waiting.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
@@ -49,7 +51,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -59,14 +61,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let said = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.judge(cx, said)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.check(cx, polled)
     }
 
     fn poll_write_vectored(
@@ -74,8 +76,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let said = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.judge(cx, said)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.check(cx, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -83,13 +85,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let said = Pin::new(&mut self.stream).poll_flush(cx);
-        self.judge(cx, said)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.check(cx, polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let said = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.judge(cx, said)
+        let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.check(cx, polled)
     }
 }
 
@@ -102,7 +104,7 @@ mod tests {
     async fn a_client_that_reads_is_served_and_one_that_does_not_is_dropped() {
         let traffic = Arc::<Traffic>::default();
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Patient::new(server, Duration::from_secs(5), traffic.clone());
+        let mut server = IdleTimeout::new(server, Duration::from_secs(5), traffic.clone());
         server.write_all(&[0; 64]).await.expect("there is room");
         let slow = tokio::spawn(async move {
             let mut all = [0; 128];

@@ -10,7 +10,8 @@ use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use rcomm_web::cli::{Cli, LogFormat};
 use rcomm_web::{
-    Access, Board, Limits, NodeSource, Nodes, OtelSettings, Server, Telemetry, Tls, is_loopback,
+    Access, Limits, NodeSource, Nodes, OtelSettings, Server, SnapshotStore, Telemetry, Tls,
+    is_loopback,
 };
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -164,12 +165,12 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
         refresh: cli.refresh,
         ..Pace::default()
     };
-    let (board, watch) =
-        Board::watch(sources, options, pace).context("failed to start watching")?;
+    let (store, watch) =
+        SnapshotStore::watch(sources, options, pace).context("failed to start watching")?;
     let telemetry =
         match OtelSettings::from_environment().context("invalid OpenTelemetry settings")? {
             Some(settings) => {
-                Some(Telemetry::start(&board, settings).context("failed to start the exporter")?)
+                Some(Telemetry::start(&store, settings).context("failed to start the exporter")?)
             }
             None => None,
         };
@@ -189,7 +190,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
             Some(_) => ("https", access.over_tls()),
             None => ("http", access),
         };
-        let server = Server::bind(cli.listen, board, access.also_as(cli.host_name.clone()))
+        let server = Server::bind(cli.listen, store, access.also_as(cli.host_name.clone()))
             .await
             .with_context(|| format!("failed to listen on {}", cli.listen))?
             .limits(limits);

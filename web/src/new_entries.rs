@@ -13,11 +13,11 @@ use std::sync::Arc;
 const MOST_PENDING: usize = 16 * 1024;
 
 /// One recorder of one process.
-type Key = (Rank, Recorder, u32, u32);
+type RecordKey = (Rank, Recorder, u32, u32);
 
 /// How far one record has been read.
 #[derive(Debug, Default)]
-pub(crate) struct Read {
+pub(crate) struct RecordCursor {
     /// Every id up to here has been looked at.
     up_to: u64,
     /// Ids up to there that were still pending.
@@ -28,12 +28,12 @@ pub(crate) struct Read {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct News {
-    read: HashMap<Key, Read>,
+pub(crate) struct NewEntries {
+    read: HashMap<RecordKey, RecordCursor>,
     unread: u64,
 }
 
-impl News {
+impl NewEntries {
     /// Operations that came and went between two looks.
     pub(crate) fn unread(&self) -> u64 {
         self.unread
@@ -67,7 +67,7 @@ impl News {
     }
 }
 
-impl Read {
+impl RecordCursor {
     /// Hands over what was settled since the last look. Returns how many operations are gone without having been settled at any look.
     pub(crate) fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;

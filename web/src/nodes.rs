@@ -4,7 +4,7 @@
 //! last. So a node that is dead or slow is its own failure: its ranks fall silent, the others go on. An
 //! answer is as large as what happened in between, so a round costs a small message a rank.
 
-use crate::discovery::{Nodes, Place};
+use crate::discovery::{NodeAddress, Nodes};
 use rcomm_analyzer::source::{Observation, Poll, RecordsFollower, Source, SourceError};
 use std::io::{self, Read as _};
 use std::time::Instant;
@@ -14,7 +14,7 @@ const MOST_BYTES: u64 = 1 << 30;
 
 /// One node's part of a job. See the module.
 pub struct NodeSource {
-    place: Place,
+    place: NodeAddress,
     /// Where it was found last; `None` = to be looked up.
     url: Option<String>,
     token: Option<String>,
@@ -33,7 +33,7 @@ impl NodeSource {
     ///
     /// If it stands for nothing.
     pub fn all(nodes: Nodes, token: Option<&str>) -> io::Result<Vec<Box<dyn Source>>> {
-        let places = Place::all(nodes)?;
+        let places = NodeAddress::all(nodes)?;
         let source = |place| -> Box<dyn Source> {
             let config = ureq::Agent::config_builder()
                 .http_status_as_error(false)

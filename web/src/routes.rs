@@ -26,15 +26,12 @@
 //! three `at=NUMBER` of a picture that is kept.
 
 use crate::access::{Access, guard};
-use crate::api::{events, matrix, pictures, records, select, timeline, uploads as uploading};
+use crate::api::{events, matrix, records, select, snapshots, timeline, uploads as uploading};
+use crate::app_state::AppState;
 use crate::assets;
-use crate::board::Board;
 use crate::error::Refusal;
-use crate::metrics::Exemplars;
-use crate::otel::Counts;
 use crate::server::Limits;
 use crate::traffic::Traffic;
-use crate::uploads::Uploads;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -42,7 +39,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 
 /// The interface of version 1, as `GET /api/v1` tells it.
 pub(crate) const API: [&str; 17] = [
@@ -72,44 +68,12 @@ const LONGEST_BODY: usize = 64 * 1024;
 /// What an upload's form may add to its files, bytes.
 const FORM: u64 = 8 << 20;
 
-/// What the routes share.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) board: Board,
-    pub(crate) uploads: Arc<Uploads>,
-    pub(crate) traffic: Arc<Traffic>,
-    pub(crate) exemplars: Exemplars,
-    /// What an exporter sent, where there is one.
-    pub(crate) exported: Option<Arc<Counts>>,
-    /// Answers that hold all records once more: one at a time.
-    pub(crate) heavy: Arc<Semaphore>,
-}
-
-impl Shared {
-    pub(crate) fn new(
-        board: Board,
-        uploads: Uploads,
-        traffic: Arc<Traffic>,
-        exemplars: Exemplars,
-        exported: Option<Arc<Counts>>,
-    ) -> Self {
-        Self {
-            board,
-            uploads: Arc::new(uploads),
-            traffic,
-            exemplars,
-            exported,
-            heavy: Arc::new(Semaphore::new(1)),
-        }
-    }
-}
-
 /// The whole server, without its socket.
-pub(crate) fn router(shared: Shared, access: Access, limits: Limits) -> Router {
+pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
     let form = usize::try_from(limits.upload.saturating_add(FORM)).unwrap_or(usize::MAX);
     let bounds = Bounds {
         limits,
-        traffic: shared.traffic.clone(),
+        traffic: app.traffic.clone(),
     };
     Router::new()
         .route("/", get(async || assets::page()))
@@ -120,22 +84,22 @@ pub(crate) fn router(shared: Shared, access: Access, limits: Limits) -> Router {
         )
         .route("/api/v1", get(async || Json(API)))
         .route("/api/v1/openapi.json", get(async || assets::description()))
-        .route("/api/v1/picture", get(pictures::picture))
-        .route("/api/v1/report", get(pictures::report))
-        .route("/api/v1/status", get(pictures::status))
+        .route("/api/v1/picture", get(snapshots::picture))
+        .route("/api/v1/report", get(snapshots::report))
+        .route("/api/v1/status", get(snapshots::status))
         .route("/api/v1/events", get(events::events))
-        .route("/api/v1/history", get(pictures::history))
+        .route("/api/v1/history", get(snapshots::history))
         .route("/api/v1/select", get(select::select))
         .route("/api/v1/filter-keys", get(select::filter_keys))
         .route("/api/v1/matrix", get(matrix::group_matrix))
         .route("/api/v1/timeline", get(timeline::timeline))
-        .route("/api/v1/perfetto", get(pictures::perfetto_trace))
+        .route("/api/v1/perfetto", get(snapshots::perfetto_trace))
         .route("/api/v1/records", get(records::records))
         .route(
             "/api/v1/uploads",
             post(uploading::upload).layer(DefaultBodyLimit::max(form)),
         )
-        .route("/metrics", get(pictures::metrics))
+        .route("/metrics", get(snapshots::metrics))
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(ready))
         .fallback(async |uri: Uri| Refusal::NoRoute(uri.path().to_owned()))
@@ -143,17 +107,13 @@ pub(crate) fn router(shared: Shared, access: Access, limits: Limits) -> Router {
             Refusal::NoMethod(method.as_str().chars().take(16).collect())
         })
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
-        .with_state(shared)
+        .with_state(app)
         .layer(from_fn_with_state(access, guard))
         .layer(from_fn_with_state(bounds, bounded))
 }
 
-async fn ready(State(shared): State<Shared>) -> Result<&'static str, Refusal> {
-    shared
-        .board
-        .newest()
-        .ok_or(Refusal::NotYet)
-        .map(|_| "ready\n")
+async fn ready(State(app): State<AppState>) -> Result<&'static str, Refusal> {
+    app.store.newest().ok_or(Refusal::NotYet).map(|_| "ready\n")
 }
 
 #[derive(Clone)]

@@ -4,12 +4,13 @@
 //! what it is sent untouched. TLS is spoken if a certificate is given.
 
 use crate::access::Access;
-use crate::board::Board;
+use crate::app_state::AppState;
+use crate::idle_timeout::IdleTimeout;
 use crate::metrics::Exemplars;
 use crate::otel::{Counts, Telemetry};
-use crate::patient::Patient;
-use crate::routes::{Shared, router};
-use crate::traffic::{Counted, Traffic};
+use crate::routes::router;
+use crate::store::SnapshotStore;
+use crate::traffic::{GaugeGuard, Traffic};
 use crate::uploads::Uploads;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -97,7 +98,7 @@ impl Tls {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    board: Board,
+    store: SnapshotStore,
     access: Access,
     limits: Limits,
     exemplars: Exemplars,
@@ -110,13 +111,17 @@ impl Server {
     ///
     /// # Errors
     /// What the system says (the port is taken, or not allowed).
-    pub async fn bind(address: SocketAddr, board: Board, access: Access) -> io::Result<Self> {
+    pub async fn bind(
+        address: SocketAddr,
+        store: SnapshotStore,
+        access: Access,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         Ok(Self {
             listener,
             address,
-            board,
+            store,
             access,
             limits: Limits::default(),
             exemplars: Exemplars::default(),
@@ -161,7 +166,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self {
             listener,
-            board,
+            store,
             access,
             limits,
             exemplars,
@@ -171,7 +176,7 @@ impl Server {
         } = self;
         let traffic = Arc::<Traffic>::default();
         let uploads = Uploads::new(limits.upload)?;
-        let shared = Shared::new(board, uploads, traffic.clone(), exemplars, exported);
+        let shared = AppState::new(store, uploads, traffic.clone(), exemplars, exported);
         let router = router(shared, access, limits);
         let places = Arc::new(Semaphore::new(limits.connections));
         let (say, said) = watch::channel(false);
@@ -194,9 +199,9 @@ impl Server {
             };
             // Small answers leave at once; where that cannot be had they leave a little later.
             let _ = stream.set_nodelay(true);
-            let stream = Patient::new(stream, limits.patience, traffic.clone());
+            let stream = IdleTimeout::new(stream, limits.patience, traffic.clone());
             let (router, said, tls) = (router.clone(), said.clone(), tls.clone());
-            let counted = Counted::connection(&traffic);
+            let counted = GaugeGuard::connection(&traffic);
             connections.spawn(async move {
                 match tls {
                     None => converse(stream, router, limits, said).await,

@@ -61,7 +61,7 @@ pub(crate) struct Focus {
 
 /// Everything that a page shows at one moment.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Picture {
+pub(crate) struct ApiSnapshot {
     pub(crate) status: Status,
     #[serde(serialize_with = "plainly")]
     pub(crate) report: Arc<Report>,
@@ -72,7 +72,7 @@ fn plainly<S: serde::Serializer>(report: &Arc<Report>, to: S) -> Result<S::Ok, S
     report.as_ref().serialize(to)
 }
 
-impl Picture {
+impl ApiSnapshot {
     pub(crate) fn of(snapshot: &Snapshot) -> Self {
         Self {
             status: status_of(snapshot),

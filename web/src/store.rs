@@ -1,9 +1,9 @@
 //! The newest picture of the job, what came before it, and a bell that rings when it changes.
 
+use crate::counters::Counters;
 use crate::history::{History, inflate};
 use crate::metrics::{self, Exemplars, Form};
-use crate::picture::{Delta, Picture, Point};
-use crate::tally::Tally;
+use crate::snapshot::{ApiSnapshot, Delta, Point};
 use rcomm_analyzer::source::Source;
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 /// One picture in the forms that it is asked for. Shared, never changed.
 pub(crate) struct Frame {
     pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) picture: Picture,
+    pub(crate) body: ApiSnapshot,
     /// The picture as JSON.
     pub(crate) text: Arc<str>,
     /// The picture that the delta builds on, and the delta as JSON.
@@ -22,11 +22,11 @@ pub(crate) struct Frame {
 impl Frame {
     /// A picture that follows none.
     pub(crate) fn of(snapshot: Arc<Snapshot>) -> Self {
-        let picture = Picture::of(&snapshot);
-        let text = json(&picture);
+        let body = ApiSnapshot::of(&snapshot);
+        let text = json(&body);
         Self {
             snapshot,
-            picture,
+            body,
             text,
             delta: None,
         }
@@ -42,28 +42,28 @@ fn json(value: &impl serde::Serialize) -> Arc<str> {
 ///
 /// Clones share the same picture.
 #[derive(Clone)]
-pub struct Board {
+pub struct SnapshotStore {
     newest: watch::Receiver<Option<Arc<Frame>>>,
-    tally: Arc<Mutex<Tally>>,
+    counters: Arc<Mutex<Counters>>,
     history: Arc<Mutex<History>>,
 }
 
 /// What the thread that judges does with each snapshot.
-struct Painter {
+struct Publisher {
     sender: watch::Sender<Option<Arc<Frame>>>,
-    tally: Arc<Mutex<Tally>>,
+    counters: Arc<Mutex<Counters>>,
     history: Arc<Mutex<History>>,
     /// Number and JSON form of the picture before.
     last: Option<(u64, serde_json::Value)>,
 }
 
-impl Painter {
+impl Publisher {
     fn take(&mut self, snapshot: Snapshot) {
-        lock(&self.tally).take(&snapshot);
+        lock(&self.counters).take(&snapshot);
         let mut frame = Frame::of(Arc::new(snapshot));
         let number = frame.snapshot.number;
         // Plain data with text for keys always has a JSON form.
-        let value = serde_json::to_value(&frame.picture).unwrap_or_default();
+        let value = serde_json::to_value(&frame.body).unwrap_or_default();
         if let Some((base, last)) = &self.last {
             frame.delta = Some((*base, json(&Delta::between(*base, last, &value))));
         }
@@ -77,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Board {
+impl SnapshotStore {
     /// Watches `sources` until the returned [`Watch`] is dropped.
     ///
     /// # Errors
@@ -90,20 +90,20 @@ impl Board {
         let names = sources.iter().map(|source| source.name()).collect();
         let live = Live::new(options, analyze, names);
         let (sender, newest) = watch::channel(None);
-        let board = Self {
+        let store = Self {
             newest,
-            tally: Arc::default(),
+            counters: Arc::default(),
             history: Arc::default(),
         };
-        let mut painter = Painter {
+        let mut publisher = Publisher {
             sender,
-            tally: board.tally.clone(),
-            history: board.history.clone(),
+            counters: store.counters.clone(),
+            history: store.history.clone(),
             last: None,
         };
-        let sink = move |snapshot| painter.take(snapshot);
+        let sink = move |snapshot| publisher.take(snapshot);
         let watch = Watch::start(sources, live, pace, Anchor::now(), sink)?;
-        Ok((board, watch))
+        Ok((store, watch))
     }
 
     /// The newest picture; `None` before the first look at the sources is over.
@@ -125,12 +125,12 @@ impl Board {
     /// The picture, and what was counted since the watching began, as Prometheus reads it.
     pub fn metrics(&self, form: Form, exemplars: Exemplars) -> String {
         let newest = self.newest();
-        metrics::write(newest.as_deref(), &lock(&self.tally), form, exemplars)
+        metrics::write(newest.as_deref(), &lock(&self.counters), form, exemplars)
     }
 
     /// Looks at what was counted, and holds up the judge meanwhile.
-    pub(crate) fn with_tally<T>(&self, look: impl FnOnce(&Tally) -> T) -> T {
-        look(&lock(&self.tally))
+    pub(crate) fn with_counters<T>(&self, look: impl FnOnce(&Counters) -> T) -> T {
+        look(&lock(&self.counters))
     }
 
     /// A point for each picture that is kept, the oldest first.

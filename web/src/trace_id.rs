@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 /// The operation that members of a group share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct SharedOp<'a> {
     /// Name of the job.
     pub(crate) job: &'a str,
     /// Name of the group.
@@ -21,7 +21,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) seq: u64,
 }
 
-impl Shared<'_> {
+impl SharedOp<'_> {
     /// The trace; never all zero, which would mean none.
     pub(crate) fn trace_id(&self) -> [u8; 16] {
         let mut hash = Sha256::new();
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn an_operation_has_one_trace_on_all_ranks() {
-        let shared = Shared {
+        let shared = SharedOp {
             job: "llama",
             group: "dp_5",
             ranks: &[1, 9],
@@ -72,17 +72,17 @@ mod tests {
         };
         assert_eq!(shared.trace_id(), { shared }.trace_id());
         for other in [
-            Shared {
+            SharedOp {
                 job: "llam",
                 group: "adp_5",
                 ..shared
             },
-            Shared {
+            SharedOp {
                 ranks: &[1, 8],
                 ..shared
             },
-            Shared { seq: 42, ..shared },
-            Shared {
+            SharedOp { seq: 42, ..shared },
+            SharedOp {
                 kind: "p2p",
                 ..shared
             },

@@ -108,12 +108,12 @@ impl Traffic {
 }
 
 /// One more, until it is dropped.
-pub(crate) struct Counted {
+pub(crate) struct GaugeGuard {
     traffic: Arc<Traffic>,
     of: fn(&Traffic) -> &AtomicU64,
 }
 
-impl Counted {
+impl GaugeGuard {
     fn new(traffic: &Arc<Traffic>, of: fn(&Traffic) -> &AtomicU64) -> Self {
         of(traffic).fetch_add(1, Relaxed);
         Self {
@@ -131,7 +131,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         (self.of)(&self.traffic).fetch_sub(1, Relaxed);
     }

@@ -3,8 +3,8 @@
 //! Files are written into a private folder under names of our own making, and are gone once they are
 //! judged. What is kept is the report with its records, in memory, for the newest few uploads.
 
-use crate::board::Frame;
 use crate::error::Refusal;
+use crate::store::Frame;
 use crate::trace_id::hex;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};

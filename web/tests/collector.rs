@@ -7,7 +7,7 @@ use rcomm_analyzer::source::{
 use rcomm_analyzer::{Code, LiveOptions, Pace, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
-use rcomm_web::{Access, Board, NodeSource, Nodes, Server};
+use rcomm_web::{Access, NodeSource, Nodes, Server, SnapshotStore};
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -190,7 +190,7 @@ fn ranks_of(node: u32) -> Range<Rank> {
 /// The nodes of a job that gets stuck, and a collector over all of them.
 struct Cluster {
     // Dropped before the threads that serve it.
-    collector: Board,
+    collector: SnapshotStore,
     job: Arc<Job>,
     answered: Arc<AtomicU64>,
     _gone: Vec<TcpSocket>,
@@ -244,16 +244,16 @@ impl Cluster {
                 ranks: ranks_of(node),
                 last: HashMap::new(),
             };
-            let (board, watch) =
-                Board::watch(vec![Box::new(rings)], options(), pace()).expect("threads");
-            let server = Server::bind(any, board, Access::with_token(TOKEN));
+            let (store, watch) =
+                SnapshotStore::watch(vec![Box::new(rings)], options(), pace()).expect("threads");
+            let server = Server::bind(any, store, Access::with_token(TOKEN));
             let server = runtime.block_on(server).expect("a free port");
             runtime.spawn(pass_on(listener, server.address(), delay, answered.clone()));
             runtime.spawn(server.run(std::future::pending()));
             watches.push(watch);
         }
         let sources = NodeSource::all(Nodes::List(urls), Some(TOKEN)).expect("a list");
-        let (collector, watch) = Board::watch(sources, options(), pace()).expect("threads");
+        let (collector, watch) = SnapshotStore::watch(sources, options(), pace()).expect("threads");
         watches.push(watch);
         Self {
             collector,
@@ -351,10 +351,11 @@ fn is_pulled_in_small_messages(cluster: &Cluster, ranks: u64) {
 fn a_wrong_token_is_told_as_such() {
     let runtime = threads();
     let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
-    let (board, _watch) =
-        Board::watch(vec![Box::new(whole)], LiveOptions::default(), pace()).expect("threads");
+    let (store, _watch) =
+        SnapshotStore::watch(vec![Box::new(whole)], LiveOptions::default(), pace())
+            .expect("threads");
     let address = "127.0.0.1:0".parse().expect("an address");
-    let server = runtime.block_on(Server::bind(address, board, Access::with_token(TOKEN)));
+    let server = runtime.block_on(Server::bind(address, store, Access::with_token(TOKEN)));
     let server = server.expect("a free port");
     let url = format!("http://{}", server.address());
     runtime.spawn(server.run(std::future::pending()));

@@ -6,7 +6,7 @@ use common::{Web, skip, wait_until};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::SimulatedSource;
 use rcomm_analyzer::{LiveOptions, Pace};
-use rcomm_web::{Access, Board, Limits, Server};
+use rcomm_web::{Access, Limits, Server, SnapshotStore};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -116,10 +116,11 @@ impl Impatient {
             .expect("threads");
         let job = Simulation::new(Situation::Healthy, 8, 0);
         let job = SimulatedSource::new(job, || 5_000_000_000);
-        let watched = Board::watch(vec![Box::new(job)], LiveOptions::default(), Pace::default());
-        let (board, watch) = watched.expect("threads");
+        let watched =
+            SnapshotStore::watch(vec![Box::new(job)], LiveOptions::default(), Pace::default());
+        let (store, watch) = watched.expect("threads");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = runtime.block_on(Server::bind(any, board, Access::open()));
+        let server = runtime.block_on(Server::bind(any, store, Access::open()));
         let server = server.expect("a free port").limits(Limits {
             patience: Duration::from_millis(300),
             ..Limits::default()

@@ -3,9 +3,9 @@
 //! A client that is slower than the pictures come skips some, and is then sent the whole again: nothing
 //! waits for it in a queue.
 
-use crate::board::Frame;
-use crate::routes::Shared;
-use crate::traffic::Counted;
+use crate::app_state::AppState;
+use crate::store::Frame;
+use crate::traffic::GaugeGuard;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use std::convert::Infallible;
@@ -27,12 +27,12 @@ fn event(frame: &Frame, last: Option<u64>) -> Event {
 }
 
 pub(crate) async fn events(
-    State(shared): State<Shared>,
+    State(app): State<AppState>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut last = None;
     // Counted as long as the stream lives.
-    let counted = Counted::stream(&shared.traffic);
-    let changes = WatchStream::new(shared.board.changes()).filter_map(move |frame| {
+    let counted = GaugeGuard::stream(&app.traffic);
+    let changes = WatchStream::new(app.store.changes()).filter_map(move |frame| {
         let _ = &counted;
         let frame: Arc<Frame> = frame?;
         let event = event(&frame, last);

@@ -1,9 +1,9 @@
 //! The rank × sequence matrix of any group.
 
 use super::Which;
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::picture::Focus;
-use crate::routes::Shared;
+use crate::snapshot::Focus;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::matrix::{Rows, matrix};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 const MOST_COLUMNS: usize = 256;
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct MatrixQuery {
     /// Name of the group.
     group: String,
     /// Any member: groups may share a name.
@@ -29,14 +29,14 @@ pub(crate) struct Wanted {
 }
 
 pub(crate) async fn group_matrix(
-    State(shared): State<Shared>,
-    Query(wanted): Query<Wanted>,
+    State(app): State<AppState>,
+    Query(wanted): Query<MatrixQuery>,
 ) -> Result<Json<Focus>, Refusal> {
     let which = Which {
         at: wanted.at,
         upload: wanted.upload,
     };
-    let snapshot = which.snapshot(&shared)?;
+    let snapshot = which.snapshot(&app)?;
     let groups = snapshot.report.groups.iter().map(|group| &group.group);
     let group = groups
         .filter(|group| group.name == wanted.group)

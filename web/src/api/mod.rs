@@ -2,15 +2,15 @@
 
 pub(crate) mod events;
 pub(crate) mod matrix;
-pub(crate) mod pictures;
 pub(crate) mod records;
 pub(crate) mod select;
+pub(crate) mod snapshots;
 pub(crate) mod timeline;
 pub(crate) mod uploads;
 
-use crate::board::Frame;
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::routes::Shared;
+use crate::store::Frame;
 use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -26,17 +26,17 @@ pub(crate) struct Which {
 
 impl Which {
     /// A picture with the records that it was made from; past ones have none.
-    pub(crate) fn frame(&self, shared: &Shared) -> Result<Arc<Frame>, Refusal> {
+    pub(crate) fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(
                 "`at` and `upload` exclude each other".into(),
             )),
-            (Some(id), None) => shared
+            (Some(id), None) => app
                 .uploads
                 .get(id)
                 .ok_or_else(|| Refusal::NoUpload(id.clone())),
             (None, at) => {
-                let frame = shared.board.frame().ok_or(Refusal::NotYet)?;
+                let frame = app.store.frame().ok_or(Refusal::NotYet)?;
                 match at {
                     Some(number) if number != frame.snapshot.number => {
                         Err(Refusal::NoRecords(number))
@@ -48,10 +48,10 @@ impl Which {
     }
 
     /// The JSON form of the picture.
-    pub(crate) fn text(&self, shared: &Shared) -> Result<Arc<str>, Refusal> {
-        match self.frame(shared) {
+    pub(crate) fn text(&self, app: &AppState) -> Result<Arc<str>, Refusal> {
+        match self.frame(app) {
             Err(Refusal::NoRecords(number)) => {
-                let text = shared.board.past(number);
+                let text = app.store.past(number);
                 text.map(Arc::from).ok_or(Refusal::NoPicture(number))
             }
             frame => frame.map(|frame| frame.text.clone()),
@@ -59,25 +59,25 @@ impl Which {
     }
 
     /// The report alone.
-    pub(crate) fn report(&self, shared: &Shared) -> Result<Arc<Report>, Refusal> {
+    pub(crate) fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         #[derive(Deserialize)]
-        struct Past {
+        struct KeptReport {
             report: Report,
         }
-        match self.frame(shared) {
+        match self.frame(app) {
             Err(Refusal::NoRecords(number)) => {
-                let text = shared.board.past(number);
+                let text = app.store.past(number);
                 let text = text.ok_or(Refusal::NoPicture(number))?;
-                let past: Past =
+                let past: KeptReport =
                     serde_json::from_str(&text).map_err(|_| Refusal::NoPicture(number))?;
                 Ok(Arc::new(past.report))
             }
-            frame => frame.map(|frame| frame.picture.report.clone()),
+            frame => frame.map(|frame| frame.body.report.clone()),
         }
     }
 
     /// The records.
-    pub(crate) fn snapshot(&self, shared: &Shared) -> Result<Arc<Snapshot>, Refusal> {
-        self.frame(shared).map(|frame| frame.snapshot.clone())
+    pub(crate) fn snapshot(&self, app: &AppState) -> Result<Arc<Snapshot>, Refusal> {
+        self.frame(app).map(|frame| frame.snapshot.clone())
     }
 }

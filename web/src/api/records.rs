@@ -5,8 +5,8 @@
 //! however many ranks the groups have: their members are told once.
 //! The answer is one line of JSON with what follows, then those records, as dumps in JSON.
 
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::routes::Shared;
 use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -20,7 +20,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct RecordsQuery {
     /// `rank.part.attempt.pid:next:groups` for each record known, with commas; `:groups` may be left out.
     #[serde(default)]
     since: String,
@@ -28,11 +28,11 @@ pub(crate) struct Wanted {
     ranks: Option<String>,
 }
 
-type Key = (Rank, u8, u32, u32);
+type RecordKey = (Rank, u8, u32, u32);
 
 /// What is known of a record: the first id that is not, and the number of its groups.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct Cursor {
     next: u64,
     groups: Option<u64>,
 }
@@ -44,7 +44,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
 }
 
 /// Reads `since`; a record whose cursor cannot be read is told whole.
-fn known(since: &str) -> HashMap<Key, Known> {
+fn known(since: &str) -> HashMap<RecordKey, Cursor> {
     since
         .split(',')
         .filter_map(|cursor| {
@@ -61,16 +61,16 @@ fn known(since: &str) -> HashMap<Key, Known> {
                 parts.next()?.parse().ok()?,
             );
             let next = next.parse().ok()?;
-            Some((key, Known { next, groups }))
+            Some((key, Cursor { next, groups }))
         })
         .collect()
 }
 
 pub(crate) async fn records(
-    State(shared): State<Shared>,
-    Query(wanted): Query<Wanted>,
+    State(app): State<AppState>,
+    Query(wanted): Query<RecordsQuery>,
 ) -> Result<Response, Refusal> {
-    let snapshot = shared.board.newest().ok_or(Refusal::NotYet)?;
+    let snapshot = app.store.newest().ok_or(Refusal::NotYet)?;
     let ranks = match &wanted.ranks {
         None => 0..=Rank::MAX,
         Some(text) => range(text).ok_or_else(|| {
@@ -84,7 +84,11 @@ pub(crate) async fn records(
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
-fn told(snapshot: &Snapshot, ranks: &RangeInclusive<Rank>, known: &HashMap<Key, Known>) -> Vec<u8> {
+fn told(
+    snapshot: &Snapshot,
+    ranks: &RangeInclusive<Rank>,
+    known: &HashMap<RecordKey, Cursor>,
+) -> Vec<u8> {
     let mut bodies = Vec::new();
     let mut head = RecordsHead {
         schema: RECORDS_SCHEMA.to_owned(),
@@ -109,7 +113,7 @@ fn record(
     view: &RankView,
     part: u8,
     dump: &Dump,
-    known: &HashMap<Key, Known>,
+    known: &HashMap<RecordKey, Cursor>,
 ) -> (RecordHead, Vec<u8>) {
     let id = &dump.identity;
     let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
@@ -213,7 +217,7 @@ mod tests {
         let head = head_of(&first);
         assert!(head.records.iter().all(|record| record.whole));
         let cursor = |r: &RecordHead| {
-            let known = Known {
+            let known = Cursor {
                 next: r.next,
                 groups: Some(r.groups),
             };

@@ -1,8 +1,8 @@
 //! The filter language of the live views, asked for by a page: which rows pass.
 
 use super::Which;
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::routes::Shared;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, KEYS, Subject};
@@ -11,7 +11,7 @@ use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct SelectQuery {
     filter: String,
     at: Option<u64>,
     upload: Option<String>,
@@ -27,8 +27,8 @@ pub(crate) struct Selected {
 }
 
 pub(crate) async fn select(
-    State(shared): State<Shared>,
-    Query(wanted): Query<Wanted>,
+    State(app): State<AppState>,
+    Query(wanted): Query<SelectQuery>,
 ) -> Result<Json<Selected>, Refusal> {
     let filter =
         Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
@@ -36,20 +36,20 @@ pub(crate) async fn select(
         at: wanted.at,
         upload: wanted.upload,
     };
-    Ok(Json(selected(&*which.report(&shared)?, &filter)))
+    Ok(Json(selected(&*which.report(&app)?, &filter)))
 }
 
 /// A key of the filter language, and what it takes.
 #[derive(Serialize)]
-pub(crate) struct Key {
+pub(crate) struct FilterKey {
     key: &'static str,
     takes: &'static str,
 }
 
-pub(crate) async fn filter_keys() -> Json<Vec<Key>> {
+pub(crate) async fn filter_keys() -> Json<Vec<FilterKey>> {
     Json(
         KEYS.iter()
-            .map(|&(key, takes)| Key { key, takes })
+            .map(|&(key, takes)| FilterKey { key, takes })
             .collect(),
     )
 }

@@ -1,9 +1,9 @@
 //! Whole pictures: the newest, past ones, those of uploads; and what becomes of them elsewhere.
 
 use super::Which;
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::picture::{Point, Status, status_of};
-use crate::routes::Shared;
+use crate::snapshot::{Point, Status, status_of};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, header};
@@ -21,60 +21,54 @@ fn json(text: &str) -> Response {
 }
 
 pub(crate) async fn picture(
-    State(shared): State<Shared>,
+    State(app): State<AppState>,
     Query(which): Query<Which>,
 ) -> Result<Response, Refusal> {
-    Ok(json(&which.text(&shared)?))
+    Ok(json(&which.text(&app)?))
 }
 
 pub(crate) async fn report(
-    State(shared): State<Shared>,
+    State(app): State<AppState>,
     Query(which): Query<Which>,
 ) -> Result<Json<Report>, Refusal> {
-    Ok(Json(Report::clone(&*which.report(&shared)?)))
+    Ok(Json(Report::clone(&*which.report(&app)?)))
 }
 
-pub(crate) async fn status(State(shared): State<Shared>) -> Result<Json<Status>, Refusal> {
-    let snapshot = shared.board.newest().ok_or(Refusal::NotYet)?;
+pub(crate) async fn status(State(app): State<AppState>) -> Result<Json<Status>, Refusal> {
+    let snapshot = app.store.newest().ok_or(Refusal::NotYet)?;
     Ok(Json(status_of(&snapshot)))
 }
 
 /// The pictures that can be asked for by number.
 #[derive(Serialize)]
-pub(crate) struct Past {
+pub(crate) struct KeptSnapshots {
     points: Vec<Point>,
 }
 
-pub(crate) async fn history(State(shared): State<Shared>) -> Json<Past> {
-    Json(Past {
-        points: shared.board.points(),
+pub(crate) async fn history(State(app): State<AppState>) -> Json<KeptSnapshots> {
+    Json(KeptSnapshots {
+        points: app.store.points(),
     })
 }
 
-pub(crate) async fn metrics(State(shared): State<Shared>, headers: HeaderMap) -> Response {
+pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> Response {
     let accept = headers
         .get(header::ACCEPT)
         .and_then(|accept| accept.to_str().ok())
         .unwrap_or_default();
     let form = crate::metrics::Form::wanted_by(accept);
-    let mut body = shared.board.metrics(form, shared.exemplars);
-    shared
-        .traffic
-        .write(form, shared.exported.as_deref(), &mut body);
+    let mut body = app.store.metrics(form, app.exemplars);
+    app.traffic.write(form, app.exported.as_deref(), &mut body);
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
 }
 
 /// A timeline for ui.perfetto.dev. One at a time: it holds all records once more.
 pub(crate) async fn perfetto_trace(
-    State(shared): State<Shared>,
+    State(app): State<AppState>,
     Query(which): Query<Which>,
 ) -> Result<Response, Refusal> {
-    let snapshot = which.snapshot(&shared)?;
-    let _turn = shared
-        .heavy
-        .acquire()
-        .await
-        .map_err(|_| Refusal::Stopping)?;
+    let snapshot = which.snapshot(&app)?;
+    let _turn = app.heavy.acquire().await.map_err(|_| Refusal::Stopping)?;
     let written = tokio::task::spawn_blocking(move || {
         let dumps: Vec<_> = snapshot.dumps().map(|(_, dump)| dump.clone()).collect();
         let mut trace = Vec::new();

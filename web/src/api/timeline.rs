@@ -1,8 +1,8 @@
 //! The newest operations of each rank, to draw.
 
 use super::Which;
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::routes::Shared;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 const MOST_SLICES: usize = 20_000;
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct TimelineQuery {
     /// Of what is drawn; the filter language.
     #[serde(default)]
     filter: String,
@@ -44,7 +44,7 @@ pub(crate) struct Slice {
 
 /// One rank's operations, oldest first.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct Lane {
+pub(crate) struct RankLane {
     rank: Rank,
     host: String,
     slices: Vec<Slice>,
@@ -60,14 +60,14 @@ pub(crate) struct Timeline {
     length: i64,
     groups: Vec<String>,
     ops: Vec<String>,
-    lanes: Vec<Lane>,
+    lanes: Vec<RankLane>,
     /// Operations that were left out because there are too many; the oldest of each rank.
     omitted: usize,
 }
 
 pub(crate) async fn timeline(
-    State(shared): State<Shared>,
-    Query(wanted): Query<Wanted>,
+    State(app): State<AppState>,
+    Query(wanted): Query<TimelineQuery>,
 ) -> Result<Json<Timeline>, Refusal> {
     let filter =
         Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
@@ -81,7 +81,7 @@ pub(crate) async fn timeline(
         at: wanted.at,
         upload: wanted.upload,
     };
-    let snapshot = which.snapshot(&shared)?;
+    let snapshot = which.snapshot(&app)?;
     Ok(Json(drawn(&snapshot, &filter, (seconds * 1e9) as i64)))
 }
 
@@ -177,7 +177,7 @@ fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
         }
         slices.reverse();
         if !slices.is_empty() {
-            timeline.lanes.push(Lane {
+            timeline.lanes.push(RankLane {
                 rank,
                 host: host_of(rank).to_owned(),
                 slices,
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn what_is_pending_is_drawn_without_an_end() {
         let timeline = seen("group:dp_5", 16);
-        let open = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
+        let open = |lane: &&RankLane| lane.slices.iter().any(|slice| slice.length.is_none());
         let open: Vec<_> = timeline
             .lanes
             .iter()

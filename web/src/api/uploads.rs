@@ -1,7 +1,7 @@
 //! Dumps that a browser brings.
 
+use crate::app_state::AppState;
 use crate::error::Refusal;
-use crate::routes::Shared;
 use axum::Json;
 use axum::extract::{Multipart, State};
 use axum::http::{StatusCode, header};
@@ -10,18 +10,18 @@ use serde::Serialize;
 
 /// Where the report of an upload is found from now on.
 #[derive(Serialize)]
-pub(crate) struct Kept {
+pub(crate) struct StoredUpload {
     id: String,
     /// The page.
     url: String,
 }
 
 pub(crate) async fn upload(
-    State(shared): State<Shared>,
+    State(app): State<AppState>,
     form: Multipart,
 ) -> Result<Response, Refusal> {
-    let id = shared.uploads.take(form).await?;
+    let id = app.uploads.take(form).await?;
     let url = format!("/reports/{id}");
     let headers = [(header::LOCATION, url.clone())];
-    Ok((StatusCode::CREATED, headers, Json(Kept { id, url })).into_response())
+    Ok((StatusCode::CREATED, headers, Json(StoredUpload { id, url })).into_response())
 }

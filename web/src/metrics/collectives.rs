@@ -1,8 +1,8 @@
 //! What was counted and measured since the watching began, by what a group is for and by operation.
 
 use super::writer::{Exemplar, Kind, Writer};
-use crate::tally::{BOUNDS, Histogram, Series, SeriesKey, Tally};
-use crate::trace_id::{Shared, hex};
+use crate::counters::{BOUNDS, Counters, Histogram, Series, SeriesKey};
+use crate::trace_id::{SharedOp, hex};
 
 type SeriesMetric = (&'static str, &'static str, fn(&Series) -> u64);
 
@@ -30,11 +30,11 @@ const SERIES_METRICS: [SeriesMetric; 4] = [
 ];
 
 /// Counters and histograms. With a job's name, buckets name the trace of their newest collective.
-pub(super) fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str>) {
+pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
     for (name, help, value) in SERIES_METRICS {
         w.family(name, Kind::Counter, help);
         let sample = format!("{name}_total");
-        for ((desc, op), series) in tally.series() {
+        for ((desc, op), series) in counters.series() {
             let labels = [("desc", &**desc), ("op", *op)];
             w.sample(&sample, &labels, value(series) as f64);
         }
@@ -43,7 +43,7 @@ pub(super) fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str
         w,
         "rcomm_collective_duration_seconds",
         "From the arrival of the last member to completion, one value per collective.",
-        tally,
+        counters,
         |series| &series.duration,
         traced_job,
     );
@@ -51,7 +51,7 @@ pub(super) fn collectives(w: &mut Writer, tally: &Tally, traced_job: Option<&str
         w,
         "rcomm_collective_arrival_lag_seconds",
         "Arrival of the last member after the first, one value per collective.",
-        tally,
+        counters,
         |series| &series.lag,
         traced_job,
     );
@@ -61,13 +61,13 @@ fn histogram(
     w: &mut Writer,
     name: &str,
     help: &str,
-    tally: &Tally,
+    counters: &Counters,
     of: fn(&Series) -> &Histogram,
     traced_job: Option<&str>,
 ) {
     w.family(name, Kind::Histogram, help);
     let measured = |(_, series): &(&SeriesKey, &Series)| of(series).counts.iter().any(|&n| n > 0);
-    for ((desc, op), series) in tally.series().iter().filter(measured) {
+    for ((desc, op), series) in counters.series().iter().filter(measured) {
         let histogram = of(series);
         let mut count = 0;
         for (at, (in_bucket, example)) in
@@ -77,7 +77,7 @@ fn histogram(
             let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
             let labels = [("desc", &**desc), ("op", *op), ("le", &bound)];
             let exemplar = example.as_ref().zip(traced_job).map(|(example, job)| {
-                let shared = Shared {
+                let shared = SharedOp {
                     job,
                     group: &example.group.name,
                     ranks: &example.group.ranks,

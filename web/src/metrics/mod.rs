@@ -13,7 +13,7 @@ mod writer;
 pub use writer::Form;
 pub(crate) use writer::Writer;
 
-use crate::tally::Tally;
+use crate::counters::Counters;
 use collectives::collectives;
 use groups::groups;
 use rcomm_analyzer::source::Liveness;
@@ -55,7 +55,7 @@ pub enum Exemplars {
 /// Writes every metric. Without a snapshot only the build is told, so that `up` means what it says.
 pub(crate) fn write(
     snapshot: Option<&Snapshot>,
-    tally: &Tally,
+    counters: &Counters,
     form: Form,
     exemplars: Exemplars,
 ) -> String {
@@ -65,12 +65,12 @@ pub(crate) fn write(
     w.sample("rcomm_build_info", &version, 1.0);
     if let Some(snapshot) = snapshot {
         job(&mut w, snapshot);
-        recorders(&mut w, snapshot, tally);
+        recorders(&mut w, snapshot, counters);
         sources(&mut w, snapshot);
         ranks(&mut w, snapshot);
         groups(&mut w, snapshot);
         let job = matches!(exemplars, Exemplars::OfTraces).then_some(snapshot.job.as_str());
-        collectives(&mut w, tally, job);
+        collectives(&mut w, counters, job);
         findings(&mut w, snapshot);
     }
     w.finish()
@@ -150,23 +150,27 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     );
 }
 
-fn recorders(w: &mut Writer, snapshot: &Snapshot, tally: &Tally) {
+fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
     w.counter(
         "rcomm_recorder_dropped",
         "Records that rings dropped or overwrote, over all ranks.",
-        tally.lost(),
+        counters.lost(),
     );
     w.counter(
         "rcomm_recorder_unread",
         "Operations overwritten between two reads, which no counter includes.",
-        tally.unread(),
+        counters.unread(),
     );
     w.gauge(
         "rcomm_recorder_entries",
         "Operations held in memory, over all ranks.",
         snapshot.entries() as f64,
     );
-    let timed_out = tally.series().values().map(|series| series.timed_out).sum();
+    let timed_out = counters
+        .series()
+        .values()
+        .map(|series| series.timed_out)
+        .sum();
     w.counter(
         "rcomm_watchdog_fires",
         "Operations that failed after at least their time-out, counted on each rank.",
@@ -338,9 +342,9 @@ mod tests {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         live.observe(0, source.poll(Instant::now()), at);
         let snapshot = live.refresh(at).expect("the first look");
-        let mut tally = Tally::default();
-        tally.take(&snapshot);
-        write(Some(&snapshot), &tally, form, exemplars)
+        let mut counters = Counters::default();
+        counters.take(&snapshot);
+        write(Some(&snapshot), &counters, form, exemplars)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use super::{attribute, number, resource, scope, text, unix};
-use crate::trace_id::Shared;
+use crate::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};
@@ -15,13 +15,13 @@ use std::collections::HashSet;
 const MOST_RANKS: usize = 64;
 
 /// What makes two findings the same: ages in their sentences change all the time.
-type Told = (Code, Vec<Rank>, Option<String>, Option<u64>);
+type LoggedFinding = (Code, Vec<Rank>, Option<String>, Option<u64>);
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Logs {
     verdict: Option<Verdict>,
-    told: HashSet<Told>,
+    told: HashSet<LoggedFinding>,
 }
 
 impl Logs {
@@ -148,7 +148,7 @@ fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
         .as_ref()
         .zip(finding.seq)
         .filter(|_| collective);
-    let trace = trace.map(|(group, seq)| Shared {
+    let trace = trace.map(|(group, seq)| SharedOp {
         job: &snapshot.job,
         group: &group.name,
         ranks: &group.ranks,

@@ -23,12 +23,12 @@ pub(super) struct Message {
 }
 
 /// One recorder of one process.
-type Key = (Rank, Recorder, u32, u32);
+type RecordKey = (Rank, Recorder, u32, u32);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
-    records: HashMap<Key, (Counted, Option<Arc<Dump>>)>,
+    records: HashMap<RecordKey, (MessageCounts, Option<Arc<Dump>>)>,
 }
 
 impl Messages {
@@ -58,14 +58,14 @@ impl Messages {
     }
 }
 
-fn key(rank: Rank, dump: &Dump) -> Key {
+fn key(rank: Rank, dump: &Dump) -> RecordKey {
     let id = &dump.identity;
     (rank, dump.recorder, id.attempt, id.pid)
 }
 
 /// The messages of one record.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct MessageCounts {
     /// Ids below this were looked at; `None` = none was.
     next: Option<u64>,
     /// By group, source and destination.
@@ -77,7 +77,7 @@ pub(super) struct Counted {
     vague: HashSet<u32>,
 }
 
-impl Counted {
+impl MessageCounts {
     /// Counts what is new in the record.
     pub(super) fn take(&mut self, rank: Rank, dump: &Dump) {
         let Some(first) = dump.entries.first() else {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     fn numbers(rank: Rank, looks: &[Dump]) -> Vec<Option<(Rank, Rank, u64)>> {
-        let mut counted = Counted::default();
+        let mut counted = MessageCounts::default();
         for dump in looks {
             counted.take(rank, dump);
         }
@@ -218,7 +218,7 @@ mod tests {
         let four = record(1, &[send(2), send(1), send(1)]);
         let five = record(1, &[recv(0), recv(0)]);
         let ids = |rank: Rank, dump: &Dump, at: usize| {
-            let mut counted = Counted::default();
+            let mut counted = MessageCounts::default();
             counted.take(rank, dump);
             let entry = &dump.entries[at];
             let message = counted.of(entry.record_id);

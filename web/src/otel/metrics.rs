@@ -1,10 +1,10 @@
-//! The counters and histograms of the tally, and where the job stands, as OTLP metrics. Cumulative since
+//! The counters and histograms of the counters, and where the job stands, as OTLP metrics. Cumulative since
 //! the watching began.
 
 use super::settings::Settings;
 use super::{attribute, resource, scope, text, unix};
-use crate::tally::{BOUNDS, Example, Histogram, Series, Tally};
-use crate::trace_id::Shared;
+use crate::counters::{BOUNDS, Counters, Example, Histogram, Series};
+use crate::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
@@ -20,7 +20,7 @@ type Named = (&'static str, &'static str, &'static str);
 /// A request, and how many metrics it holds.
 pub(super) fn request(
     snapshot: &Snapshot,
-    tally: &Tally,
+    counters: &Counters,
     settings: &Settings,
 ) -> (ExportMetricsServiceRequest, u64) {
     let context = Context {
@@ -28,7 +28,7 @@ pub(super) fn request(
         began: unix(snapshot.at.wall_ns)
             .saturating_sub(u64::try_from(snapshot.at.elapsed.as_nanos()).unwrap_or(0)),
         now: unix(snapshot.at.wall_ns),
-        tally,
+        counters,
         traces: settings.traces.is_some(),
     };
     let report = &snapshot.report;
@@ -134,7 +134,7 @@ struct Context<'a> {
     job: &'a str,
     began: u64,
     now: u64,
-    tally: &'a Tally,
+    counters: &'a Counters,
     traces: bool,
 }
 
@@ -147,7 +147,7 @@ impl Context<'_> {
     }
 
     fn sum(&self, named: Named, value: impl Fn(&Series) -> u64) -> Metric {
-        let points = self.tally.series().iter().map(|((desc, op), series)| {
+        let points = self.counters.series().iter().map(|((desc, op), series)| {
             let value = i64::try_from(value(series)).unwrap_or(i64::MAX);
             NumberDataPoint {
                 attributes: Self::labels(desc, op),
@@ -177,7 +177,7 @@ impl Context<'_> {
 
     fn histogram(&self, named: Named, of: impl Fn(&Series) -> &Histogram) -> Metric {
         let points = self
-            .tally
+            .counters
             .series()
             .iter()
             .filter_map(|((desc, op), series)| {
@@ -206,7 +206,7 @@ impl Context<'_> {
         let examples = histogram.examples.iter().flatten().filter(|_| self.traces);
         let exemplar = |example: &Example| Exemplar {
             time_unix_nano: unix(example.at_ns),
-            trace_id: Shared {
+            trace_id: SharedOp {
                 job: self.job,
                 group: &example.group.name,
                 ranks: &example.group.ranks,

@@ -20,7 +20,7 @@ mod spans;
 pub use program::{ProgramSpans, ProgramSpansLayer};
 pub use settings::{Settings, SettingsError};
 
-use crate::board::Board;
+use crate::store::SnapshotStore;
 use logs::Logs;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
@@ -62,15 +62,15 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Exports what `board` shows from now on. What was settled before is not exported.
+    /// Exports what `store` shows from now on. What was settled before is not exported.
     ///
     /// # Errors
     /// If its thread cannot be started.
-    pub fn start(board: &Board, settings: Settings) -> std::io::Result<Self> {
+    pub fn start(store: &SnapshotStore, settings: Settings) -> std::io::Result<Self> {
         let (stop, counts) = (Arc::<Stop>::default(), Arc::<Counts>::default());
         let traces = settings.traces.is_some();
         let mut exporter = Exporter {
-            board: board.clone(),
+            store: store.clone(),
             sender: Sender::new(),
             spans: Spans::beginning_now(settings.ratio),
             logs: Logs::default(),
@@ -127,7 +127,7 @@ impl Drop for Telemetry {
 }
 
 struct Exporter {
-    board: Board,
+    store: SnapshotStore,
     sender: Sender,
     spans: Spans,
     logs: Logs,
@@ -140,7 +140,7 @@ struct Exporter {
 
 impl Exporter {
     fn round(&mut self) {
-        let Some(snapshot) = self.board.newest() else {
+        let Some(snapshot) = self.store.newest() else {
             return;
         };
         if snapshot.number != self.seen {
@@ -196,8 +196,8 @@ impl Exporter {
             return;
         };
         let (request, points) = self
-            .board
-            .with_tally(|tally| metrics::request(snapshot, tally, &self.settings));
+            .store
+            .with_counters(|counters| metrics::request(snapshot, counters, &self.settings));
         let sent = self.sender.send(destination, &request);
         tell(
             "metrics",

@@ -1,8 +1,8 @@
 //! What a span tells of one operation on one rank, whoever exports it.
 
 use super::messages::Message;
-use crate::news::is_completed;
-use crate::trace_id::Shared;
+use crate::new_entries::is_completed;
+use crate::trace_id::SharedOp;
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
 
@@ -44,14 +44,14 @@ impl<'a> Operation<'a> {
 
     /// What all who take part share. Both ends of a message do; where it is not known which message it
     /// is, each end stands for itself.
-    pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<Shared<'s>> {
+    pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<SharedOp<'s>> {
         let group = &self.dump.groups.get(self.entry.group as usize)?.info;
         let (kind, ranks, seq) = match self.message {
             Some(message) => ("message", &self.ends[..], message.nth),
             None if self.entry.op.is_p2p() => ("p2p", &self.ends[..1], self.entry.p2p_seq_id),
             None => ("collective", &*group.ranks, self.entry.collective_seq_id),
         };
-        Some(Shared {
+        Some(SharedOp {
             job,
             group: &group.name,
             ranks,

@@ -7,9 +7,9 @@
 //! its thread was in when it issued it. The spans go the way of the program's others. Each links to the
 //! trace in which all ranks' spans of the same collective meet, as rcomm-web exports it.
 
-use super::messages::Counted;
+use super::messages::MessageCounts;
 use super::operation::{Fact, Operation};
-use crate::news::Read;
+use crate::new_entries::RecordCursor;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
 };
@@ -195,8 +195,8 @@ impl ProgramSpans {
         let mut maker = Maker {
             notes,
             tracer,
-            read: Read::default(),
-            messages: Counted::default(),
+            read: RecordCursor::default(),
+            messages: MessageCounts::default(),
         };
         let thread = std::thread::Builder::new()
             .name("rcomm/program-spans".into())
@@ -223,8 +223,8 @@ impl Drop for ProgramSpans {
 struct Maker<T> {
     notes: Arc<Notes>,
     tracer: T,
-    read: Read,
-    messages: Counted,
+    read: RecordCursor,
+    messages: MessageCounts,
 }
 
 impl<T: Tracer> Maker<T> {

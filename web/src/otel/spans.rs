@@ -9,7 +9,7 @@ use super::messages::Messages;
 use super::operation::{Fact, Operation};
 use super::settings::Settings;
 use super::{attribute, number, resource, scope, text, unix};
-use crate::news::News;
+use crate::new_entries::NewEntries;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -53,7 +53,7 @@ pub(super) struct Batch {
 
 /// See the module.
 pub(super) struct Spans {
-    news: News,
+    new_entries: NewEntries,
     messages: Messages,
     ratio: f64,
     /// Settled before this: exported by whoever ran then, or by nobody.
@@ -73,7 +73,7 @@ impl Spans {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Self {
-            news: News::default(),
+            new_entries: NewEntries::default(),
             messages: Messages::default(),
             ratio,
             since_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
@@ -89,7 +89,7 @@ impl Spans {
         let since_ns = self.since_ns;
         self.messages.take(snapshot);
         let messages = &self.messages;
-        self.news.take(snapshot, |rank, dump, entry| {
+        self.new_entries.take(snapshot, |rank, dump, entry| {
             let message = messages.of(rank, dump, entry.record_id);
             let operation = Operation::new(rank, dump, entry, message);
             if operation.ended_ns() >= since_ns {

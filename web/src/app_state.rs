@@ -1,0 +1,41 @@
+//! State shared by all handlers.
+
+use crate::metrics::Exemplars;
+use crate::otel::Counts;
+use crate::store::SnapshotStore;
+use crate::traffic::Traffic;
+use crate::uploads::Uploads;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// State that every handler gets: the snapshots, the uploads and the server's own counters.
+#[derive(Clone)]
+pub(crate) struct AppState {
+    pub(crate) store: SnapshotStore,
+    pub(crate) uploads: Arc<Uploads>,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) exemplars: Exemplars,
+    /// Counts of the OpenTelemetry exporter, if one runs.
+    pub(crate) exported: Option<Arc<Counts>>,
+    /// One permit: an answer that copies all records is built one at a time, to bound memory.
+    pub(crate) heavy: Arc<Semaphore>,
+}
+
+impl AppState {
+    pub(crate) fn new(
+        store: SnapshotStore,
+        uploads: Uploads,
+        traffic: Arc<Traffic>,
+        exemplars: Exemplars,
+        exported: Option<Arc<Counts>>,
+    ) -> Self {
+        Self {
+            store,
+            uploads: Arc::new(uploads),
+            traffic,
+            exemplars,
+            exported,
+            heavy: Arc::new(Semaphore::new(1)),
+        }
+    }
+}

@@ -1,7 +1,41 @@
-//! What a collective is called, where it is written down, and how others read it.
+//! The flight recorder: it writes a rank's collectives into a ring that outlives the process, and reads
+//! such records back.
 //!
-//! Three floors: [`model`] holds the words, [`record`] the ring that a job writes while it runs,
-//! [`publish`] the ways in which both leave the process.
+//! [`record`] holds [`FlightRecorder`](record::FlightRecorder), which a running job writes to without locks or
+//! allocation. [`publish`] turns a record into a [`Dump`](publish::Dump): from a ring file, from an
+//! endpoint, or from dump files of this crate and of PyTorch. [`model`] defines the operations, groups and entries
+//! of both.
+//!
+//! ```
+//! use rcomm_recorder::model::{EntryState, OpType, ProcessGroupInfo};
+//! use rcomm_recorder::record::{
+//!     FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+//! };
+//! use std::time::Duration;
+//!
+//! # fn main() -> rcomm_recorder::Result<()> {
+//! let mut config = RecorderConfig::new("job", 0, 2);
+//! config.placement = Placement::Memory;
+//! let recorder = FlightRecorder::create(&config)?;
+//! let world = ProcessGroupInfo {
+//!     id: 0,
+//!     name: "0".to_owned(),
+//!     desc: "default_pg".to_owned(),
+//!     ranks: (0..2).collect(),
+//! };
+//! let world = recorder.add_group(&world, Duration::from_secs(600));
+//! let key = SignatureKey { backend: "cpu", op_name: "barrier", inputs: &[], outputs: &[] };
+//! let barrier = Operation {
+//!     collective_seq_id: 1,
+//!     ..Operation::new(world, OpType::Barrier, SignatureRef::Key(&key))
+//! };
+//! let ticket = recorder.begin(&barrier);
+//! recorder.completed(ticket);
+//! let dump = recorder.snapshot();
+//! assert_eq!(dump.entries[0].state, EntryState::Completed);
+//! # Ok(())
+//! # }
+//! ```
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-// The page: one event stream in, plain elements out.
+// The page: applies one event stream to plain elements.
 
 import { age, ask, at } from "./format.js";
 import { drawGraph } from "./graph.js";
@@ -21,12 +21,12 @@ const state = {
   paused: false,
   problemsOnly: false,
   filter: "",
-  /** @type {?object} places that pass the filter, and of which picture */ selected: null,
+  /** @type {?object} indices of matching rows, and of which snapshot */ selected: null,
   /** @type {?number} */ rank: null,
-  /** @type {?object} group whose matrix is wanted */ group: null,
+  /** @type {?object} group whose matrix is shown */ group: null,
 };
 
-/** Whether a row passes the filter. A picture newer than the answer shows all until the next answer. */
+/** Whether a row matches the filter. A snapshot newer than the answer shows all rows until the next answer. */
 const passes = (section, place) => {
   const selected = state.selected;
   return !selected || selected.of !== state.shown?.status.number || selected[section].has(place);
@@ -59,13 +59,13 @@ function drawNow({ status, report, focus }) {
   drawGraph(report);
   if (!state.group) drawMatrix(focus);
   if (state.rank != null) at("rank-facts").replaceChildren(describe(report, state.rank));
-  tell();
+  showAge();
   document.body.dataset.number = status.number;
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
 }
 
-/** How old what is shown is, and whether more comes. */
-function tell() {
+/** Shows the age of the snapshot and the state of the connection. */
+function showAge() {
   const line = at("age");
   if (!state.shown) return;
   const { judged_at_ns: judged } = state.shown.status;
@@ -96,7 +96,7 @@ function show(picture) {
   if (state.group && picture === state.live) openGroup(state.group);
 }
 
-/** Goes to a picture of the past; null = the present. @param {?number} number */
+/** Shows a past snapshot; null = live. @param {?number} number */
 async function go(number) {
   if (number == null) {
     state.paused = false;
@@ -118,7 +118,7 @@ async function go(number) {
 
 function pause() {
   if (state.paused) go(null);
-  else { state.paused = true; showing(state.shown?.status.number ?? null); tell(); }
+  else { state.paused = true; showing(state.shown?.status.number ?? null); showAge(); }
 }
 
 // Filter -------------------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ addEventListener("keydown", (event) => {
     document.querySelectorAll("main > section > h2, main > .pair > section > h2")[Number(event.key) - 1]?.scrollIntoView();
     return;
   }
-  // A button that has the focus keeps its space bar.
+  // The space bar presses a focused button.
   const act = KEYS[event.key];
   if (act && !(event.key === " " && event.target instanceof HTMLButtonElement)) { event.preventDefault(); act(); }
 });
 
-// Beginning ----------------------------------------------------------------------------------------
+// Start -------------------------------------------------------------------------------------------
 
 /** Applies what changed. @param {Picture} picture @param {object} delta */
 function changed(picture, { status, focus, set, rows }) {
@@ -220,8 +220,8 @@ function changed(picture, { status, focus, set, rows }) {
 
 function listen() {
   const stream = new EventSource("/api/v1/events");
-  stream.addEventListener("open", () => { state.connected = true; tell(); });
-  stream.addEventListener("error", () => { state.connected = false; tell(); });
+  stream.addEventListener("open", () => { state.connected = true; showAge(); });
+  stream.addEventListener("error", () => { state.connected = false; showAge(); });
   stream.addEventListener("picture", (event) => take(JSON.parse(event.data)));
   stream.addEventListener("delta", (event) => {
     const delta = JSON.parse(event.data);
@@ -253,7 +253,7 @@ ask("filter-keys").then((keys) => at("filter-keys").append(...keys.flatMap(({ ke
   meaning.textContent = takes;
   return [name, meaning];
 })));
-setInterval(tell, 1000);
+setInterval(showAge, 1000);
 if (upload) {
   document.body.classList.add("upload");
   refreshTimeline({ upload });

@@ -1,4 +1,4 @@
-// How things are written, and how elements are made. Text is only ever set as text, never as markup.
+// Formats values and creates elements. Text is set as text, never as markup.
 
 /** Makes an element. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
 export function make(name, attributes = {}, ...children) {
@@ -72,10 +72,10 @@ export function label(group) {
 /** @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** Makes a place show a table; numbers stand on the right, and cells may be elements. Only cells that differ
+/** Makes a place show a table; numbers are right-aligned, and cells may be elements. Only cells that differ
  * are touched: what the reader has scrolled to stays, and a table that is the same costs no layout.
  * @param {HTMLElement} place @param {string[]} heads @param {(string|number|Node)[][]} rows
- * @param {string} empty what is said where there are no rows @param {number} [more] rows that are left out */
+ * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
 export function fillTable(place, heads, rows, empty, more = 0) {
   if (rows.length === 0) { place.replaceChildren(make("p", { class: "empty" }, empty)); return; }
   let body = place.querySelector(":scope > .scroll > table > tbody");

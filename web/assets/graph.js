@@ -1,4 +1,4 @@
-// The wait-for graph: who is waited for on the left, and each column waits for the one before it. Ranks
+// The wait-for graph: each column waits for the one to its left; root causes are leftmost. Ranks
 // that wait in the same operation share a box.
 
 import { at, draw, label, make, rankSet, ranksInWords } from "./format.js";
@@ -32,7 +32,7 @@ export function boxes(report) {
   return all;
 }
 
-/** Columns by distance from a box that waits for nobody, or, in a cycle, from the first box. */
+/** Columns by distance from a box that does not wait, or, in a cycle, from the first box. */
 function columns(all) {
   const column = all.map((box) => (box.before.length === 0 ? 0 : -1));
   if (!column.includes(0) && all.length > 0) column[0] = 0;

@@ -1,4 +1,4 @@
-// How the verdict came about: a line over time, and a slider that goes back along it.
+// The history: a plot over time, and a slider to go back.
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { age, ask, at, colour } from "./format.js";
@@ -33,7 +33,7 @@ function build() {
   });
 }
 
-/** A line at the picture that is shown. */
+/** A line at the snapshot that is shown. */
 function mark(it) {
   const point = points.find((one) => one.number === shown);
   if (!point) return;
@@ -70,7 +70,7 @@ export async function prepareHistory(goTo) {
   paint();
 }
 
-/** Adds a picture that came. @param {object} status @param {object} report */
+/** Adds a new snapshot. @param {object} status @param {object} report */
 export function remember(status, report) {
   if (points.at(-1)?.number >= status.number) return;
   points.push({
@@ -81,10 +81,10 @@ export function remember(status, report) {
   paint();
 }
 
-/** @param {?number} number null = the present */
+/** @param {?number} number null = live */
 export function showing(number) { shown = number; paint(); }
 
-/** The picture some steps away. @param {number} by */
+/** The snapshot some steps away. @param {number} by */
 export function step(by) {
   const here = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   const there = Math.max(0, Math.min(points.length - 1, here + by));

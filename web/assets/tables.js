@@ -1,4 +1,4 @@
-// What is listed: what is in flight, groups, stragglers, sources, stacks.
+// Tables: operations in flight, groups, stragglers, sources, stacks.
 
 import { age, at, fillTable, label, make, percent, rankSet, size } from "./format.js";
 
@@ -11,7 +11,7 @@ function passing(rows, section, passes) {
   return { shown: all.slice(0, MOST_ROWS), more: all.length - MOST_ROWS };
 }
 
-/** What a group is called: one that shares its label with others, with its ranks.
+/** Names groups; a group that shares its label with others gets its ranks appended.
  * @param {object} report */
 function namer(report) {
   const count = new Map();
@@ -36,7 +36,7 @@ export function drawInFlight(report, passes, problemsOnly) {
 /** @param {object} report @param {(group: object) => void} open */
 export function drawGroups(report, passes, problemsOnly, open) {
   const name = namer(report);
-  // Groups may share a name: their first ranks tell them apart.
+  // Groups may share a name: their first ranks distinguish them.
   const key = (group) => `${group.ranks[0]} ${group.name}`;
   const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
   const { shown, more } = passing(report.groups, "groups", (section, place) =>

@@ -4,7 +4,7 @@
 import { age, ask, at, colour } from "./format.js";
 
 const LANE = 18, LEFT = 92, TOP = 22;
-// Okabe and Ito's colours; operations are also told apart by the text in and under them.
+// Okabe and Ito's colours; operations also differ by the text in and under them.
 const COLOURS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
 
 /** @type {?object} */
@@ -109,14 +109,14 @@ export function paint() {
   }
 }
 
-/** What became of an operation, in words. @param {object} slice */
+/** Describes the state of an operation. @param {object} slice */
 function fate(slice) {
-  // It runs when the graph is launched, of which the record says nothing.
+  // It runs when the graph is launched, which is not recorded.
   if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
   return slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`;
 }
 
-/** The operation under the pointer, in words. @param {PointerEvent} event */
+/** Describes the operation under the pointer. @param {PointerEvent} event */
 function point(event) {
   if (!drawn) return;
   const box = canvas().getBoundingClientRect();

@@ -1,4 +1,4 @@
-// Dumps dropped onto the page, or chosen: sent to the server, which judges them and says where the report is.
+// Uploads dumps that are dropped onto the page or chosen; the server answers with the report's address.
 
 import { at } from "./format.js";
 

@@ -1,16 +1,16 @@
-// The first thing on the page: the verdict in one sentence. Then every finding with its evidence.
+// The top of the page: the verdict in one sentence, then every finding with its evidence.
 
 import { at, label, make } from "./format.js";
 
-/** The finding that the verdict's sentence is of. @param {object} report */
-const told = (report) => report.findings.find((finding) => finding.severity !== "note");
+/** The finding that the verdict's sentence describes. @param {object} report */
+const headline = (report) => report.findings.find((finding) => finding.severity !== "note");
 
 /** @param {number} n how many operations are in flight while none of them is overdue */
 const pending = (n) => n === 1 ? "1 operation is pending and not overdue" : `${n} operations are pending, none of them overdue`;
 
 /** @param {object} report */
 export function sentence(report) {
-  const first = told(report);
+  const first = headline(report);
   if (first) return first.sentence;
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
   const calm = {
@@ -28,12 +28,12 @@ export function drawVerdict(report) {
   document.title = `${report.verdict}: rcomm`;
 }
 
-/** @param {object} finding @param {boolean} isTold its sentence stands above already */
-function article(finding, isTold) {
+/** @param {object} finding @param {boolean} isHeadline its sentence is shown above already */
+function article(finding, isHeadline) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
     make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}`));
-  if (!isTold) element.append(make("p", {}, finding.sentence));
+  if (!isHeadline) element.append(make("p", {}, finding.sentence));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   const facts = [
     ...finding.evidence.map((e) =>
@@ -55,7 +55,7 @@ export function drawFindings(report, passes) {
   const shown = report.findings.filter((_, place) => passes("findings", place)).slice(0, 50);
   const open = new Set([...document.querySelectorAll("#findings details[open]")].map((it) => it.dataset.key));
   const articles = shown.map((finding) => {
-    const element = article(finding, finding === told(report));
+    const element = article(finding, finding === headline(report));
     const details = element.querySelector("details");
     if (details) {
       details.dataset.key = `${finding.code} ${finding.culprit_ranks}`;

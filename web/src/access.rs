@@ -1,7 +1,7 @@
-//! Who may ask: the token, and the names under which this server answers.
+//! Access control: the token, and the host names under which this server answers.
 //!
-//! A loopback port can be reached by every user of the machine, and by every page that a browser on
-//! it shows (DNS rebinding): so a token is wanted there too, and `Host` and `Origin` are checked.
+//! Every user of the machine can reach a loopback port, and so can every page in a browser on it (DNS
+//! rebinding). So a token is required there too, and `Host` and `Origin` are checked.
 
 use crate::error::Refusal;
 use axum::extract::{Request, State};
@@ -12,21 +12,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// Name of the cookie that a browser keeps after it came with the token in the address.
+/// Name of the cookie that is set when a browser passes the token in the address.
 const COOKIE: &str = "rcomm_token";
 
-/// What a request must bring.
+/// Requirements for a request.
 #[derive(Clone)]
 pub struct Access {
     token: Option<Arc<str>>,
-    /// Host names beside loopback addresses, `localhost` and the listening address.
+    /// Allowed host names in addition to loopback addresses, `localhost` and the listening address.
     hosts: Arc<[String]>,
     /// Answers go over TLS alone, and so may the cookie.
     secure: bool,
 }
 
 impl Access {
-    /// Everybody who knows `token`.
+    /// Allows requests that carry `token`.
     pub fn with_token(token: impl Into<Arc<str>>) -> Self {
         Self {
             token: Some(token.into()),
@@ -35,7 +35,7 @@ impl Access {
         }
     }
 
-    /// Everybody who can reach the port.
+    /// Allows every request.
     pub fn open() -> Self {
         Self {
             token: None,
@@ -44,21 +44,21 @@ impl Access {
         }
     }
 
-    /// Answers also under these host names.
+    /// Allows these host names as well.
     #[must_use]
     pub fn also_as(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts.into();
         self
     }
 
-    /// Answers over TLS: browsers keep the token to themselves elsewhere.
+    /// Marks the cookie as secure, for a server that speaks TLS.
     #[must_use]
     pub fn over_tls(mut self) -> Self {
         self.secure = true;
         self
     }
 
-    /// A token nobody can guess: 128 random bits as hex.
+    /// Generates a token of 128 random bits as hex.
     ///
     /// # Errors
     /// If the system has no randomness.
@@ -118,7 +118,7 @@ fn host_name(authority: &str) -> &str {
         .map_or(authority, |(name, _)| name)
 }
 
-/// Checks every request before a route sees it, and puts the same strict headers on every answer.
+/// Checks every request before its route, and sets the same strict headers on every answer.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -126,7 +126,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             .get(name)
             .and_then(|value: &HeaderValue| value.to_str().ok())
     };
-    // More than one is none: who stands before this program may have looked at another.
+    // Refuse several Host headers: a proxy in front may have checked another one.
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = match (hosts.next().map(HeaderValue::to_str), hosts.next()) {
         (Some(Ok(host)), None) => host,
@@ -138,7 +138,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     if let Some(stranger) = named.find(|named| !known(named)) {
         return strict(Refusal::UnknownHost(stranger.to_owned()).into_response());
     }
-    // A browser says where a request comes from; only our own pages may ask for more than a page.
+    // Browsers send the origin of a request; only our own pages may call the API.
     if let Some(origin) = text(header::ORIGIN) {
         let own = origin
             .split_once("://")
@@ -151,7 +151,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     if !probe && !access.admits(headers, request.uri()) {
         return strict(Refusal::NoToken.into_response());
     }
-    // The token leaves the address bar at once: it would stay in the history and go out as referrer.
+    // Redirect to remove the token from the address: it would stay in the history and leak as referrer.
     let path = request.uri().path();
     let is_page = path == "/" || path.starts_with("/reports/");
     if let (&Method::GET, true, Some(token)) = (request.method(), is_page, query(request.uri())) {

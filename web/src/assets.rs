@@ -1,4 +1,4 @@
-//! The page, compiled in: looking at a hang needs no network.
+//! The page's files, compiled in, so that it works without a network.
 
 use crate::error::Refusal;
 use axum::http::header;
@@ -50,7 +50,7 @@ pub(crate) fn part(file: &str) -> Result<Response, Refusal> {
 }
 
 fn answer(content_type: &'static str, text: &'static str) -> Response {
-    // The same binary always has the same page, but the next binary answers on the same port.
+    // One binary always serves the same page, but a later binary may answer on the same port.
     (
         [
             (header::CONTENT_TYPE, content_type),

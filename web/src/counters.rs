@@ -1,8 +1,9 @@
-//! What has happened since the watching began: counters and histograms, each operation counted once.
+//! Counters and histograms since start-up; each operation is counted once.
 //!
-//! A collective is measured over its members whose records are read. All leave together who need each
-//! other, so the shortest wait is the operation itself, from the arrival of the last member on, and the
-//! longest wait less the shortest is how late that member came. That needs no clock in common.
+//! A collective is measured over the members whose records are read. Where all members depend on each
+//! other they leave together, so the shortest wait is the run time since the arrival of the last
+//! member, and the difference to the longest wait is how late that member was. This needs no common
+//! clock.
 
 use crate::new_entries::{NewEntries, is_completed};
 use rcomm_analyzer::{Snapshot, needs_everybody};
@@ -22,7 +23,7 @@ const MOST_OPEN: usize = 1024;
 /// Label of what has no series of its own.
 const OTHERS: &str = "(others)";
 
-/// What tells a group from all others: two groups may share a name.
+/// Identity of a group: two groups may share a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId {
     /// Its name.
@@ -31,7 +32,7 @@ pub(crate) struct GroupId {
     pub(crate) ranks: Vec<Rank>,
 }
 
-/// One collective that stands for a bucket.
+/// An example collective of a bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Example {
     /// Its group.
@@ -85,7 +86,7 @@ pub(crate) struct Series {
 /// Description of the group, and operation.
 pub(crate) type SeriesKey = (Arc<str>, &'static str);
 
-/// One collective whose members have not all been seen to leave.
+/// One collective that not all members have completed yet.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     members: usize,
@@ -113,12 +114,12 @@ impl Counters {
         &self.series
     }
 
-    /// Operations that rings dropped or wrote over since the watching began, over all ranks.
+    /// Operations that rings dropped or overwrote since start-up, over all ranks.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Operations that came and went between two looks, so that nothing here has counted them.
+    /// Operations overwritten between two reads, which were never counted.
     pub(crate) fn unread(&self) -> u64 {
         self.new_entries.unread()
     }
@@ -177,7 +178,7 @@ impl Counters {
         self.arrive(&key, &group.info.name, &group.info.ranks, entry, wanted);
     }
 
-    /// Adds a member to its collective; the last one makes it count.
+    /// Adds a member to its collective; the last member records the measurement.
     fn arrive(
         &mut self,
         key: &SeriesKey,
@@ -233,7 +234,7 @@ impl Counters {
         };
         let series = self.series.entry(key.clone()).or_default();
         series.duration.observe(example(least));
-        // With one member there is nobody to be late for.
+        // A single member has no other to be late for.
         if wanted > 1 {
             series.lag.observe(example(most - least));
         }
@@ -288,7 +289,7 @@ mod tests {
         let once = tallied(&simulation, [8_000_000_000]);
         let often = tallied(&simulation, (1..=400).map(|n| n * 20_000_000));
         assert!(total(&once, |s| s.completed) > 500);
-        // Which collective stands for a bucket, and the last bits of a sum, depend on the order.
+        // The exemplar of a bucket and the last bits of a sum depend on the order.
         let facts = |counters: &Counters| -> Vec<_> {
             let all = counters.series().iter();
             all.map(|(key, s)| {

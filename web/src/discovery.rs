@@ -1,7 +1,7 @@
-//! Where the nodes of a collector are: named one by one, behind a name, or in the job's store.
+//! Finds the nodes of a collector: from a list, a DNS name, or the job's store.
 //!
-//! How many there are is found out once; where one is, again whenever it does not answer, since an
-//! instance that was moved comes back under another address.
+//! The number of nodes is determined once. The address of a node is looked up again whenever the node
+//! does not answer, since a restarted instance may have another address.
 
 use rcomm_analyzer::source::{HostPort, hosts_in_store};
 use std::io;
@@ -9,7 +9,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the job's store may take to tell its hosts.
+/// Time limit for reading the hosts from the job's store.
 const STORE_TIME: Duration = Duration::from_secs(5);
 
 /// Where the nodes are.
@@ -17,27 +17,27 @@ const STORE_TIME: Duration = Duration::from_secs(5);
 pub enum Nodes {
     /// Addresses: `http://n07:8765`.
     List(Vec<String>),
-    /// A name that stands for the addresses of all nodes (a headless service, say).
+    /// A DNS name that resolves to the addresses of all nodes (a headless service, for example).
     Dns {
         /// The name.
         name: String,
-        /// On which port all of them listen.
+        /// The port of all nodes.
         port: u16,
         /// `http` or `https`.
         scheme: String,
     },
-    /// The hosts that a job's ranks are on, as the job's store tells them.
+    /// The hosts of a job's ranks, as listed in the job's store.
     Store {
         /// The address of the store (a TCPStore).
         store: HostPort,
-        /// On which port all of them listen.
+        /// The port of all nodes.
         port: u16,
         /// `http` or `https`.
         scheme: String,
     },
 }
 
-/// Who can say where nodes are.
+/// A directory of node addresses.
 #[derive(Debug)]
 pub(crate) enum Directory {
     Dns(String),
@@ -45,7 +45,7 @@ pub(crate) enum Directory {
 }
 
 impl Directory {
-    /// Hosts with their port, as they stand in an address; sorted, each once.
+    /// `host:port` of each node, sorted, without duplicates.
     fn look_up(&self, port: u16) -> io::Result<Vec<String>> {
         match self {
             Self::Dns(name) => {
@@ -71,11 +71,11 @@ impl Directory {
     }
 }
 
-/// Where one node is found.
+/// How to find one node.
 #[derive(Debug)]
 pub(crate) enum NodeAddress {
     Url(String),
-    /// The one at this place among those that a directory names, in order.
+    /// The node at this index in the sorted list of a directory.
     Nth {
         directory: Arc<Directory>,
         port: u16,
@@ -85,15 +85,15 @@ pub(crate) enum NodeAddress {
 }
 
 impl NodeAddress {
-    /// One for each node.
+    /// One address for each node.
     ///
     /// # Blocking
     ///
-    /// Until a name is looked up, or the store has answered.
+    /// Until the name is resolved or the store has answered.
     ///
     /// # Errors
     ///
-    /// If they stand for nothing.
+    /// If there are no nodes.
     pub(crate) fn all(nodes: Nodes) -> io::Result<Vec<Self>> {
         let (directory, port, scheme) = match nodes {
             Nodes::List(urls) => return Ok(urls.into_iter().map(Self::Url).collect()),
@@ -115,7 +115,7 @@ impl NodeAddress {
         Ok((0..count).map(nth).collect())
     }
 
-    /// What it is called before it is found.
+    /// Name of the node before its address is known.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Url(url) => format!("node {url}"),
@@ -125,7 +125,7 @@ impl NodeAddress {
         }
     }
 
-    /// Where it is now.
+    /// The current address.
     pub(crate) fn url(&self) -> io::Result<String> {
         match self {
             Self::Url(url) => Ok(url.clone()),

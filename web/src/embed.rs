@@ -1,4 +1,4 @@
-//! The page as part of a program: on a thread of its own, until it is dropped.
+//! Serves the page from within a program: on a thread of its own, until dropped.
 
 use crate::access::{Access, is_loopback};
 use crate::server::Server;
@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// What a program's own page shows, and to whom.
+/// Options of an embedded page.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where to listen: a loopback address; port 0 takes any free one.
@@ -21,7 +21,7 @@ pub struct Options {
     pub job: Option<String>,
     /// Folder of the rings; otherwise the usual one of this user.
     pub ring_dir: Option<PathBuf>,
-    /// What requests must bring; otherwise a token is made.
+    /// Token that requests must carry; by default one is generated.
     pub token: Option<String>,
     /// How often records are looked at.
     pub pace: Pace,
@@ -45,23 +45,23 @@ impl Default for Options {
 /// Why a page could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address is not for this machine alone.
+    /// The address is reachable from other machines.
     #[error("{0} can be reached from other machines; run rcomm-web instead, which supports TLS")]
     NotLoopback(SocketAddr),
     /// The system has no randomness for a token.
     #[error("failed to generate a token: {0}")]
     Token(getrandom::Error),
-    /// A thread or the socket could not be had.
+    /// A thread or the socket could not be created.
     #[error("failed to serve on {address}: {source}")]
     Io {
         /// Where it should have listened.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// A page that is served. Stops, and joins its threads, when dropped.
+/// A served page. Stops and joins its threads when dropped.
 pub struct Page {
     address: SocketAddr,
     token: String,
@@ -76,7 +76,7 @@ impl Page {
         self.address
     }
 
-    /// What requests must bring.
+    /// The token that requests must carry.
     pub fn token(&self) -> &str {
         &self.token
     }
@@ -91,7 +91,7 @@ impl Drop for Page {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on its own.
+            // A panicked thread has already reported its panic.
             let _ = thread.join();
         }
     }
@@ -105,7 +105,7 @@ impl Drop for Page {
 ///
 /// # Errors
 ///
-/// [`ServeError`]: an address that others can reach, one that is taken, no thread to be had.
+/// [`ServeError`]: an address reachable from other machines, an address in use, or no thread available.
 pub fn serve(options: Options) -> Result<Page, ServeError> {
     let address = options.listen;
     if !is_loopback(&address) {
@@ -134,17 +134,17 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
                 let server = match Server::bind(address, store, access).await {
                     Ok(server) => server,
                     Err(error) => {
-                        // The caller waits for this.
+                        // The caller blocks on this result.
                         let _ = say.send(Err(error));
                         return;
                     }
                 };
                 let _ = say.send(Ok(server.address()));
                 let stopped = async move {
-                    // The other end says it by going away.
+                    // Dropping the other end is the stop signal.
                     let _ = stopped.await;
                 };
-                // A socket that breaks has nobody to be told to: the page is gone.
+                // After a socket error there is no caller to report to; the page is gone.
                 let _ = server.run(stopped).await;
             });
         })

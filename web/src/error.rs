@@ -1,11 +1,11 @@
-//! What a client is told when it does not get what it asked for.
+//! Errors as clients get them.
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// A refusal: a status for programs, a sentence for people.
+/// A refused request: a status code and a sentence.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(

@@ -1,4 +1,4 @@
-//! Pictures of the past, to scrub through: compressed, and bounded in bytes.
+//! Past snapshots, compressed, bounded in bytes.
 
 use crate::snapshot::Point;
 use flate2::Compression;
@@ -7,9 +7,9 @@ use flate2::write::DeflateEncoder;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 
-/// Compressed bytes that are kept; the oldest pictures go first.
+/// Compressed bytes that are kept; the oldest snapshots are dropped first.
 const MOST_BYTES: usize = 48 << 20;
-/// Pictures that are kept, however small.
+/// Snapshots that are kept, however small.
 const MOST_PICTURES: usize = 7200;
 
 struct KeptSnapshot {
@@ -35,10 +35,10 @@ impl Default for History {
 }
 
 impl History {
-    /// Adds the JSON form of a picture.
+    /// Adds the JSON form of a snapshot.
     pub(crate) fn add(&mut self, point: Point, text: &str) {
         let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
-        // Writing into memory cannot fail; if it did, this one picture would be missing.
+        // Writing to memory cannot fail; if it did, only this snapshot would be missing.
         let Ok(deflated) = encoder
             .write_all(text.as_bytes())
             .and_then(|()| encoder.finish())
@@ -59,12 +59,12 @@ impl History {
         }
     }
 
-    /// One point for each picture, the oldest first.
+    /// One point for each snapshot, oldest first.
     pub(crate) fn points(&self) -> Vec<Point> {
         self.kept.iter().map(|kept| kept.point.clone()).collect()
     }
 
-    /// The compressed JSON form of a picture.
+    /// The compressed JSON form of a snapshot.
     pub(crate) fn deflated(&self, number: u64) -> Option<Vec<u8>> {
         let at = self
             .kept

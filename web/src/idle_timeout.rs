@@ -1,6 +1,7 @@
-//! A connection that is given up when its client takes nothing for too long.
+//! A stream that fails once its client has not accepted data for too long.
 //!
-//! Without this, a client that stops reading holds its connection, and what was written for it, for ever.
+//! Without it, a client that stops reading would hold its connection and the buffered data
+//! indefinitely.
 
 use crate::traffic::Traffic;
 use std::io;
@@ -15,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 pub(crate) struct IdleTimeout<S> {
     stream: S,
     limit: Duration,
-    /// Runs while a write waits for room.
+    /// Runs while a write is blocked.
     waiting: Option<Pin<Box<Sleep>>>,
     traffic: Arc<Traffic>,
 }
@@ -30,7 +31,7 @@ impl<S> IdleTimeout<S> {
         }
     }
 
-    /// Passes on what a write polled, unless it has waited for too long.
+    /// Returns the result of a write, or an error if writes have been blocked for too long.
     fn check<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -114,7 +115,7 @@ mod tests {
         });
         server.write_all(&[0; 64]).await.expect("in time");
         let _client = slow.await.expect("it read");
-        let error = server.write_all(&[0; 128]).await.expect_err("nobody reads");
+        let error = server.write_all(&[0; 128]).await.expect_err("the client does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let mut text = String::new();
         traffic.write(crate::metrics::Form::Text, None, &mut text);

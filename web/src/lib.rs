@@ -1,6 +1,6 @@
-//! The live view of a job in a browser, and its numbers for Prometheus.
+//! A live view of a job in a browser, and its metrics for Prometheus and OpenTelemetry.
 //!
-//! `rcomm-web` is this library with a command line. A program serves its own page in one line:
+//! `rcomm-web` is this library with a command line. A program can serve its own page:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

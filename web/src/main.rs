@@ -1,4 +1,4 @@
-//! `rcomm-web`: see the library.
+//! `rcomm-web`: the command line of the library.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, bail, ensure};
@@ -47,7 +47,7 @@ fn log(format: LogFormat) {
     }
 }
 
-/// What requests must bring, and the part of the address that brings it.
+/// The access rules, and the query string that carries the token.
 fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     let beyond = !is_loopback(&cli.listen);
     if beyond && cli.tls_cert.is_none() && !cli.plain_http {
@@ -98,7 +98,7 @@ fn token_in(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// What is looked at, and how it is judged.
+/// The sources, and how their records are analysed.
 fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     let (port, scheme) = (
         cli.nodes_port,
@@ -136,7 +136,7 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     if let Some(situation) = cli.demo {
         let anchor = Anchor::now();
         let now = move || anchor.moment().wall_ns;
-        // The fault is some seconds ahead: there is something to see before it.
+        // The fault happens a few seconds after start-up, so that the healthy state is seen first.
         let simulation = Simulation::new(situation, cli.ranks, now() - 4_000_000_000);
         let demo = SimulatedSource::new(simulation, now);
         return Ok((vec![Box::new(demo)], LiveOptions::default()));
@@ -202,7 +202,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
             Some(telemetry) => server.telemetry(telemetry),
             None => server,
         };
-        // The token goes to whoever started this program, and into no log.
+        // The token is printed for the user and never logged.
         println!("{scheme}://{}/{query}", server.address());
         tracing::info!(address = %server.address(), scheme, "serving");
         server.run(stopped()?).await.context("failed to serve")
@@ -214,7 +214,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
     served
 }
 
-/// Ready when a signal asks this program to end.
+/// Completes when a signal asks this program to stop.
 fn stopped() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate =
         signal(SignalKind::terminate()).context("failed to install the SIGTERM handler")?;

@@ -1,7 +1,7 @@
-//! What is new in a record that is looked at again and again: every operation once, when it is settled.
+//! Yields every operation of a repeatedly read record once, when it has ended.
 //!
-//! Record ids ascend in order of issue: everything up to the highest known id has been looked at, and what
-//! was pending then is looked up again by its id until it is settled or gone.
+//! Record ids ascend in order of issue. Everything up to the highest id has been seen; operations that
+//! were pending then are looked up again by id until they have ended or are gone.
 
 use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{Entry, EntryState, Rank};
@@ -9,20 +9,20 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Pending operations of one record that are looked up again.
+/// Pending operations of one record that are tracked.
 const MOST_PENDING: usize = 16 * 1024;
 
 /// One recorder of one process.
 type RecordKey = (Rank, Recorder, u32, u32);
 
-/// How far one record has been read.
+/// Position in one record.
 #[derive(Debug, Default)]
 pub(crate) struct RecordCursor {
-    /// Every id up to here has been looked at.
+    /// Every id up to here has been seen.
     up_to: u64,
     /// Ids up to there that were still pending.
     pending: BTreeSet<u64>,
-    /// The record at the last look: one that is the same needs no look.
+    /// The record at the last read; an identical one is skipped.
     last: Option<Arc<Dump>>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct NewEntries {
 }
 
 impl NewEntries {
-    /// Operations that came and went between two looks.
+    /// Operations overwritten between two reads.
     pub(crate) fn unread(&self) -> u64 {
         self.unread
     }
 
-    /// Hands over each operation that was settled since the last look, with its record.
+    /// Calls `each` for every operation that ended since the last call, with its record.
     pub(crate) fn take<'a>(
         &mut self,
         snapshot: &'a Snapshot,
@@ -68,10 +68,11 @@ impl NewEntries {
 }
 
 impl RecordCursor {
-    /// Hands over what was settled since the last look. Returns how many operations are gone without having been settled at any look.
+    /// Calls `each` for every operation that ended since the last call. Returns the number of
+    /// operations that were overwritten before they were seen to end.
     pub(crate) fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;
-        // Ids ascend in every record; where one does not keep to it, it is passed over, not trusted.
+        // Ids ascend in a valid record; an entry that violates this is skipped.
         let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
         let mut unread = 0;
         self.pending.retain(|&id| match at(id) {
@@ -100,13 +101,13 @@ impl RecordCursor {
         unread
     }
 
-    /// Whether nothing is left to be looked at in a record of which so many operations were begun.
+    /// Whether all operations of a record with `begun` operations have ended and been seen.
     #[cfg(feature = "program-spans")]
     pub(crate) fn is_settled_up_to(&self, begun: u64) -> bool {
         self.pending.is_empty() && self.up_to >= begun
     }
 
-    /// The oldest id that may still be handed over.
+    /// The oldest id that may still be yielded.
     #[cfg(feature = "program-spans")]
     pub(crate) fn oldest_wanted(&self) -> u64 {
         self.pending.first().copied().unwrap_or(self.up_to + 1)
@@ -117,12 +118,12 @@ fn is_settled(entry: &Entry) -> bool {
     entry.state >= EntryState::Completed || entry.retired
 }
 
-/// Whether an operation that is settled ended well.
+/// Whether an operation that ended was successful.
 pub(crate) fn is_completed(dump: &Dump, entry: &Entry) -> bool {
     match entry.state {
         EntryState::Completed => true,
         EntryState::Failed => false,
-        // Only gloo's own recorder never says more than that it let go of it.
+        // PyTorch's gloo recorder marks completed operations only as retired.
         _ => dump.recorder == Recorder::NativeGloo,
     }
 }

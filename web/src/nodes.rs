@@ -1,8 +1,8 @@
-//! A collector: the records of a whole job, from the instances of this program on its nodes.
+//! A collector's sources: the records of a whole job, read from the rcomm-web instances on its nodes.
 //!
-//! Every node is a source of its own, asked on a thread of its own for what changed since it was asked
-//! last. So a node that is dead or slow is its own failure: its ranks fall silent, the others go on. An
-//! answer is as large as what happened in between, so a round costs a small message a rank.
+//! Every node is a source of its own, queried for changes on a thread of its own. A dead or slow node
+//! affects only its own ranks, which fall silent. An answer is as large as what changed since the
+//! previous one.
 
 use crate::discovery::{NodeAddress, Nodes};
 use rcomm_analyzer::source::{Observation, Poll, RecordsFollower, Source, SourceError};
@@ -15,7 +15,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// One node's part of a job. See the module.
 pub struct NodeSource {
     place: NodeAddress,
-    /// Where it was found last; `None` = to be looked up.
+    /// The last known address; `None` = look it up.
     url: Option<String>,
     token: Option<String>,
     agent: ureq::Agent,
@@ -23,15 +23,15 @@ pub struct NodeSource {
 }
 
 impl NodeSource {
-    /// A source for each of these nodes, which want this token.
+    /// Creates a source for each node; `token` is sent to all of them.
     ///
     /// # Blocking
     ///
-    /// Until a name is looked up, or the job's store has answered: five seconds at most.
+    /// Until the name is resolved or the job's store has answered: five seconds at most.
     ///
     /// # Errors
     ///
-    /// If it stands for nothing.
+    /// If there are no nodes.
     pub fn all(nodes: Nodes, token: Option<&str>) -> io::Result<Vec<Box<dyn Source>>> {
         let places = NodeAddress::all(nodes)?;
         let source = |place| -> Box<dyn Source> {
@@ -88,7 +88,7 @@ impl Source for NodeSource {
                         reason: why,
                     });
                 }
-                // What was told before it broke off is told.
+                // Keep the records received before the connection broke.
                 records.break_off(&mut observations, &format!("{url}: {why}"));
                 None
             }
@@ -101,7 +101,7 @@ impl Source for NodeSource {
     }
 }
 
-/// Asks one node; what it tells of records is added, how many ranks the job has is returned.
+/// Queries one node; adds its records to `observations` and returns the world size.
 fn look(
     records: &mut RecordsFollower,
     agent: &ureq::Agent,

@@ -1,29 +1,29 @@
-//! Every route, in one place.
+//! All routes.
 //!
 //! | method and path | answer |
 //! |---|---|
 //! | `GET /`, `GET /reports/{id}` | the page: of the live job, of an upload |
-//! | `GET /assets/{file}` | its parts |
+//! | `GET /assets/{file}` | its files |
 //! | `GET /api/v1` | the list of the routes below, as JSON |
 //! | `GET /api/v1/openapi.json` | their description, OpenAPI 3.1 |
 //! | `GET /api/v1/picture` | report, freshness and the matrix of the group in question |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |
-//! | `GET /api/v1/status` | job, age and sources of the picture |
+//! | `GET /api/v1/status` | job, age and sources of the snapshot |
 //! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` whenever it changes |
-//! | `GET /api/v1/history` | the pictures that are kept |
-//! | `GET /api/v1/select?filter=` | which rows pass a filter |
-//! | `GET /api/v1/filter-keys` | the words of the filter language |
+//! | `GET /api/v1/history` | the snapshots that are kept |
+//! | `GET /api/v1/select?filter=` | rows that match a filter |
+//! | `GET /api/v1/filter-keys` | the terms of the filter language |
 //! | `GET /api/v1/matrix?group=` | the rank × sequence matrix of a group |
 //! | `GET /api/v1/timeline` | the newest operations of each rank |
 //! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
-//! | `GET /api/v1/records` | the records of this node, or what changed in them: for a collector |
-//! | `POST /api/v1/uploads` | judges dumps, says where the report is from then on |
-//! | `GET /metrics` | Prometheus: OpenMetrics 1.0 or text 0.0.4, as `Accept` asks |
+//! | `GET /api/v1/records` | the records of this node, or their changes, for a collector |
+//! | `POST /api/v1/uploads` | analyses dumps, returns the address of the report |
+//! | `GET /metrics` | Prometheus: OpenMetrics 1.0 or text 0.0.4, chosen by `Accept` |
 //! | `GET /healthz` | 200 while the server runs; no token |
-//! | `GET /readyz` | 200 once the sources were looked at; no token |
+//! | `GET /readyz` | 200 once the sources were read; no token |
 //!
 //! `picture`, `report`, `select`, `matrix`, `timeline` and `perfetto` take `upload=ID`, and the first
-//! three `at=NUMBER` of a picture that is kept.
+//! three `at=NUMBER` of a kept snapshot.
 
 use crate::access::{Access, guard};
 use crate::api::{events, matrix, records, select, snapshots, timeline, uploads as uploading};
@@ -40,7 +40,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::Arc;
 
-/// The interface of version 1, as `GET /api/v1` tells it.
+/// The routes of version 1, listed by `GET /api/v1`.
 pub(crate) const API: [&str; 17] = [
     "/api/v1/openapi.json",
     "/api/v1/picture",
@@ -61,11 +61,11 @@ pub(crate) const API: [&str; 17] = [
     "/api/v1",
 ];
 
-/// The longest address of a request, bytes.
+/// Longest accepted URI, bytes.
 const LONGEST_ADDRESS: usize = 8 * 1024;
-/// The longest body of a request that is no upload, bytes.
+/// Longest request body other than an upload, bytes.
 const LONGEST_BODY: usize = 64 * 1024;
-/// What an upload's form may add to its files, bytes.
+/// Size of an upload's form in addition to its files, bytes.
 const FORM: u64 = 8 << 20;
 
 /// The whole server, without its socket.
@@ -122,7 +122,7 @@ struct Bounds {
     traffic: Arc<Traffic>,
 }
 
-/// Keeps every request within its bounds, and counts it.
+/// Applies the limits to every request and counts it.
 async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> Response {
     let length = request
         .uri()
@@ -132,7 +132,7 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
         bounds.traffic.request(false);
         return Refusal::LongAddress(length, LONGEST_ADDRESS).into_response();
     }
-    // Large uploads come over slow lines.
+    // Large uploads may arrive over slow connections.
     let times = if request.method() == Method::POST {
         10
     } else {
@@ -148,7 +148,7 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST
     );
     bounds.traffic.request(denied);
-    // What is said of a job is out of date at once, and is nobody else's business.
+    // Answers about a job are private and out of date at once: forbid caching.
     let headers = response.headers_mut();
     if !headers.contains_key(header::CACHE_CONTROL) {
         headers.insert(

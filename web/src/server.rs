@@ -1,7 +1,7 @@
-//! The socket: bound before anything is promised, closed after the last answer.
+//! The server's socket and connections.
 //!
-//! Connections are limited in number, in how long a client may take to ask, and in how long it may leave
-//! what it is sent untouched. TLS is spoken if a certificate is given.
+//! Limits the number of connections, the time to send a request, and the time a client may leave an
+//! answer unread. Speaks TLS if a certificate is configured.
 
 use crate::access::Access;
 use crate::app_state::AppState;
@@ -31,19 +31,19 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 
-/// How long requests that are under way may take after the stop.
+/// Time that requests in progress get after the stop signal.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How much a server takes on.
+/// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time; one more is closed at once.
+    /// Concurrent connections; further ones are closed at once.
     pub connections: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,
     /// How long an answer may take, event streams apart.
     pub answer: Duration,
-    /// How long a client may leave what it is sent untouched before it is dropped.
+    /// How long a client may leave an answer unread before it is dropped.
     pub patience: Duration,
     /// Bytes of an upload, packed or not.
     pub upload: u64,
@@ -107,10 +107,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds; port 0 takes any free one.
+    /// Binds the socket; port 0 picks a free one.
     ///
     /// # Errors
-    /// What the system says (the port is taken, or not allowed).
+    /// The system's error (the port is in use, or not allowed).
     pub async fn bind(
         address: SocketAddr,
         store: SnapshotStore,
@@ -130,14 +130,14 @@ impl Server {
         })
     }
 
-    /// Takes on this much, and no more.
+    /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Tells what an exporter does, and names its traces beside metrics.
+    /// Adds the exporter's counts to the metrics, and its trace ids as exemplars.
     #[must_use]
     pub fn telemetry(mut self, telemetry: &Telemetry) -> Self {
         if telemetry.exports_traces() {
@@ -147,7 +147,7 @@ impl Server {
         self
     }
 
-    /// Speaks TLS, and nothing else.
+    /// Serves TLS only.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
@@ -159,10 +159,10 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` is ready, then lets requests that are under way end, for a second at most.
+    /// Serves until `stop` is ready, then gives requests in progress one second to end.
     ///
     /// # Errors
-    /// If there is no private folder to be had for uploads.
+    /// If no private directory for uploads can be created.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self {
             listener,
@@ -189,7 +189,7 @@ impl Server {
                 accepted = listener.accept() => accepted,
             };
             let Ok((stream, _)) = accepted else {
-                // Out of file descriptors, most likely: they come back when a connection ends.
+                // Most likely out of file descriptors, which return when a connection ends.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
@@ -197,7 +197,7 @@ impl Server {
                 traffic.refused();
                 continue;
             };
-            // Small answers leave at once; where that cannot be had they leave a little later.
+            // Best effort: without TCP_NODELAY small answers are delayed.
             let _ = stream.set_nodelay(true);
             let stream = IdleTimeout::new(stream, limits.patience, traffic.clone());
             let (router, said, tls) = (router.clone(), said.clone(), tls.clone());
@@ -207,7 +207,7 @@ impl Server {
                     None => converse(stream, router, limits, said).await,
                     Some(tls) => {
                         let shaken = tls.acceptor.accept(stream);
-                        // Who cannot finish the handshake has been told so by TLS itself.
+                        // A failed handshake has already sent a TLS alert.
                         if let Ok(Ok(stream)) = tokio::time::timeout(limits.head, shaken).await {
                             converse(stream, router, limits, said).await;
                         }
@@ -219,7 +219,7 @@ impl Server {
         drop(listener);
         say.send_replace(true);
         let ended = async { while connections.join_next().await.is_some() {} };
-        // Event streams have no end of their own: they are cut, not waited for.
+        // Event streams do not end by themselves: drop them after the grace period.
         let _ = tokio::time::timeout(GRACE, ended).await;
         Ok(())
     }
@@ -238,7 +238,7 @@ where
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(connection);
     let stopping = async { drop(said.wait_for(|stopping| *stopping).await) };
-    // A client that goes away in the middle concerns nobody else.
+    // A client that disconnects early ends only its own connection.
     tokio::select! {
         _ = &mut connection => {}
         () = stopping => {

@@ -1,8 +1,8 @@
-//! What a page is sent: the report, how fresh it is, and what changed since the one before.
+//! The JSON sent to a page: the report, its age, and deltas between two reports.
 //!
-//! Serialized once for all clients. A delta names the picture that it builds on; who has another one is
-//! sent the whole. In a delta, `set` holds whole sections of the report by name, and `rows` those rows of
-//! `groups` and `ranks` that changed, by their place.
+//! Each is serialized once for all clients. A delta names the snapshot that it applies to; a client on
+//! any other one gets a full snapshot. In a delta, `set` holds whole sections of the report by name,
+//! and `rows` the changed rows of `groups` and `ranks` by index.
 
 use rcomm_analyzer::matrix::{Matrix, Rows, matrix};
 use rcomm_analyzer::{GroupRef, Report, Severity, Snapshot, Verdict};
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Columns of the matrix that comes with every picture.
+/// Columns of the matrix in every snapshot.
 const COLUMNS: usize = 24;
 /// Sections that are compared row by row.
 const BY_ROW: [&str; 2] = ["groups", "ranks"];
 
-/// How fresh a picture is.
+/// Age and sources of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
     /// Name of the job; empty if unknown.
     pub(crate) job: String,
-    /// Number of the picture, from 1.
+    /// Number of the snapshot, from 1.
     pub(crate) number: u64,
-    /// When it was judged, wall clock, ns since the epoch.
+    /// Time of the analysis, wall clock, ns since the epoch.
     pub(crate) judged_at_ns: i64,
-    /// How long that took.
+    /// Duration of the analysis.
     pub(crate) judging_took_ms: f64,
     /// Ranks known, with a record or without.
     pub(crate) ranks: usize,
@@ -37,15 +37,15 @@ pub(crate) struct Status {
 /// One source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SourceState {
-    /// What is asked.
+    /// Name of the source.
     pub(crate) name: String,
-    /// Ranks read the last time.
+    /// Ranks read in the last round.
     pub(crate) answered: usize,
-    /// Ranks that it knows of.
+    /// Ranks known to the source.
     pub(crate) known: usize,
     /// Since its last answer; `None` if it never answered.
     pub(crate) silent_for_ms: Option<f64>,
-    /// Why it could not be asked the last time.
+    /// Error of the last round, if it failed.
     pub(crate) error: Option<String>,
 }
 
@@ -112,14 +112,14 @@ fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
     })
 }
 
-/// The few numbers of a picture that a line over time shows.
+/// The values of a snapshot that the history plot shows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Point {
-    /// Number of the picture.
+    /// Number of the snapshot.
     pub(crate) number: u64,
-    /// When it was judged, wall clock, ns since the epoch.
+    /// Time of the analysis, wall clock, ns since the epoch.
     pub(crate) at_ns: i64,
-    /// What it said.
+    /// The verdict.
     pub(crate) verdict: Verdict,
     /// Operations that were pending.
     pub(crate) in_flight: usize,
@@ -150,10 +150,10 @@ impl Point {
     }
 }
 
-/// What changed from one picture to the next.
+/// Changes from one snapshot to the next.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Delta {
-    /// The picture that this builds on.
+    /// The snapshot that this applies to.
     pub(crate) base: u64,
     status: Value,
     focus: Value,
@@ -162,7 +162,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// From the picture `base`, whose JSON form was `old`, to `new`.
+    /// The delta from snapshot `base` with the JSON form `old` to `new`.
     pub(crate) fn between(base: u64, old: &Value, new: &Value) -> Self {
         let (mut set, mut rows) = (Map::new(), Map::new());
         if let Some(sections) = new["report"].as_object() {
@@ -190,7 +190,7 @@ impl Delta {
     }
 }
 
-/// Rows that differ, by place; `None` if there are more or fewer rows than before.
+/// Changed rows by index; `None` if the number of rows changed.
 fn changed(before: &Value, after: &Value) -> Option<Map<String, Value>> {
     let (before, after) = (before.as_array()?, after.as_array()?);
     (before.len() == after.len()).then(|| {

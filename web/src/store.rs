@@ -1,4 +1,4 @@
-//! The newest picture of the job, what came before it, and a bell that rings when it changes.
+//! Stores the newest snapshot of the job and its history, and notifies readers of changes.
 
 use crate::counters::Counters;
 use crate::history::{History, inflate};
@@ -9,18 +9,18 @@ use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// One picture in the forms that it is asked for. Shared, never changed.
+/// One snapshot in all forms that are served. Immutable.
 pub(crate) struct Frame {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) body: ApiSnapshot,
-    /// The picture as JSON.
+    /// The snapshot as JSON.
     pub(crate) text: Arc<str>,
-    /// The picture that the delta builds on, and the delta as JSON.
+    /// The snapshot that the delta applies to, and the delta as JSON.
     pub(crate) delta: Option<(u64, Arc<str>)>,
 }
 
 impl Frame {
-    /// A picture that follows none.
+    /// A snapshot without a predecessor.
     pub(crate) fn of(snapshot: Arc<Snapshot>) -> Self {
         let body = ApiSnapshot::of(&snapshot);
         let text = json(&body);
@@ -38,9 +38,9 @@ fn json(value: &impl serde::Serialize) -> Arc<str> {
     serde_json::to_string(value).unwrap_or_default().into()
 }
 
-/// The newest [`Snapshot`]; any number of readers, none of which holds up the others or the analysis.
+/// The newest [`Snapshot`]. Readers block neither each other nor the analysis.
 ///
-/// Clones share the same picture.
+/// Clones share the same state.
 #[derive(Clone)]
 pub struct SnapshotStore {
     newest: watch::Receiver<Option<Arc<Frame>>>,
@@ -48,12 +48,12 @@ pub struct SnapshotStore {
     history: Arc<Mutex<History>>,
 }
 
-/// What the thread that judges does with each snapshot.
+/// Publishes each snapshot from the analysis thread.
 struct Publisher {
     sender: watch::Sender<Option<Arc<Frame>>>,
     counters: Arc<Mutex<Counters>>,
     history: Arc<Mutex<History>>,
-    /// Number and JSON form of the picture before.
+    /// Number and JSON form of the previous snapshot.
     last: Option<(u64, serde_json::Value)>,
 }
 
@@ -106,7 +106,7 @@ impl SnapshotStore {
         Ok((store, watch))
     }
 
-    /// The newest picture; `None` before the first look at the sources is over.
+    /// The newest snapshot; `None` before the sources were read for the first time.
     pub fn newest(&self) -> Option<Arc<Snapshot>> {
         self.frame().map(|frame| frame.snapshot.clone())
     }
@@ -115,30 +115,30 @@ impl SnapshotStore {
         self.newest.borrow().clone()
     }
 
-    /// Every picture from now on, beginning with the present one. A slow reader skips pictures.
+    /// Every snapshot from now on, starting with the current one. A slow reader skips some.
     pub(crate) fn changes(&self) -> watch::Receiver<Option<Arc<Frame>>> {
         let mut changes = self.newest.clone();
         changes.mark_changed();
         changes
     }
 
-    /// The picture, and what was counted since the watching began, as Prometheus reads it.
+    /// The metrics of the newest snapshot and the counters since start-up, as Prometheus text.
     pub fn metrics(&self, form: Form, exemplars: Exemplars) -> String {
         let newest = self.newest();
         metrics::write(newest.as_deref(), &lock(&self.counters), form, exemplars)
     }
 
-    /// Looks at what was counted, and holds up the judge meanwhile.
+    /// Reads the counters; the analysis waits until `look` returns.
     pub(crate) fn with_counters<T>(&self, look: impl FnOnce(&Counters) -> T) -> T {
         look(&lock(&self.counters))
     }
 
-    /// A point for each picture that is kept, the oldest first.
+    /// A point for each kept snapshot, oldest first.
     pub(crate) fn points(&self) -> Vec<Point> {
         lock(&self.history).points()
     }
 
-    /// The JSON form of a picture that is kept.
+    /// The JSON form of a kept snapshot.
     pub(crate) fn past(&self, number: u64) -> Option<String> {
         let deflated = lock(&self.history).deflated(number)?;
         inflate(&deflated).ok()

@@ -1,12 +1,12 @@
-//! Which trace an operation belongs to: all ranks say the same without being told.
+//! Derives trace ids, so that all ranks agree on them without communication.
 //!
-//! The id is a hash of job, group and sequence number, so the spans of all members of one collective
-//! meet in one trace although no context is propagated.
+//! The id is a hash of job, group and sequence number: the spans of all members of one collective get
+//! the same trace id although no context is propagated.
 
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
 
-/// The operation that members of a group share.
+/// An operation shared by members of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedOp<'a> {
     /// Name of the job.
@@ -15,7 +15,7 @@ pub(crate) struct SharedOp<'a> {
     pub(crate) group: &'a str,
     /// Its members.
     pub(crate) ranks: &'a [Rank],
-    /// `collective` or `p2p`: they are counted apart.
+    /// `collective` or `p2p`, which have separate sequence numbers.
     pub(crate) kind: &'static str,
     /// Sequence number.
     pub(crate) seq: u64,

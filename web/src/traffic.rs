@@ -1,4 +1,4 @@
-//! Who is being served, in numbers.
+//! Counters of the server's own connections and requests.
 
 use crate::metrics::{Form, Writer};
 use crate::otel::Counts;
@@ -17,23 +17,23 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// A connection was closed unserved: there were too many.
+    /// Counts a connection that was refused over the limit.
     pub(crate) fn refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// A client was dropped because it did not take what it was sent.
+    /// Counts a client that was dropped because it did not read its answer in time.
     pub(crate) fn slow(&self) {
         self.slow.fetch_add(1, Relaxed);
     }
 
-    /// A request was answered; `denied` if it may not ask.
+    /// Counts a request; `denied` if access was refused.
     pub(crate) fn request(&self, denied: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.denied.fetch_add(u64::from(denied), Relaxed);
     }
 
-    /// Adds these numbers to a text of metrics.
+    /// Appends these counters to a metrics text.
     pub(crate) fn write(&self, form: Form, exported: Option<&Counts>, text: &mut String) {
         let mut w = Writer::after(form, std::mem::take(text));
         let get = |count: &AtomicU64| count.load(Relaxed);
@@ -107,7 +107,7 @@ impl Traffic {
     }
 }
 
-/// One more, until it is dropped.
+/// Increments a gauge until it is dropped.
 pub(crate) struct GaugeGuard {
     traffic: Arc<Traffic>,
     of: fn(&Traffic) -> &AtomicU64,

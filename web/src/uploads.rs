@@ -1,7 +1,7 @@
-//! Dumps that a browser brought: judged once, kept under an address that nobody can guess.
+//! Uploaded dumps: analysed once, kept under an unguessable address.
 //!
-//! Files are written into a private folder under names of our own making, and are gone once they are
-//! judged. What is kept is the report with its records, in memory, for the newest few uploads.
+//! Files are written to a private directory under generated names and removed after the analysis. The
+//! reports and records of the newest uploads stay in memory.
 
 use crate::error::Refusal;
 use crate::store::Frame;
@@ -33,15 +33,15 @@ pub(crate) struct Uploads {
     kept: Mutex<VecDeque<(String, Arc<Frame>)>>,
     folder: tempfile::TempDir,
     most_bytes: u64,
-    /// Uploads are judged one after another.
+    /// Uploads are analysed one at a time.
     turn: Semaphore,
 }
 
 impl Uploads {
-    /// Takes uploads of at most this many bytes.
+    /// Accepts uploads of at most this many bytes.
     ///
     /// # Errors
-    /// If there is no place for a private folder.
+    /// If no private directory can be created.
     pub(crate) fn new(most_bytes: u64) -> io::Result<Self> {
         Ok(Self {
             kept: Mutex::default(),
@@ -59,7 +59,7 @@ impl Uploads {
             .map(|(_, frame)| frame.clone())
     }
 
-    /// Judges the files of a form, and keeps the report under the returned id.
+    /// Analyses the files of a form and stores the report under the returned id.
     pub(crate) async fn take(&self, form: Multipart) -> Result<String, Refusal> {
         let _turn = self.turn.acquire().await.map_err(|_| Refusal::Stopping)?;
         let folder = private()
@@ -120,7 +120,7 @@ impl Uploads {
     }
 }
 
-/// A folder that only this user can look into, whatever the umask.
+/// A directory that only this user can read, whatever the umask.
 fn private() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder
@@ -129,8 +129,8 @@ fn private() -> tempfile::Builder<'static, 'static> {
     builder
 }
 
-/// A name within one folder that still says the rank: the path's parts joined, odd characters replaced.
-/// A file without a name gets a number.
+/// A file name that keeps the rank: the parts of the path joined, unusual characters replaced. A file
+/// without a name gets a number.
 fn plain_name(path: &str, number: usize) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name: String = path
@@ -141,7 +141,7 @@ fn plain_name(path: &str, number: usize) -> String {
         .chars()
         .map(|c| if plain(c) { c } else { '_' })
         .collect();
-    // What tells ranks apart stands at the end.
+    // The end of a name distinguishes ranks.
     let name = &name[name.len().saturating_sub(LONGEST_NAME)..];
     let name = name.trim_start_matches('.');
     if name.is_empty() {
@@ -151,7 +151,7 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
-/// Reads and judges what lies in the folder.
+/// Reads and analyses the files in the directory.
 fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
         max_file_bytes: most_bytes,
@@ -159,7 +159,7 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     };
     let (mut observations, mut unusable) = (Vec::new(), Vec::new());
     let mut entries = 0;
-    // Where the files lay for a moment concerns nobody.
+    // Do not expose the temporary path.
     let root = format!("{}/", folder.display());
     let loaded = load(&[folder.to_owned()], &options, |loaded| {
         let path = loaded.path.replace(&root, "");

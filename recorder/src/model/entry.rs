@@ -20,18 +20,18 @@ pub enum EntryState {
     Started = 1,
     /// Seen to have completed.
     Completed = 2,
-    /// Ended with an error or a time-out (our records only; other recorders say `retired` and not
-    /// `completed`).
+    /// Ended with an error or a time-out. Only our recorder writes it; others mark such an entry
+    /// `retired` and not `completed`.
     Failed = 3,
 }
 
 /// The other end of a point-to-point operation, as a rank **of the group**.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Peer {
-    /// Not a point-to-point operation, or a recorder that does not say.
+    /// Not a point-to-point operation, or the recorder does not store the peer.
     #[default]
     None,
-    /// A receive from whoever sends first.
+    /// A receive from any source.
     Any,
     /// This rank of the group.
     Rank(u32),
@@ -154,8 +154,8 @@ pub struct Entry {
     pub time_discovered_completed_ns: i64,
     /// How long it ran, ms, as measured by the backend.
     pub duration_ms: Option<f32>,
-    /// The CUDA graph that it was captured into, by the driver's number for the capture: it runs when that
-    /// is launched, and what is said here of its end is that it was captured.
+    /// The driver's id of the CUDA graph that captured the operation. A captured operation runs when
+    /// the graph is launched, so its completion here means that it was captured.
     pub graph_id: Option<u64>,
     /// The operation's time-out, ms; 0 = unknown.
     pub timeout_ms: u64,

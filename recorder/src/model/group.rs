@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A rank in the world (global), unless a name says `group_rank`.
+/// A rank in the world (global), unless the name is `group_rank`.
 pub type Rank = u32;
 
 /// The number of a group *in one process*, in the order of creation there.
@@ -27,7 +27,7 @@ pub struct ProcessGroupInfo {
     pub id: GroupId,
     /// The name, equal on all members. Two groups may share a name; name and ranks together identify.
     pub name: String,
-    /// What the group is for (`default_pg` for the world, `undefined` if never said).
+    /// The purpose of the group (`default_pg` for the world, `undefined` if not given).
     pub desc: String,
     /// Global ranks in order of group rank; empty where the record does not hold them. Shared: the
     /// records of a large group's members would hold as many copies as it has members.
@@ -35,7 +35,7 @@ pub struct ProcessGroupInfo {
 }
 
 impl ProcessGroupInfo {
-    /// Stands for a local number that the record does not hold.
+    /// A local number that the record does not hold.
     pub const UNKNOWN_ID: GroupId = GroupId::MAX;
 
     /// The member's rank in the group, by its rank in the world.

@@ -66,7 +66,7 @@ coded! {
     ///
     /// Our spelling; other recorders' names for the same operation (`_all_gather_base`,
     /// `allreduce_coalesced`, ...) are translated where their dumps are read, and an operation that
-    /// we do not know keeps its own name beside [`OpType::Other`].
+    /// we do not know keeps its own name with [`OpType::Other`].
     OpType, "operation" {
         /// Every rank ends with the reduction of all inputs.
         AllReduce = 1, "all_reduce";
@@ -78,9 +78,9 @@ coded! {
         Reduce = 4, "reduce";
         /// The root's tensor is copied to every rank.
         Broadcast = 5, "broadcast";
-        /// Nobody leaves before everybody has come.
+        /// No rank leaves before all have entered.
         Barrier = 6, "barrier";
-        /// A barrier in which the root names who did not come.
+        /// A barrier in which the root reports the ranks that did not arrive.
         MonitoredBarrier = 7, "monitored_barrier";
         /// Every rank ends with a list of all inputs.
         AllGather = 8, "all_gather";
@@ -90,7 +90,7 @@ coded! {
         AllGatherV = 10, "all_gather_v";
         /// Several tensors gathered as one operation.
         AllGatherCoalesced = 11, "all_gather_coalesced";
-        /// Rank i ends with the reduction of everybody's i-th input.
+        /// Rank i ends with the reduction of all ranks' i-th inputs.
         ReduceScatter = 12, "reduce_scatter";
         /// As `reduce_scatter`, from one tensor.
         ReduceScatterSingle = 13, "reduce_scatter_single";
@@ -130,7 +130,7 @@ coded! {
         Signal = 30, "signal";
         /// Waiting for a signal.
         WaitSignal = 31, "wait_signal";
-        /// An operation we have no word for; its own name stands in the signature.
+        /// An unknown operation; its own name is in the signature.
         Other = 255, "other";
     }
 }

@@ -1,4 +1,4 @@
-//! Where a rank, and each of its groups, stands.
+//! Progress of a rank and of each of its groups.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ impl Default for ProcessGroupStatus {
     }
 }
 
-/// What a rank says of itself outside of any operation.
+/// What a rank reports about itself outside of any operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
     /// The phase that the program named last (`world.phase("load data")`); empty if it never did.

@@ -1,5 +1,4 @@
-//! What an endpoint is called, how one proves to be allowed, and what it answers: the words that the
-//! server and its client share.
+//! Addresses, tokens and answers of an endpoint, shared by server and client.
 
 use super::Identity;
 use crate::error::Error;
@@ -94,7 +93,8 @@ pub struct PeerEndpoint {
     pub address: EndpointAddress,
 }
 
-/// What the job's store holds of one rank's endpoint, in JSON: whoever has the store finds all ranks.
+/// The address that a rank publishes in the job's store, in JSON, so that every client of the store
+/// finds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointNotice {
     /// The endpoint.
@@ -118,16 +118,16 @@ impl EndpointNotice {
 /// The answer to `POST /dump`: the process has written its dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenDump {
-    /// Where it is, in the words of who wrote it: a path on the rank's host, say.
+    /// The dump's location as its writer reports it: a path on the rank's host, for example.
     pub place: String,
 }
 
-/// The answer to `GET /status`: where the rank stands, without its record.
+/// The answer to `GET /status`: the rank's progress, without its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAnswer {
     /// Whose it is; `dump_time_ns` is when it was asked.
     pub identity: Identity,
-    /// What the rank says of itself.
+    /// What the rank reports about itself.
     pub status: RankStatus,
     /// How far each group has come.
     pub groups: Vec<GroupAnswer>,

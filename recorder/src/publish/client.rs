@@ -26,7 +26,7 @@ pub struct DumpAnswer {
     pub entries: Option<u64>,
 }
 
-/// Characters of what an endpoint says of a failure that go into the error.
+/// Longest part of an endpoint's error text that goes into the error, in characters.
 const MOST_SAID: usize = 200;
 
 /// Asks one endpoint. Each call makes a connection and ends by its deadline.
@@ -47,13 +47,13 @@ impl EndpointClient {
         &self.address
     }
 
-    /// Where the rank stands.
+    /// The rank's status, without its record.
     pub fn status(&self, deadline: Instant) -> Result<RankAnswer> {
         let answer = self.get("/status", deadline)?;
         self.json(&answer.body)
     }
 
-    /// Where the other ranks answer.
+    /// The addresses of the other ranks' endpoints.
     pub fn peers(&self, deadline: Instant) -> Result<Vec<PeerEndpoint>> {
         let answer = self.get("/peers", deadline)?;
         self.json(&answer.body)
@@ -80,7 +80,7 @@ impl EndpointClient {
         })
     }
 
-    /// Asks the process to write its dump itself; says where it is.
+    /// Asks the process to write its dump; returns the dump's path on the rank's host.
     pub fn write_dump(&self, deadline: Instant) -> Result<WrittenDump> {
         let answer = self.send(HttpRequest::post("/dump"), deadline)?;
         self.json(&answer.body)

@@ -59,7 +59,7 @@ impl std::fmt::Display for FormatVersion {
     }
 }
 
-/// Who wrote a record, as far as its peculiarities tell.
+/// The recorder that wrote a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recorder {
@@ -73,7 +73,7 @@ pub enum Recorder {
     NativeGloo,
     /// torchcomms: one sequence counter for the whole recorder, P2P without peers.
     Torchcomms,
-    /// Cannot be told (an empty ring, say).
+    /// Unknown (an empty ring, for example).
     #[default]
     Unknown,
 }
@@ -146,8 +146,7 @@ pub struct ThreadInfo {
 
 /// One rank's record, in memory.
 ///
-/// Entries refer by index to the tables beside them. Every index in an entry is valid: readers check
-/// on the way in.
+/// Entries refer to the tables by index. Every index in an entry is valid: readers check it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dump {
     /// Version of the file that this came from.
@@ -156,7 +155,7 @@ pub struct Dump {
     pub recorder: Recorder,
     /// Whose it is.
     pub identity: Identity,
-    /// What the rank said of itself, in our own records.
+    /// The rank's own status, if our recorder wrote the dump.
     pub status: Option<RankStatus>,
     /// Version of the communication library, as recorded; empty if none.
     pub comm_lib_version: String,

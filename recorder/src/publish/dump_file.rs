@@ -1,4 +1,4 @@
-//! A dump as a file: complete or absent, private, and never in the place of another.
+//! Writes a dump file: complete or absent, private, and never over another file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 /// Why a dump file could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpFileError {
-    /// The folder could not be made.
+    /// The directory could not be created.
     #[error("failed to create dump directory {}: {source}", .folder.display())]
     Folder {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file could not be written (disk full, no permission, ...). Nothing is left behind.
@@ -22,7 +22,7 @@ pub enum DumpFileError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The name and all numbered names after it are taken.
@@ -101,14 +101,14 @@ fn create_private(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// A file in the making, removed when dropped.
+/// A temporary file, removed when dropped.
 struct TempFile {
     path: PathBuf,
     file: File,
 }
 
 impl TempFile {
-    /// A hidden file beside `path`, so that no reader of the folder takes it for a dump.
+    /// Creates a hidden file in the same directory, which readers do not take for a dump.
     fn create(path: &Path, name: &OsStr) -> io::Result<Self> {
         let mut attempt = 0;
         loop {

@@ -3,16 +3,16 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /status` | [`RankAnswer`], small: for polling |
-//! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the look, `rcomm-entries` says how many the ring holds |
-//! | `GET /dump?since=N` | what changed since look N; then header `rcomm-since` is there and says N |
-//! | `GET /peers` | a list of [`PeerEndpoint`]: where the other ranks answer |
+//! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the answer, `rcomm-entries` is the ring's capacity |
+//! | `GET /dump?since=N` | what changed since answer N, with header `rcomm-since: N`; the whole record if N is unknown |
+//! | `GET /peers` | a list of [`PeerEndpoint`]: the other ranks' endpoints |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, answers all of them from the ring, so it does so while the program is
-//! stuck: it takes no lock that the road of an operation takes. Until somebody asks for the first time it
-//! sleeps and has nothing but its socket. On a unix socket the file's mode 0600
-//! says who may ask; over TCP every request carries the token (`Authorization: Bearer ...`). Requests
-//! have no body. At most [`MOST_CONNECTIONS`] at a time, each for at most [`CONNECTION_TIME`].
+//! One thread, `rcomm/endpoint`, answers all requests from the ring. It takes no lock of the
+//! operations' path, so it answers while the program is stuck. Until the first connection it sleeps and
+//! holds only its socket. The mode 0600 of a unix socket restricts access; over TCP every request
+//! carries the token (`Authorization: Bearer ...`). Requests have no body. At most [`MOST_CONNECTIONS`]
+//! are served at a time, each for at most [`CONNECTION_TIME`].
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -60,12 +60,12 @@ const HEADER_TIME: Duration = Duration::from_secs(5);
 pub enum Listen {
     /// On a unix socket of mode 0600 at this path, in a directory that exists.
     Unix(PathBuf),
-    /// On a TCP address (port 0: any free one), for those who know the token.
+    /// On a TCP address (port 0: any free one), for clients with the token.
     Tcp(std::net::SocketAddr, EndpointToken),
 }
 
 impl Listen {
-    /// A unix socket beside the recorder's ring file; `None` if the ring is no file.
+    /// A unix socket in the directory of the recorder's ring file; `None` if the ring is in memory.
     pub fn beside(recorder: &FlightRecorder) -> Option<Self> {
         let ring = recorder.storage().path()?;
         Some(Self::Unix(ring.with_extension("sock")))
@@ -75,7 +75,7 @@ impl Listen {
 type FindPeers = Arc<dyn Fn() -> Vec<PeerEndpoint> + Send + Sync>;
 type WriteDump = Arc<dyn Fn() -> std::result::Result<String, String> + Send + Sync>;
 
-/// What the endpoint asks its process.
+/// Callbacks of the process that owns the endpoint.
 struct Handlers {
     peers: FindPeers,
     dump: Option<WriteDump>,
@@ -85,7 +85,7 @@ struct Handlers {
 pub struct Endpoint {
     address: EndpointAddress,
     handlers: Arc<Mutex<Handlers>>,
-    /// The thread ends when this end of the pair goes.
+    /// Dropping this end of the pair stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -97,10 +97,12 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Starts to answer for this recorder.
+    /// Starts to serve this recorder.
     ///
-    /// A socket file that nobody listens on any more is replaced; one that is answered is an error, as
-    /// is an address that cannot be had.
+    /// # Errors
+    ///
+    /// If another process answers on the socket, or the address is not available. A stale socket file
+    /// is replaced.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
         let handlers = Arc::new(Mutex::new(Handlers {
             peers: Arc::new(Vec::new),
@@ -154,28 +156,28 @@ impl Endpoint {
         })
     }
 
-    /// Where it answers; over TCP with the port that was given.
+    /// The address; over TCP with the port that was bound.
     pub fn address(&self) -> &EndpointAddress {
         &self.address
     }
 
-    /// What `GET /peers` answers from now on.
+    /// Sets a fixed answer to `GET /peers`.
     pub fn set_peers(&self, peers: Vec<PeerEndpoint>) {
         self.find_peers(move || peers.clone());
     }
 
-    /// Sets the function called for the answer to `GET /peers`.
+    /// Sets the function that answers `GET /peers`.
     ///
-    /// Called on a thread of its own, so it may block: other routes are answered meanwhile. The endpoint
-    /// does not end before it has returned.
+    /// It runs on a thread of its own and may block without delaying other routes. Dropping the
+    /// endpoint waits for it to return.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
         self.handlers().peers = Arc::new(find);
     }
 
-    /// Who writes this rank's dump, from now on, when `POST /dump` asks for it; it says where the dump
-    /// is, or why there is none.
+    /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's path or
+    /// the error.
     ///
-    /// Called on a thread of its own, as the look for peers is.
+    /// It runs on a thread of its own, as with [`find_peers`](Self::find_peers).
     pub fn write_dumps(
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
@@ -192,12 +194,12 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It ends by itself if it panicked.
+            // A panicked thread has nothing left to clean up.
             let _ = thread.join();
         }
         if let EndpointAddress::Unix(path) = &self.address {
             let _ = fs::remove_file(path);
-            // The ring may have gone before, and left the directory to us.
+            // The ring file may have been removed first and left the directory because of the socket.
             if let Some(directory) = path.parent() {
                 let _ = fs::remove_dir(directory);
             }
@@ -222,7 +224,7 @@ enum Listener {
 }
 
 impl Listener {
-    /// Waits until somebody calls; `false` if the other end of `stopped` went before.
+    /// Waits for a connection; `false` if the other end of `stopped` was dropped first.
     fn is_called(&self, stopped: &UnixStream) -> bool {
         let listener = match self {
             Self::Unix(listener) => listener.as_fd(),
@@ -241,11 +243,11 @@ impl Listener {
     }
 }
 
-/// Serves connections until the other end of `stopped` goes.
+/// Serves connections until the other end of `stopped` is dropped.
 fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // For the look for peers and for the dump, which may wait for others and for a disk.
+        // Threads for `GET /peers` and `POST /dump`, which may block on the network and on a disk.
         .thread_name("rcomm/endpoint")
         .max_blocking_threads(2)
         .build()?;
@@ -285,12 +287,12 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
     }
 }
 
-/// Out of file descriptors, most likely: they come back when a connection ends.
+/// Most likely out of file descriptors, which return when a connection ends.
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Serves one connection in a task of its own; `place` is free again when it ends.
+/// Serves one connection in a task of its own; `place` is freed when it ends.
 fn start<S, P>(stream: S, router: &Router, place: P)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -303,7 +305,7 @@ where
         .max_headers(64)
         .serve_connection(TokioIo::new(stream), service);
     tokio::spawn(async move {
-        // A client that goes away in the middle concerns nobody else.
+        // A client that disconnects early ends only its own task.
         let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
         drop(place);
     });
@@ -400,7 +402,7 @@ async fn dump(
         .changes
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    // A number that was not given out is from an earlier process of this rank: then all is new.
+    // An unknown number comes from an earlier process of this rank: everything is new.
     let since = query.since.filter(|&since| changes.knows(since));
     let (mut dump, look) =
         changes.since(memory, layout, since.unwrap_or(0), served.recorder.now_ns());

@@ -1,4 +1,4 @@
-//! One rank's record, kept current by asking its endpoint for what changed.
+//! Keeps a copy of one rank's record current by asking its endpoint for changes.
 
 use super::{Dump, DumpAnswer, EndpointClient, ReadProblem, ThreadInfo};
 use crate::error::Result;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Instant;
 
-/// Follows one endpoint. The first answer is the whole record, later ones what changed since.
+/// Follows one endpoint. The first answer is the whole record, later ones contain the changes.
 #[derive(Debug)]
 pub struct EndpointFollower {
     client: EndpointClient,
@@ -30,9 +30,9 @@ impl EndpointFollower {
         &self.client
     }
 
-    /// Asks once, and tells what was lost in reading the answer. Ends by the deadline.
+    /// Asks once; returns what was lost in reading the answer. Ends by the deadline.
     ///
-    /// After an error the record is as it was, and the next call asks for what changed since then.
+    /// After an error the record is unchanged, and the next call asks for all changes since then.
     pub fn poll(&mut self, deadline: Instant) -> Result<Vec<ReadProblem>> {
         let answer = self.client.dump(self.change, deadline)?;
         let DumpAnswer {
@@ -42,7 +42,7 @@ impl EndpointFollower {
             partial,
             entries,
         } = answer;
-        // What could not be read is not to be missed for ever: then all is asked for again.
+        // After a partial read, ask for everything again: otherwise the lost part would stay missing.
         self.change = change.filter(|_| problems.is_empty());
         if partial {
             self.record.take_in(dump, entries);
@@ -61,7 +61,7 @@ impl EndpointFollower {
     }
 }
 
-/// One rank's record, kept current by what is told of it: the whole first, then what changed.
+/// A copy of one rank's record: starts with the whole record and applies changes.
 #[derive(Debug, Default)]
 pub struct FollowedDump {
     dump: Dump,
@@ -72,7 +72,7 @@ pub struct FollowedDump {
 }
 
 impl FollowedDump {
-    /// Begins with a whole record.
+    /// Starts with a whole record.
     pub fn of(dump: Dump) -> Self {
         Self {
             signatures: by_value(&dump.signatures),
@@ -83,7 +83,7 @@ impl FollowedDump {
         }
     }
 
-    /// The record as it stands.
+    /// The current record.
     pub fn dump(&self) -> &Dump {
         &self.dump
     }
@@ -92,7 +92,7 @@ impl FollowedDump {
         &mut self.dump
     }
 
-    /// Takes in what changed; of the entries, keeps as many record ids as the ring does.
+    /// Applies changes; keeps as many record ids as the ring holds.
     pub fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
         let Dump {
             version,
@@ -157,7 +157,8 @@ impl FollowedDump {
         }
     }
 
-    /// Whether most of the tables is of entries that are gone: time to begin with a whole one again.
+    /// Whether most of the tables belongs to entries that are gone, so that a fresh whole record is
+    /// smaller.
     pub fn is_overgrown(&self) -> bool {
         self.dump.signatures.len() > 1_024 + 2 * self.dump.entries.len()
     }
@@ -167,7 +168,7 @@ fn by_value<T: Clone + Eq + Hash>(table: &[T]) -> HashMap<T, u32> {
     table.iter().cloned().zip(0..).collect()
 }
 
-/// Adds what is new to a table, and tells where each value stands in it.
+/// Adds new values to a table and returns the index of each.
 fn merge<T: Clone + Eq + Hash>(
     table: &mut Vec<T>,
     known: &mut HashMap<T, u32>,

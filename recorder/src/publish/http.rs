@@ -1,7 +1,7 @@
-//! One HTTP request: to a rank's endpoint, or to another server of the same kind.
+//! A minimal blocking HTTP client, for ranks' endpoints and similar servers.
 //!
-//! Blocking, without threads or a runtime of its own: one connection a request, one deadline over
-//! both. Answers must tell their length, which is limited.
+//! One connection per request and one deadline for both; no threads. Answers must have a
+//! Content-Length, which is limited.
 
 use super::answer::{EndpointAddress, EndpointToken};
 use rustix::io::Errno;
@@ -57,7 +57,7 @@ pub enum HttpError {
     /// The head of the answer has no end.
     #[error("its answer ended before the end of the head")]
     Head,
-    /// The answer says no length, or one that nobody would wait for.
+    /// The Content-Length is missing or above the limit.
     #[error("its answer has a missing or oversized Content-Length")]
     Length,
 }
@@ -90,15 +90,15 @@ impl<'a> HttpRequest<'a> {
         }
     }
 
-    /// Sends it and reads the answer.
+    /// Sends the request and reads the answer.
     ///
     /// # Blocking
     ///
-    /// At most until the deadline.
+    /// Until the deadline at most.
     ///
     /// # Errors
     ///
-    /// If no whole answer came. An answer with a status of failure is no error here.
+    /// If no complete answer arrived. An HTTP error status is not an error here.
     pub fn send(
         &self,
         address: &EndpointAddress,
@@ -112,7 +112,7 @@ impl<'a> HttpRequest<'a> {
         let token = self.token.map_or(String::new(), |token| {
             format!("Authorization: Bearer {}\r\n", token.as_str())
         });
-        // Servers want to hear that a POST has no body.
+        // Servers expect a POST without a body to carry Content-Length: 0.
         let length = if self.method == "POST" {
             "Content-Length: 0\r\n"
         } else {
@@ -266,7 +266,8 @@ impl Stream {
         read
     }
 
-    /// Reads on until there are `length` bytes. Memory grows with what came, not with what was announced.
+    /// Reads until there are `length` bytes. The buffer grows with the bytes received, not with the
+    /// announced length.
     fn read_rest(
         &mut self,
         mut body: Vec<u8>,
@@ -284,7 +285,7 @@ impl Stream {
     }
 }
 
-/// Connects without waiting longer than the deadline for a place in the queue of a stuck server.
+/// Connects without waiting past the deadline for a slot in a stuck server's backlog.
 fn connect_unix(path: &Path, deadline: Instant) -> std::io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -293,7 +294,7 @@ fn connect_unix(path: &Path, deadline: Instant) -> std::io::Result<UnixStream> {
         if error != Errno::AGAIN && error != Errno::INTR {
             return Err(error.into());
         }
-        // The queue is full, and no event tells when it is not.
+        // The backlog is full, and the kernel reports no event when it drains.
         std::thread::sleep(left(deadline)?.min(Duration::from_millis(5)));
     }
     let stream = UnixStream::from(socket);

@@ -1,4 +1,4 @@
-//! How a record leaves its process: as a dump, as a ring file seen from outside, over an endpoint.
+//! Ways to read a record from outside its process: dumps, ring files and endpoints.
 
 mod answer;
 mod client;

@@ -1,7 +1,7 @@
-//! One ring file, looked at again and again: what a look costs is what happened since the one before.
+//! Reads one ring file repeatedly; a read costs in proportion to what changed since the previous one.
 //!
-//! An operation's slot is written to until the operation is over and nobody watches it any more. So a
-//! look reads the slots given out since the last look, and those that were not at their end then.
+//! A slot is written to until its operation has ended and is no longer watched. A read therefore covers
+//! the slots used since the previous read and those that could still change then.
 
 use super::dump::Dump;
 use super::follow::FollowedDump;
@@ -68,7 +68,7 @@ impl RingFollower {
 
     /// Looks at the ring. Never blocks.
     pub fn look(&mut self) -> RingLook {
-        // Taken before the ring is read: what is written meanwhile is seen the next time.
+        // Taken before the ring is read, so that a concurrent write is found by the next read.
         let rest = (self.reader.stands(), self.reader.owner());
         let anchor = layout::load_anchor(self.reader.memory().0);
         if anchor != self.anchor {
@@ -118,8 +118,8 @@ impl RingFollower {
         for (&id, known) in &mut self.open {
             let index = slots.index_of(id);
             let stamp = slots.stamp(view, index);
-            // The stamp is remembered before its slot is read, as above. A slot that somebody died in
-            // stays busy, and is counted every time.
+            // The stamp is stored before its slot is read, as above. A slot whose writer died stays
+            // busy and is counted every time.
             if stamp != *known || is_busy(stamp) {
                 moved |= stamp != *known;
                 *known = stamp;
@@ -147,7 +147,7 @@ impl RingFollower {
     }
 }
 
-/// Nobody writes to its slot any more.
+/// No writer touches the slot any more.
 fn is_settled(entry: &Entry) -> bool {
     entry.retired && entry.state >= EntryState::Completed
 }

@@ -1,8 +1,8 @@
-//! A ring file seen from outside: whose it is, whether its owner lives, and what it holds.
+//! Reads a ring file from outside: its owner, whether the owner is alive, and the records.
 //!
-//! Nothing here needs the owner: it may run at full speed, be stopped, or be gone. The file is mapped
-//! read-only and its contents are trusted in nothing. A process that may write to the file can cut it
-//! under a reader (see `record/map.rs`), so read rings of users that you trust that far.
+//! The owner need not cooperate: it may be running, stopped or dead. The file is mapped read-only and
+//! its contents are untrusted. A process that may write to the file can truncate it under a reader (see
+//! `record/map.rs`), so read only rings of users that you trust not to.
 
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ impl RingReader {
     /// The reason in a snapshot of a ring that its owner closed in order.
     pub const CLOSED: &'static str = "ring closed in order";
 
-    /// Whether a file that begins with these bytes is a ring, or claims to be one.
+    /// Whether a file that begins with these bytes is, or claims to be, a ring.
     pub fn begins(bytes: &[u8]) -> bool {
         bytes.starts_with(&layout::MAGIC.to_le_bytes())
     }
@@ -156,12 +156,12 @@ impl RingReader {
         layout::load_anchor(&self.view).wall_of(beat)
     }
 
-    /// How many operations were begun so far.
+    /// Number of operations issued so far.
     pub fn records(&self) -> u64 {
         self.view.load(header::LAST_ID)
     }
 
-    /// A number that stays the same while no group, phase or step does.
+    /// A number that changes when a group, the phase or the step does.
     pub(super) fn stands(&self) -> u64 {
         let phases = decode::phases(&self.layout);
         let groups = self.layout.groups;
@@ -187,7 +187,7 @@ impl RingReader {
         (&self.view, &self.layout)
     }
 
-    /// What became of the process that writes the ring.
+    /// The state of the process that writes the ring.
     pub(super) fn owner(&self) -> Owner {
         if self.is_closed() {
             Owner::Closed
@@ -198,12 +198,12 @@ impl RingReader {
         }
     }
 
-    /// The ring as it is now. Entries that change while they are read are read again; what stays
-    /// unreadable (left half-written by a process that was killed in that instant) is counted in
+    /// The ring's current contents. Entries that change during the read are read again; entries that
+    /// stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
-    /// The dump's time is now if the owner lives; else it is the last sign of life in the ring, so that
-    /// what was under way when the process died does not seem to age.
+    /// The dump's time is now if the owner is alive, else the last sign of life in the ring, so that
+    /// operations pending when the process died do not age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
         let mut dump = decode::dump(&self.view, &self.layout, self.now_ns());
@@ -211,7 +211,7 @@ impl RingReader {
         dump
     }
 
-    /// Says in a dump what became of the owner, and as of when it is.
+    /// Sets a dump's time and reason from the state of the owner.
     pub(super) fn finish(&self, dump: &mut Dump, owner: Owner) {
         let reason = match owner {
             Owner::Lives => Self::OWNER_LIVES,
@@ -237,12 +237,12 @@ impl RingReader {
     }
 }
 
-/// What became of the process that writes a ring.
+/// The state of the process that writes a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// It runs, waits or is stopped.
+    /// Alive: running, waiting or stopped.
     Lives,
-    /// It is gone, and did not close its ring.
+    /// Dead, without having closed its ring.
     IsDead,
     /// It closed its ring in order.
     Closed,
@@ -307,8 +307,8 @@ pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
         .collect())
 }
 
-/// Removes the rings below this directory whose owners are gone, and tells which; `job` narrows it to
-/// one job.
+/// Removes the rings in this directory whose owners are dead and returns their paths; `job` limits it
+/// to one job.
 pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<PathBuf>> {
     let job = job.map(directory::job_directory_name);
     let mut removed = Vec::new();
@@ -316,7 +316,7 @@ pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<Pat
         if job.as_ref().is_some_and(|job| *job != in_job) {
             continue;
         }
-        // A file that is no ring of ours is not ours to remove, and one that went meanwhile is gone.
+        // Skip files that are not rings, and rings that were removed in between.
         let Ok(reader) = RingReader::attach(&path) else {
             continue;
         };
@@ -332,7 +332,7 @@ pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<Pat
     Ok(removed)
 }
 
-/// The job's directory, what the name says, and the path of every file that is named as a ring.
+/// The job's directory, the parsed name and the path of every file with a ring's name.
 fn files_in(directory: &Path) -> Result<Vec<(String, RingName, PathBuf)>> {
     let jobs = match fs::read_dir(directory) {
         Ok(jobs) => jobs,

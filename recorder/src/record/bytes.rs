@@ -1,4 +1,4 @@
-//! Bytes in words: eight to a word, the first in the lowest place, the last word filled with zeros.
+//! Packs bytes into words: eight per word, little-endian, the last word padded with zeros.
 
 use super::sync::Read;
 

@@ -1,7 +1,8 @@
-//! What changed in a ring since it was last looked at.
+//! Finds the slots of a ring that changed since an earlier read.
 //!
-//! Writers do nothing for it: a slot's stamp is new with every write, so whoever remembers the stamps
-//! can tell. Each look has a number, and each slot the number of the look that first saw its stamp.
+//! Writers need no extra work: every write changes a slot's stamp, so comparing stamps finds the
+//! changes. Each read has a number, and each slot stores the number of the read that first saw its
+//! stamp.
 
 use super::decode;
 use super::layout::Layout;
@@ -18,7 +19,7 @@ struct SlotSeen {
 #[derive(Debug)]
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
-    /// The number before the first look. Not 0, so that numbers of an earlier process are told apart.
+    /// The number before the first read. Not 0, so that numbers of an earlier process are recognised.
     first: u64,
     look: u64,
 }

@@ -1,4 +1,4 @@
-//! What a recorder is told when it is made, and where its ring ended up.
+//! Configuration of a recorder, and the resulting placement of its ring.
 
 use crate::error::{Error, Result};
 use crate::model::Rank;
@@ -10,10 +10,10 @@ pub enum Placement {
     /// A file below `/dev/shm/rcomm-<uid>`; in the process's own memory if that is not possible.
     #[default]
     Shared,
-    /// A file below this directory, which should be on a memory-backed file system: pages of a disk
-    /// that are being written back stall whoever writes to them.
+    /// A file in this directory, which should be on a memory-backed file system: on a disk, writing to
+    /// a page under write-back blocks the writer.
     Dir(PathBuf),
-    /// The process's own memory: nobody outside can read it.
+    /// The process's own memory: not readable from outside.
     Memory,
 }
 
@@ -52,7 +52,7 @@ impl Storage {
     }
 }
 
-/// What a [`FlightRecorder`](super::FlightRecorder) is told when it is made.
+/// Configuration of a [`FlightRecorder`](super::FlightRecorder).
 #[derive(Clone, Debug)]
 pub struct RecorderConfig {
     /// Where the ring shall live.
@@ -71,7 +71,7 @@ pub struct RecorderConfig {
     pub host: String,
     /// Operations that the ring holds, rounded up to a power of two; at most 1,048,576.
     pub entries: u32,
-    /// Groups that can be told apart in the life of the process; at most 65,536.
+    /// Number of distinct groups over the life of the process; at most 65,536.
     pub groups: u32,
     /// Distinct signatures kept in a table; at most 65,536. What comes later travels with its record.
     pub signatures: u32,

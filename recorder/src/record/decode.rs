@@ -105,8 +105,8 @@ struct Decoder<'a, R> {
     /// Bytes of the arena that honest rows can still refer to.
     arena_left: usize,
     ranks_left: usize,
-    /// Words of the lap ring that honest records can still refer to: all of them, and as many again
-    /// that are written meanwhile.
+    /// Words of the lap ring that valid records can still refer to: all of them, and as many again for
+    /// words written during the read.
     lap_left: usize,
     signature_rows: HashMap<u32, Option<u32>>,
     own_signatures: HashMap<Signature, u32>,
@@ -150,7 +150,8 @@ impl<R: Read> Decoder<'_, R> {
             let id = word(group::ID) as u32;
             let (name, desc, ranks) = (word(group::NAME), word(group::DESC), word(group::RANKS));
             let (size, own_rank) = (word(group::SIZE), word(group::OWN_RANK));
-            // Members may be told after the row was admitted: their bytes come before the reference to them.
+            // Members may be stored after the row was admitted; their bytes are stored before the
+            // reference.
             self.memory.fence_acquire();
             let sequence = |at| word(at).cast_signed().saturating_sub(1);
             let last_completed = sequence(group::LAST_COMPLETED);
@@ -292,7 +293,7 @@ impl<R: Read> Decoder<'_, R> {
         }
     }
 
-    /// The index of a group's row; rows that are not there share a group that says so.
+    /// The index of a group's row; references to missing rows share one placeholder group.
     fn group(&mut self, row: u32) -> u32 {
         let groups = &mut self.dump.groups;
         let known = self.lost_group.map_or(groups.len(), |lost| lost as usize);
@@ -437,14 +438,14 @@ impl<R: Read> Decoder<'_, R> {
     }
 }
 
-/// A rank's place in a group, if its row says it.
+/// The rank's position in a group, if its row holds it.
 fn place_of(own_rank: u64, size: u64) -> Option<GroupPlace> {
     let rank = u32::try_from(own_rank.checked_sub(1)?).ok()?;
     let size = u32::try_from(size).ok()?;
     (rank < size).then_some(GroupPlace { rank, size })
 }
 
-/// Appends, and tells the index. Tables are bounded far below 2^32 rows.
+/// Appends and returns the index. Tables are bounded far below 2^32 rows.
 fn push<T>(table: &mut Vec<T>, value: T) -> u32 {
     table.push(value);
     (table.len() - 1) as u32

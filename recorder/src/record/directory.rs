@@ -1,10 +1,10 @@
-//! Where ring files lie, and whose they are.
+//! Paths, ownership and life cycle of ring files.
 //!
-//! A ring is `<dir>/<job>/<rank>.<attempt>.ring`. Its owner holds an exclusive `flock` on it for as
-//! long as the process lives, so a file whose lock is free is a dead process's. A new ring gets its
-//! name only when it is complete and locked, so nobody ever sees half of one. A dead ring in its place
-//! is kept beside it as `<rank>.<attempt>.previous.ring`; of older ones of the same rank the newest
-//! stays and the rest go.
+//! A ring is `<dir>/<job>/<rank>.<attempt>.ring`. Its owner holds an exclusive `flock` on it while the
+//! process lives, so a file whose lock is free belongs to a dead process. A new ring gets its name only
+//! when it is complete and locked, so readers never see half of one. A dead ring of the same name is
+//! renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
+//! others are removed.
 
 use super::process::ProcessIdentity;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ impl RingId<'_> {
     }
 }
 
-/// What a ring file's name says.
+/// The parts of a ring file's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RingName {
     pub(crate) rank: Rank,
@@ -163,7 +163,7 @@ impl Unnamed {
     fn look_for_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);
-        // A file system without a limit says that it has no blocks at all.
+        // A file system without a limit reports zero blocks.
         if system.f_blocks > 0 && free < bytes as u64 {
             return Err(rustix::io::Errno::NOSPC.into());
         }
@@ -270,7 +270,7 @@ pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(rfs::open(path, flags, Mode::empty())?)
 }
 
-/// Whether nobody holds the lock; taken for the time of the question, or kept until `file` is closed.
+/// Whether the lock is free; taken briefly to find out, or kept until `file` is closed.
 fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
     rfs::flock(file, how).is_ok()
 }
@@ -306,7 +306,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the directory if it is missing; it must be ours and nobody else's to write in.
+/// Creates the directory if it is missing; only its owner may write to it.
 pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     let shown = directory.display();
     fs::DirBuilder::new()

@@ -75,9 +75,9 @@ pub struct FlightRecorder {
     storage: Storage,
     /// How many words were touched ahead, from the slots on and around.
     touched: AtomicUsize,
-    /// Who reserves more of the file holds this.
+    /// Held while reserving more of the file.
     growth: Mutex<Growth>,
-    /// The ring file, with the lock that says that the owner lives.
+    /// The ring file, whose lock marks the owner as alive.
     file: Option<OwnedFd>,
     closed: AtomicBool,
 }
@@ -112,9 +112,9 @@ impl FlightRecorder {
         self.add_group_row(info, None, timeout)
     }
 
-    /// Adds a group of which only this rank's place is known, as in a communicator whose members have no
-    /// global ranks. The ranks of `info` do not count. Who reads the records of all members can put them
-    /// together by the group's name.
+    /// Adds a group of which only this rank's position is known, as in a communicator whose members
+    /// have no global ranks. `info.ranks` is ignored. A reader of all members' records can combine them
+    /// by the group's name.
     pub fn add_group_by_place(
         &self,
         info: &ProcessGroupInfo,
@@ -139,11 +139,11 @@ impl FlightRecorder {
         }
     }
 
-    /// Gives a group that was added without them its members, global ranks in order of group rank. Takes a
-    /// lock, as adding does.
+    /// Sets the members of a group that was added without them: global ranks in order of group rank.
+    /// Takes a lock, as adding a group does.
     ///
-    /// False, and nothing is kept, if its members are known already, if they are not as many as its place
-    /// says, or if there is no room for them.
+    /// Returns false and stores nothing if the members are known already, if their number differs from
+    /// the recorded group size, or if there is no room for them.
     pub fn set_group_members(&self, group: GroupHandle, ranks: &[Rank]) -> bool {
         self.group_words(group.0)
             .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
@@ -261,8 +261,9 @@ impl FlightRecorder {
         ticket
     }
 
-    /// As [`raise`](Self::raise), for an operation that is begun. A group's operations are begun one after
-    /// the other, so nobody raises these words beyond this one meanwhile, and a plain store loses nothing.
+    /// As [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued
+    /// one at a time, so no other thread raises these words concurrently and a plain store loses
+    /// nothing.
     #[inline]
     fn note_begun(&self, ticket: Ticket, start: Start) {
         if ticket.sequence == 0 {
@@ -282,7 +283,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The signature's row, and the place of what this record alone says.
+    /// The signature's row, and the place in the lap ring of what is specific to this record.
     fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
@@ -330,8 +331,8 @@ impl FlightRecorder {
         self.completed_at(ticket, self.clock.now(), None);
     }
 
-    /// Records that an operation was seen at this moment to have completed, and how long the backend
-    /// says that it ran. The first to see it counts: later calls change nothing.
+    /// Records that an operation was seen at this moment to have completed, with the run time measured
+    /// by the backend. The first call counts: later calls change nothing.
     pub fn completed_at(&self, ticket: Ticket, at: Timestamp, duration: Option<Duration>) {
         self.update(ticket, |words| {
             let bits = duration_bits(duration);
@@ -340,9 +341,8 @@ impl FlightRecorder {
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
-    /// Records that an operation was captured, at this moment, into the CUDA graph of this number: as far as
-    /// anybody who watches it can tell it has completed. A number of 2^53 and more is not kept, which counts
-    /// as a lost update.
+    /// Records that an operation was captured at this moment into the CUDA graph of this id: for a
+    /// watcher it has completed. An id of 2^53 or more is not stored and counts as a lost update.
     pub fn captured_at(&self, ticket: Ticket, at: Timestamp, graph_id: u64) {
         let bits = graph_bits(graph_id).unwrap_or_else(|| {
             self.count(header::UPDATES_LOST);
@@ -354,7 +354,7 @@ impl FlightRecorder {
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
-    /// As [`completed_at`](Self::completed_at), and that nobody watches the operation any more.
+    /// As [`completed_at`](Self::completed_at), and that the operation is no longer watched.
     #[inline]
     pub fn completed_and_retired_at(
         &self,
@@ -385,12 +385,12 @@ impl FlightRecorder {
         });
     }
 
-    /// Records that nobody watches the operation any more.
+    /// Records that the operation is no longer watched.
     pub fn retired(&self, ticket: Ticket) {
         self.update(ticket, retire);
     }
 
-    /// Where a group stands.
+    /// The group's progress.
     pub fn status(&self, group: GroupHandle) -> ProcessGroupStatus {
         let Some(row) = self.group_words(group.0) else {
             return ProcessGroupStatus::default();
@@ -434,12 +434,12 @@ impl FlightRecorder {
         }
     }
 
-    /// Says which step the program is in.
+    /// Sets the training step that the program is in.
     pub fn step(&self, step: i64) {
         self.map.words()[header::STEP].store(step.cast_unsigned(), Ordering::Relaxed);
     }
 
-    /// Says that the watchdog has just made a round.
+    /// Records a heartbeat of the watchdog, now.
     pub fn heartbeat(&self) {
         self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
     }
@@ -460,7 +460,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The ring as it is now. Takes no lock; allocates; writers go on meanwhile.
+    /// The ring's current contents. Takes no lock; allocates; does not stop writers.
     pub fn snapshot(&self) -> Dump {
         decode::dump(&self.map, &self.layout, self.now_ns())
     }
@@ -470,14 +470,14 @@ impl FlightRecorder {
         layout::load_anchor(&self.map).now_ns()
     }
 
-    /// The ring's memory, for those who read it in this process again and again.
+    /// The ring's memory, for repeated reads within this process.
     #[cfg(feature = "endpoint")]
     pub(crate) fn memory(&self) -> (&Map, &Layout) {
         (&self.map, &self.layout)
     }
 
-    /// Removes the ring file: the job ended well and nobody needs it. Recording stays possible and is
-    /// seen by nobody outside. Does nothing the second time.
+    /// Removes the ring file, at the end of a job that ended well. Recording continues to work but is
+    /// no longer visible from outside. Further calls do nothing.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::Relaxed) {
             return Ok(());

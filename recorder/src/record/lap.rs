@@ -1,8 +1,8 @@
-//! What one record alone says: split sizes, and a signature that no table had room for.
+//! Data specific to one record: split sizes, and a signature that did not fit in a table.
 //!
 //! In the lap ring a record's words are: how many input and output splits (32 bits each); bytes of the
-//! signature, and above them 1 if a split needs 64 bits; the splits, two to a word unless they need
-//! one each; the signature's bytes; a hash of all words before it, seeded with the record's id.
+//! signature, and above them 1 if a split needs 64 bits; the splits, two to a word unless they need one
+//! each; the signature's bytes; a hash of all words before it, seeded with the record's id.
 
 use super::bytes::Packer;
 use super::layout::{halves, join};

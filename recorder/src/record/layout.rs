@@ -1,8 +1,8 @@
-//! Where everything lies in a ring's memory: the one telling of the format in code.
+//! The memory layout of a ring: the only definition of the format in code.
 //!
-//! `docs/FORMAT.md` tells the same in prose. All numbers are little-endian 64-bit words, so the file
-//! is a `[u64]`; offsets in the header count bytes. The header gives every section's place and size,
-//! so a later minor version can grow sections or use words that are zero today.
+//! `docs/FORMAT.md` documents it. All numbers are little-endian 64-bit words, so the file is a `[u64]`;
+//! offsets in the header count bytes. The header holds every section's offset and size, so a later
+//! minor version can grow sections or use words that are zero today.
 
 use super::clock::Anchor;
 use super::config::RecorderConfig;
@@ -65,7 +65,7 @@ pub(crate) mod header {
     pub(crate) const LAP_HEAD: usize = 144;
     pub(crate) const LAST_PHASE: usize = 152;
     pub(crate) const HEARTBEAT: usize = 160;
-    /// Two's complement; -1 = never said.
+    /// Two's complement; -1 = never set.
     pub(crate) const STEP: usize = 168;
 
     // Rows in use, each published after its row.
@@ -101,7 +101,7 @@ pub(crate) mod group {
     pub(crate) const RANKS: usize = 3;
     pub(crate) const SIZE: usize = 4;
     pub(crate) const TIMEOUT_MS: usize = 5;
-    /// The owner's rank in the group + 1; 0 = only the members say it. Since 1.3.
+    /// The owner's rank in the group + 1; 0 = see the members. Since 1.3.
     pub(crate) const OWN_RANK: usize = 6;
     /// Each is the sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;
@@ -307,7 +307,7 @@ impl Layout {
         ]
     }
 
-    /// Calls `store(word, value)` for every header word that tells the layout.
+    /// Calls `store(word, value)` for every header word that defines the layout.
     pub(crate) fn store(mut self, mut store: impl FnMut(usize, u64)) {
         store(header::FILE_BYTES, self.bytes as u64);
         for (section, word, ..) in self.sections() {
@@ -316,7 +316,7 @@ impl Layout {
         }
     }
 
-    /// The layout that a header tells, if every section lies within the memory; else what is wrong.
+    /// The layout in a header, if every section lies within the memory; else the reason why not.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
         let have = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);

@@ -1,11 +1,12 @@
 //! A ring's memory: mapped from a file, or anonymous.
 //!
-//! The one place of this crate with `unsafe`: the system calls that make and drop a mapping, and the
-//! view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's. Which file, and who may
-//! have it, is [`directory`](super::directory)'s.
+//! With the time-stamp counter the only `unsafe` of this crate: the system calls that create and drop a
+//! mapping, and the view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's.
+//! [`directory`](super::directory) decides which file is mapped and by whom.
 //!
-//! A process that may write to the file can also cut it, after which touching the pages that went
-//! raises `SIGBUS`; only the same user can (mode 0600), and who is that user can do as much by a signal.
+//! A process that may write to the file can also truncate it, after which an access to the missing
+//! pages raises `SIGBUS`. Only the same user can do so (mode 0600), and that user can kill the process
+//! anyway.
 
 #![allow(unsafe_code)]
 
@@ -25,10 +26,10 @@ struct Pages {
     words: usize,
 }
 
-// SAFETY: the pages belong to this value alone until it is dropped, and are only ever touched through
-// atomics, from any thread.
+// SAFETY: this value owns the pages until it is dropped, and they are accessed only through atomics,
+// which any thread may use.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: shared references give access only to atomics (see `first`).
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -81,8 +82,8 @@ impl Drop for Pages {
 
 /// The owner's mapping: read and written, not inherited by fork.
 ///
-/// Its file may be given its space bit by bit ([`admit`](Self::admit)); nobody comes to see words that have
-/// none.
+/// Its file may be reserved in steps ([`admit`](Self::admit)); words that are not reserved yet are not
+/// handed out.
 #[derive(Debug)]
 pub(crate) struct Map {
     pages: Pages,
@@ -134,7 +135,7 @@ impl Map {
         self.usable.fetch_max(words, Ordering::Release);
     }
 
-    /// Takes the page faults of these words, as if somebody wrote to them, and changes nothing.
+    /// Takes the page faults of these words without changing them.
     pub(crate) fn touch(&self, words: std::ops::Range<usize>) {
         const PAGE: usize = 4096 / 8;
         for word in self.words()[words].iter().step_by(PAGE) {
@@ -162,8 +163,8 @@ impl Memory for Map {
 
 /// A reader's mapping: nothing can be stored through it.
 ///
-/// To read from a part of the file that has no space yet would take some, and end the process where there
-/// is none: the owner says in the header how far it has come.
+/// Reading a part of the file that is not reserved yet would allocate it, and kill the process if there
+/// is no space. Reads are safe up to the header's reserved size.
 #[derive(Debug)]
 pub(crate) struct View {
     pages: Pages,
@@ -182,7 +183,7 @@ impl View {
         })
     }
 
-    /// Reads the header again; says whether the word has space now.
+    /// Reads the header again; returns whether the word is reserved now.
     #[cold]
     fn is_reserved(&self, index: usize) -> bool {
         let told = self.pages.words().get(header::RESERVED);

@@ -1,4 +1,4 @@
-//! [`Operation`]: what a caller says of an operation, and what it gets for the updates that follow.
+//! [`Operation`]: the description of an issued operation, and the handle for its later updates.
 
 use super::signature::{SignatureId, SignatureKey};
 use crate::model::{OpType, Peer, ReduceOp};
@@ -65,7 +65,8 @@ impl CallSiteId {
 /// When an operation that is issued starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// It waits for its turn: [`FlightRecorder::started`](super::FlightRecorder::started) will say when that has come.
+    /// It waits for its turn; [`FlightRecorder::started`](super::FlightRecorder::started) reports the
+    /// start later.
     #[default]
     InTurn,
     /// At once: there is nothing before it.

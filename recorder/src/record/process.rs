@@ -1,9 +1,9 @@
-//! Which process this is, so that a reader can tell it from another with the same number.
+//! Identity of a process, which distinguishes it from a later one with the same pid.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// A process, as far as it can be told apart from all others.
+/// A process, identified as precisely as the system allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
@@ -32,7 +32,7 @@ impl ProcessIdentity {
         self.boot_id != [0, 0] && self.boot_id == boot_id()
     }
 
-    /// Whether that process still exists; `None` if that cannot be told from here.
+    /// Whether that process still exists; `None` if it is not visible from here.
     pub(crate) fn exists(&self) -> Option<bool> {
         let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
         if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {

@@ -18,7 +18,7 @@ pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u6
     moves
 }
 
-/// Marks that nobody watches the operation any more.
+/// Marks that the operation is no longer watched.
 #[inline]
 pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
     let state = words[slot::STATE].load(Ordering::Relaxed);

@@ -1,17 +1,16 @@
-//! Slots of atomic words under a stamp, and a ring of words for what does not fit in a slot.
+//! Slots of atomic words with a stamp, and a ring of words for data that does not fit in a slot.
 //!
-//! A slot's first word is its stamp: the id of the record it holds, a revision that grows with every
-//! update in place, and a busy bit. A writer claims the slot by one compare-exchange that sets the
-//! bit, stores the other words, and publishes the stamp without it. A reader takes the words only if
-//! the stamp was the same and not busy before and after it copied them (a seqlock; see H. Boehm, "Can
-//! seqlocks get along with programming language memory models?", MSPC 2012). Nobody ever waits for a
-//! reader. A writer that finds its slot held looks a few times more and then gives up; the caller
-//! counts that.
+//! A slot's first word is its stamp: the id of its record, a revision that grows with every update in
+//! place, and a busy bit. A writer claims the slot by one compare-exchange that sets the bit, stores
+//! the other words, and publishes the stamp without the bit. A reader accepts the words only if the
+//! stamp was the same and not busy before and after the copy (a seqlock; see H. Boehm, "Can seqlocks
+//! get along with programming language memory models?", MSPC 2012). Writers never wait for readers. A
+//! writer that finds its slot claimed retries a few times and then gives up; the caller counts that.
 //!
-//! What varies in length from call to call goes to a [`LapRing`]: a writer reserves words by one
-//! addition, a reader checks afterwards that the reservations have not lapped what it copied.
+//! Data of variable length goes to a [`LapRing`]: a writer reserves words by one addition; a reader
+//! checks after copying that no later reservation has lapped its words.
 //!
-//! The ordering of both is checked by a model (`ring_model`).
+//! A loom model checks the ordering of both (`ring_model`).
 
 use super::sync::{Memory, Read, Word};
 use std::sync::atomic::Ordering;
@@ -233,7 +232,7 @@ impl LapRing {
         Self { head, base, words }
     }
 
-    /// The most words that one record may take: what one call says must not push out everybody's.
+    /// The most words that one record may take, so that one record cannot evict all others.
     pub(crate) fn limit(&self) -> usize {
         self.words / 8
     }

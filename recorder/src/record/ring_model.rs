@@ -1,8 +1,9 @@
-//! The ring's protocol under every order of events that the memory model allows (loom), and mutants of
-//! the memory that must be found out.
+//! Checks the ring's protocol under every order of events that the memory model allows (loom), and
+//! checks that weakened memories (mutants) are detected.
 //!
-//! The mutants show that the model would notice, and the counts that it explored: with the writer in
-//! the spawned thread, say, loom visits an order or two and proves nothing.
+//! The mutants show that the model detects errors, and the asserted counts that it explored enough
+//! orders: with the writer in the spawned thread, for example, loom visits only one or two and proves
+//! nothing.
 
 use super::ring::*;
 use super::sync::{Memory, Word};

@@ -1,8 +1,8 @@
-//! What an operation looked like, as the caller says it and as bytes.
+//! The signature of an operation, as given by the caller and as bytes.
 //!
-//! A signature is the same for thousands of calls, so it is interned: stored once in the ring's
-//! tables, and named by a [`SignatureId`] in each record. The bytes are, in this order: the backend's
-//! name and the operation's, each after one byte of length; how many inputs and outputs there are, two
+//! A signature is the same for thousands of calls, so it is interned: stored once in the ring's tables
+//! and referred to by a [`SignatureId`] in each record. The bytes are, in this order: the backend's
+//! name and the operation's, each after one byte of length; the numbers of inputs and outputs, two
 //! bytes each; then per tensor its type's code, its number of dimensions, and each dimension in LEB128.
 
 use super::layout::NO_ROW;
@@ -77,8 +77,8 @@ fn elements(tensors: &[Tensor<'_>]) -> u64 {
 }
 
 impl SignatureKey<'_> {
-    /// A hash for looking up: cheap, so names count by their length and both ends only. Who finds an
-    /// equal hash compares the rest.
+    /// A cheap hash: of names it uses only the length and both ends. A look-up compares the whole
+    /// signature on equal hashes.
     pub(crate) fn hash_code(&self) -> u64 {
         let mut hash = Mixer(0);
         for name in [self.backend, self.op_name] {

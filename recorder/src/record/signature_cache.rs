@@ -1,9 +1,9 @@
-//! The last signatures of one issuer of operations, found without a hash over names.
+//! A cache of recent signatures for one issuer of operations, which avoids hashing names.
 //!
 //! [`SignatureRef::Key`](super::SignatureRef::Key) hashes and compares the whole signature at every
-//! record, which costs about as much as the rest of the record. Who issues operations one at a time can
-//! keep a [`SignatureCache`] and look there first: a row is chosen by the operation and its first
-//! dimension, and its numbers are compared as they come.
+//! record, which costs about as much as the rest of the record. An issuer of one operation at a time
+//! can keep a [`SignatureCache`] and look there first: the operation and its first dimension select a
+//! row, whose numbers are then compared.
 
 use super::signature::{SignatureId, SignatureKey, Tensor};
 use crate::model::OpType;
@@ -11,10 +11,10 @@ use crate::model::OpType;
 /// Rows; a power of two. A training step has a few dozen different operations on one group.
 const ROWS: usize = 64;
 
-/// The interned signatures that were used last by one issuer, for one recorder.
+/// The interned signatures that one issuer used last, for one recorder.
 ///
-/// Not shared: it belongs beside what orders the operations of a group. Finding neither locks nor
-/// allocates.
+/// Not shared between threads: keep it with the state that orders the operations of a group. Look-ups
+/// neither lock nor allocate.
 #[derive(Debug)]
 pub struct SignatureCache {
     rows: Box<[Option<CacheRow>]>,
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(find(&cache, backend, op, &one, &two), None);
         cache.keep(backend, op, &key, ID);
         assert_eq!(find(&cache, backend, op, &one, &two), Some(ID));
-        // Each of these falls into the same row, or tells its own apart.
+        // Each of these falls into the same row, or is distinguished by its own.
         let other_type = [tensor(DType::I32, &[8, 2])];
         let other_size = [tensor(DType::F32, &[8, 3])];
         let fewer_dimensions = [tensor(DType::F32, &[8])];

@@ -31,7 +31,7 @@ pub(crate) trait Memory {
     fn fence(&self, order: Ordering);
 }
 
-/// Memory that can be read, perhaps while somebody else writes it.
+/// Memory that can be read, possibly during concurrent writes.
 pub(crate) trait Read {
     /// How many words there are.
     fn len(&self) -> usize;

@@ -1,9 +1,9 @@
-//! What repeats, stored once: groups, signatures, call sites and threads.
+//! Tables for what repeats: groups, signatures, call sites and threads, each stored once.
 //!
-//! Looking up what is known takes no lock; adding takes one, which is held for the time of a copy. A
-//! row is written before the count that admits it, and never changes again, so readers need no stamp
-//! here; only a group that was added without its members gets them later, once. A table that is full stays as
-//! it is; who asks gets `None` and counts it.
+//! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count
+//! that admits it and never changes again, so readers need no stamp here; only a group that was added
+//! without its members gets them later, once. A full table stays as it is; the caller gets `None` and
+//! counts it.
 
 use super::bytes::Packer;
 use super::layout::{self, Layout, Section, header, join};
@@ -156,7 +156,9 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn new(layout: Layout) -> Self {
-        /// 0 is nobody's.
+        /// invariant 9: the exception. Numbers the recorders of this process, so that a thread's cached
+        /// row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only
+        /// uniqueness matters.
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,

@@ -1,7 +1,7 @@
-//! The event stream: the whole picture first, then what changed.
+//! The event stream: first the whole snapshot, then deltas.
 //!
-//! A client that is slower than the pictures come skips some, and is then sent the whole again: nothing
-//! waits for it in a queue.
+//! A client slower than the snapshots skips some and then gets a whole one, so nothing is queued for
+//! it.
 
 use crate::app_state::AppState;
 use crate::store::Frame;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 
-/// What is sent to a client that has the picture `last`.
+/// The event for a client that has the snapshot `last`.
 fn event(frame: &Frame, last: Option<u64>) -> Event {
     let (name, text) = match &frame.delta {
         Some((base, delta)) if Some(*base) == last => ("delta", delta),
@@ -30,7 +30,7 @@ pub(crate) async fn events(
     State(app): State<AppState>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut last = None;
-    // Counted as long as the stream lives.
+    // Counts the stream until it is dropped.
     let counted = GaugeGuard::stream(&app.traffic);
     let changes = WatchStream::new(app.store.changes()).filter_map(move |frame| {
         let _ = &counted;

@@ -1,4 +1,4 @@
-//! What the routes answer with. Which route is whose stands in [`routes`](crate::routes).
+//! Handlers of the API. [`routes`](crate::routes) maps paths to them.
 
 pub(crate) mod events;
 pub(crate) mod matrix;
@@ -15,17 +15,17 @@ use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// Which picture a request is about: the newest, one of the past, or one of an upload.
+/// Selects a snapshot: the newest, a past one, or an upload's.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Which {
-    /// Number of a picture that is kept.
+    /// Number of a kept snapshot.
     pub(crate) at: Option<u64>,
     /// Id of an upload.
     pub(crate) upload: Option<String>,
 }
 
 impl Which {
-    /// A picture with the records that it was made from; past ones have none.
+    /// The snapshot with its records; past ones have none.
     pub(crate) fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(
@@ -47,7 +47,7 @@ impl Which {
         }
     }
 
-    /// The JSON form of the picture.
+    /// The snapshot as JSON.
     pub(crate) fn text(&self, app: &AppState) -> Result<Arc<str>, Refusal> {
         match self.frame(app) {
             Err(Refusal::NoRecords(number)) => {

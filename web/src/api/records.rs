@@ -1,9 +1,9 @@
-//! The records of this node for a collector: all of them, or what changed.
+//! Serves the records of this node, or their changes, to a collector.
 //!
-//! A collector tells for each rank the first record id that it wants again: everything before is settled
-//! and known to it. So an answer is as large as what happened in between, however large the rings are, and
-//! however many ranks the groups have: their members are told once.
-//! The answer is one line of JSON with what follows, then those records, as dumps in JSON.
+//! For each rank the collector sends the first record id that it still needs; all entries before it are
+//! completed and known to it. So an answer is as large as what changed in between, regardless of the
+//! size of the rings, and group members are sent only once. The answer is one line of JSON that lists
+//! the records, followed by the records as JSON dumps.
 
 use crate::app_state::AppState;
 use crate::error::Refusal;
@@ -21,16 +21,17 @@ use std::ops::RangeInclusive;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct RecordsQuery {
-    /// `rank.part.attempt.pid:next:groups` for each record known, with commas; `:groups` may be left out.
+    /// `rank.part.attempt.pid:next:groups` for each known record, separated by commas; `:groups` is
+    /// optional.
     #[serde(default)]
     since: String,
-    /// `first-last`: records of these ranks alone, so that a list of cursors fits into an address.
+    /// `first-last`: only the records of these ranks, to keep a list of cursors short enough for a URI.
     ranks: Option<String>,
 }
 
 type RecordKey = (Rank, u8, u32, u32);
 
-/// What is known of a record: the first id that is not, and the number of its groups.
+/// What the collector has of a record: the first id that it lacks, and the number of the groups.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     next: u64,
@@ -43,7 +44,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Reads `since`; a record whose cursor cannot be read is told whole.
+/// Parses `since`; a record whose cursor is invalid is sent whole.
 fn known(since: &str) -> HashMap<RecordKey, Cursor> {
     since
         .split(',')

@@ -1,4 +1,4 @@
-//! The filter language of the live views, asked for by a page: which rows pass.
+//! Evaluates a filter expression for a page: which rows match.
 
 use super::Which;
 use crate::app_state::AppState;
@@ -17,7 +17,7 @@ pub(crate) struct SelectQuery {
     upload: Option<String>,
 }
 
-/// Places, in the sections of the report, of the rows that pass.
+/// Indices of the matching rows, by section of the report.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Selected {
     findings: Vec<usize>,
@@ -39,7 +39,7 @@ pub(crate) async fn select(
     Ok(Json(selected(&*which.report(&app)?, &filter)))
 }
 
-/// A key of the filter language, and what it takes.
+/// A key of the filter language and the values it takes.
 #[derive(Serialize)]
 pub(crate) struct FilterKey {
     key: &'static str,

@@ -1,4 +1,4 @@
-//! Whole pictures: the newest, past ones, those of uploads; and what becomes of them elsewhere.
+//! Snapshots: the newest, past ones and those of uploads, and their exports.
 
 use super::Which;
 use crate::app_state::AppState;
@@ -39,7 +39,7 @@ pub(crate) async fn status(State(app): State<AppState>) -> Result<Json<Status>, 
     Ok(Json(status_of(&snapshot)))
 }
 
-/// The pictures that can be asked for by number.
+/// The kept snapshots.
 #[derive(Serialize)]
 pub(crate) struct KeptSnapshots {
     points: Vec<Point>,
@@ -62,7 +62,7 @@ pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> 
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
 }
 
-/// A timeline for ui.perfetto.dev. One at a time: it holds all records once more.
+/// A timeline for ui.perfetto.dev. One request at a time: it copies all records.
 pub(crate) async fn perfetto_trace(
     State(app): State<AppState>,
     Query(which): Query<Which>,

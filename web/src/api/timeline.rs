@@ -1,4 +1,4 @@
-//! The newest operations of each rank, to draw.
+//! The newest operations of each rank, for the timeline.
 
 use super::Which;
 use crate::app_state::AppState;
@@ -37,7 +37,8 @@ pub(crate) struct Slice {
     op: usize,
     seq: u64,
     state: EntryState,
-    /// The CUDA graph that it is part of: it runs when that is launched, of which the record says nothing.
+    /// Id of the CUDA graph that contains the operation: it runs when the graph is launched, which is
+    /// not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     graph_id: Option<u64>,
 }
@@ -53,15 +54,15 @@ pub(crate) struct RankLane {
 /// What is drawn.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Timeline {
-    /// Wall clock, ns since the epoch, where the picture begins; as text, for it is too long for a
-    /// number of JavaScript.
+    /// Start of the timeline, wall clock, ns since the epoch; as text, since it exceeds JavaScript's
+    /// exact integers.
     origin_ns: String,
     /// From there to its end, µs.
     length: i64,
     groups: Vec<String>,
     ops: Vec<String>,
     lanes: Vec<RankLane>,
-    /// Operations that were left out because there are too many; the oldest of each rank.
+    /// Operations omitted because of the limit: the oldest of each rank.
     omitted: usize,
 }
 
@@ -100,7 +101,7 @@ fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
     let Some(end) = ends.max() else {
         return Timeline::default();
     };
-    // While a job hangs, its last operations stay in sight as the present moves on.
+    // While a job hangs, keep its last operations in view as time goes on.
     let settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
     let now = snapshot
         .dumps()

@@ -1,4 +1,4 @@
-//! Dumps that a browser brings.
+//! Upload of dumps by a browser.
 
 use crate::app_state::AppState;
 use crate::error::Refusal;
@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// Where the report of an upload is found from now on.
+/// Address of an upload's report.
 #[derive(Serialize)]
 pub(crate) struct StoredUpload {
     id: String,

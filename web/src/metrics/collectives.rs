@@ -1,4 +1,4 @@
-//! What was counted and measured since the watching began, by what a group is for and by operation.
+//! Counters and histograms of collectives, by group description and operation.
 
 use super::writer::{Exemplar, Kind, Writer};
 use crate::counters::{BOUNDS, Counters, Histogram, Series, SeriesKey};
@@ -29,7 +29,8 @@ const SERIES_METRICS: [SeriesMetric; 4] = [
     ),
 ];
 
-/// Counters and histograms. With a job's name, buckets name the trace of their newest collective.
+/// Writes counters and histograms. With a job's name, buckets carry the trace of their newest
+/// collective.
 pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
     for (name, help, value) in SERIES_METRICS {
         w.family(name, Kind::Counter, help);

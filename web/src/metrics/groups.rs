@@ -1,4 +1,4 @@
-//! Where each group stands. Groups are many: the first [`MOST_GROUPS`] have series of their own.
+//! Gauges of single groups: the first [`MOST_GROUPS`] have series of their own.
 
 use super::writer::{Kind, Writer};
 use rcomm_analyzer::Snapshot;
@@ -70,7 +70,7 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     ),
 ];
 
-/// By name of a group: the collective that all its members say they completed.
+/// By group name: the newest collective that all members have completed.
 fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
     let mut least = BTreeMap::new();
     for (_, dump) in snapshot.dumps() {

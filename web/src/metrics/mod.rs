@@ -1,10 +1,10 @@
-//! The job in numbers, for Prometheus.
+//! Metrics of the job for Prometheus.
 //!
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With
-//! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most
-//! D × O × (4 + 2 × 16) series of counters and histograms, 512 × 9 of single groups, one for
-//! each code of a finding, [`MOST_RANKS`] × 3 of single ranks, [`MOST_SOURCES`] × 3 of sources, and some
-//! forty of the job. What a limit leaves out is counted in `rcomm_groups_omitted` or stays in the sums.
+//! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most D × O × (4 +
+//! 2 × 16) series of counters and histograms, 512 × 9 of single groups, one for each code of a finding,
+//! [`MOST_RANKS`] × 3 of single ranks, [`MOST_SOURCES`] × 3 of sources, and some forty of the job. What
+//! exceeds a limit is counted in `rcomm_groups_omitted` or stays in the sums.
 
 mod collectives;
 mod groups;
@@ -21,7 +21,7 @@ use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict}
 use rcomm_recorder::model::Rank;
 use writer::Kind;
 
-/// Ranks with series of their own: those at fault, and those that the job waits for longest.
+/// Ranks with series of their own: culprits, and the ranks that the job waits for longest.
 const MOST_RANKS: usize = 16;
 /// Sources with series of their own.
 const MOST_SOURCES: usize = 256;
@@ -42,17 +42,17 @@ const STATES: [(InstanceState, &str); 4] = [
     (InstanceState::Mismatch, "mismatch"),
 ];
 
-/// Whether histograms name a trace beside their buckets.
+/// Whether histogram buckets carry trace ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exemplars {
-    /// No: nobody exports traces.
+    /// No: traces are not exported.
     #[default]
     Without,
     /// Yes: the ids are those of the exported spans.
     OfTraces,
 }
 
-/// Writes every metric. Without a snapshot only the build is told, so that `up` means what it says.
+/// Writes every metric. Without a snapshot only the build info, so that a scrape still succeeds.
 pub(crate) fn write(
     snapshot: Option<&Snapshot>,
     counters: &Counters,
@@ -242,7 +242,7 @@ fn sources(w: &mut Writer, snapshot: &Snapshot) {
     }
 }
 
-/// The few ranks that somebody will want to see by number.
+/// Series of the few ranks that matter: culprits and stragglers.
 fn ranks(w: &mut Writer, snapshot: &Snapshot) {
     let report = &snapshot.report;
     let host = |rank: Rank| snapshot.rank(rank).map_or("", |view| view.host.as_ref());

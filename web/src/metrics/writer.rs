@@ -1,4 +1,4 @@
-//! The two text forms that Prometheus reads, and which of them a client wants.
+//! Writes the two text formats of Prometheus, and negotiates between them.
 //!
 //! They differ in the name on a counter's HELP and TYPE lines (OpenMetrics leaves out `_total`), in the
 //! exemplars, which only OpenMetrics has, and in the closing `# EOF`. Source: the OpenMetrics 1.0
@@ -16,7 +16,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What an `Accept` header asks for. Text where both are as welcome, or neither is named.
+    /// The format that an `Accept` header prefers; text on a tie or if neither is listed.
     pub fn wanted_by(accept: &str) -> Self {
         let (mut open, mut text) = (0.0f32, 0.0f32);
         for offer in accept.split(',') {
@@ -55,7 +55,7 @@ impl Form {
     }
 }
 
-/// What closes a text of OpenMetrics.
+/// The last line of an OpenMetrics text.
 const END: &str = "# EOF\n";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Writer {
         }
     }
 
-    /// Goes on after a text that another writer of this form finished.
+    /// Continues a text that another writer of the same format finished.
     pub(crate) fn after(form: Form, mut text: String) -> Self {
         if text.ends_with(END) {
             text.truncate(text.len() - END.len());
@@ -120,7 +120,7 @@ impl Writer {
         let _ = writeln!(self.out, " {value}");
     }
 
-    /// A sample of a histogram's bucket, with what stands for it where the form has a place for that.
+    /// A bucket of a histogram, with its exemplar if the format supports it.
     pub(crate) fn bucket(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Verdicts as log records: when the verdict changes, and each finding when it is first made.
+//! Verdict changes and new findings as log records.
 
 use super::settings::Settings;
 use super::{attribute, number, resource, scope, text, unix};
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 /// Ranks that a record lists at most.
 const MOST_RANKS: usize = 64;
 
-/// What makes two findings the same: ages in their sentences change all the time.
+/// Identity of a finding; its sentence is not part of it, since ages change all the time.
 type LoggedFinding = (Code, Vec<Rank>, Option<String>, Option<u64>);
 
 /// See the module.
@@ -51,7 +51,7 @@ impl Logs {
             }
             told.insert(key);
         }
-        // One that went and comes again is told again.
+        // A finding that disappears and returns is logged again.
         self.told = told;
         if records.is_empty() {
             return None;

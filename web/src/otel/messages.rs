@@ -1,9 +1,9 @@
-//! Which message of its pair a send or receive is: the same number on both ends.
+//! Numbers the messages between two ranks, so that both ends get the same number.
 //!
-//! The two ends count their point-to-point operations each for themselves, so no sequence number is
-//! common to them. But the n-th message that a rank of a group sends to another is the n-th that the other
-//! receives from it. Counting needs every operation from the first on: where a ring has lost some, or a
-//! receive took what came first from anybody, the number is not known from there on.
+//! The two ends count their point-to-point operations independently and share no sequence number. But
+//! the n-th message that a rank of a group sends to another is the n-th that the other receives from
+//! it. Counting needs every operation from the first one on: after a lost entry, or after a receive
+//! from any source, the number is unknown.
 
 use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Message {
-    /// Who sends: rank in the world.
+    /// The sender's rank in the world.
     pub(super) source: Rank,
-    /// Who receives.
+    /// The receiver's rank in the world.
     pub(super) destination: Rank,
     /// Which of all messages from the one to the other in this group, from 0.
     pub(super) nth: u64,
@@ -51,7 +51,7 @@ impl Messages {
         self.records.retain(|key, _| present.contains(key));
     }
 
-    /// The message that an operation of a record is an end of, if that is known.
+    /// The message of an operation of a record, if its number is known.
     pub(super) fn of(&self, rank: Rank, dump: &Dump, record_id: u64) -> Option<Message> {
         let (counted, _) = self.records.get(&key(rank, dump))?;
         counted.of(record_id)
@@ -63,17 +63,17 @@ fn key(rank: Rank, dump: &Dump) -> RecordKey {
     (rank, dump.recorder, id.attempt, id.pid)
 }
 
-/// The messages of one record.
+/// Message counts of one record.
 #[derive(Debug, Default)]
 pub(super) struct MessageCounts {
-    /// Ids below this were looked at; `None` = none was.
+    /// Ids below this were counted; `None` = none yet.
     next: Option<u64>,
     /// By group, source and destination.
     counts: HashMap<(u32, Rank, Rank), u64>,
     numbers: BTreeMap<u64, Message>,
-    /// Operations are missing: nothing can be counted any more.
+    /// Operations are missing: numbers are unknown from here on.
     broken: bool,
-    /// Groups in which a message from anybody was taken.
+    /// Groups in which a receive from any source occurred.
     vague: HashSet<u32>,
 }
 
@@ -117,7 +117,7 @@ impl MessageCounts {
                 .or_default();
             let nth = *count;
             *count += 1;
-            // What was taken from anybody was not counted; what is sent is.
+            // Receives from any source are not counted; sends are.
             if destination != rank || !self.vague.contains(&entry.group) {
                 let message = Message {
                     source,
@@ -130,7 +130,7 @@ impl MessageCounts {
         self.next = Some(next);
     }
 
-    /// The message that an operation is an end of.
+    /// The message of an operation.
     pub(super) fn of(&self, record_id: u64) -> Option<Message> {
         self.numbers.get(&record_id).copied()
     }
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn both_ends_give_a_message_the_same_number_whatever_else_they_do() {
         let ring = (OpType::AllReduce, Peer::None);
-        // Rank 4 sends two to rank 5 and one to rank 6; they receive them among other things.
+        // Rank 4 sends two messages to rank 5 and one to rank 6, interleaved with other operations.
         let four = record(1, &[send(1), ring, send(2), send(1)]);
         let five = record(1, &[recv(2), recv(0), ring, recv(0)]);
         assert_eq!(
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(sent, received);
         assert_ne!(span, other);
         assert_ne!(ids(4, &four, 1).0, sent, "another message");
-        // Which one it is cannot be known: each end stands for itself.
+        // The number is unknown, so each end gets its own trace.
         let (late_four, late_five) = (record(9, &[send(1)]), record(9, &[recv(0)]));
         assert_ne!(ids(4, &late_four, 0).0, ids(5, &late_five, 0).0);
     }

@@ -1,10 +1,10 @@
-//! Traces, metrics and logs for OpenTelemetry, over OTLP/HTTP.
+//! Exports traces, metrics and logs to OpenTelemetry, over OTLP/HTTP.
 //!
-//! Spans are built from what recorders wrote, with the times that stand there: no thread of the job has
-//! any part in it. The rings are the queue. A thread of its own looks at the newest picture, sends what
-//! is new, and waits for the answer; what a slow or dead collector leaves unsent is dropped and counted.
+//! Spans are built from the records and their times; no thread of the job takes part, and the rings
+//! serve as the queue. One thread reads the newest snapshot, sends what is new, and waits for the
+//! answer. What a slow or dead collector does not accept is dropped and counted.
 //!
-//! Nothing else in this crate knows OpenTelemetry.
+//! The rest of the crate does not depend on OpenTelemetry.
 
 mod logs;
 mod messages;
@@ -33,7 +33,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the newest picture is looked at.
+/// Interval between two looks at the newest snapshot.
 const ROUND: Duration = Duration::from_millis(250);
 
 /// What was sent and what was dropped.
@@ -53,7 +53,7 @@ struct Stop {
     bell: Condvar,
 }
 
-/// An exporter at work. Stops, and joins its thread, when dropped.
+/// A running exporter. Stops and joins its thread when dropped.
 pub struct Telemetry {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
@@ -62,10 +62,10 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Exports what `store` shows from now on. What was settled before is not exported.
+    /// Exports what `store` shows from now on. Operations that ended before are not exported.
     ///
     /// # Errors
-    /// If its thread cannot be started.
+    /// If the thread cannot be started.
     pub fn start(store: &SnapshotStore, settings: Settings) -> std::io::Result<Self> {
         let (stop, counts) = (Arc::<Stop>::default(), Arc::<Counts>::default());
         let traces = settings.traces.is_some();
@@ -111,7 +111,7 @@ impl Telemetry {
 }
 
 impl Drop for Telemetry {
-    /// Blocks until a request that is under way is over: at most its time-out.
+    /// Blocks until a request in progress has ended: at most its time-out.
     fn drop(&mut self) {
         *self
             .stop
@@ -120,7 +120,7 @@ impl Drop for Telemetry {
             .unwrap_or_else(PoisonError::into_inner) = true;
         self.stop.bell.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on its own.
+            // A panicked thread has already reported its panic.
             let _ = thread.join();
         }
     }
@@ -133,7 +133,7 @@ struct Exporter {
     logs: Logs,
     settings: Settings,
     counts: Arc<Counts>,
-    /// Number of the picture that was looked at last.
+    /// Number of the last exported snapshot.
     seen: u64,
     measured: Option<Instant>,
 }
@@ -209,7 +209,7 @@ impl Exporter {
     }
 }
 
-/// Counts what became of a request.
+/// Counts the result of a request.
 fn tell(
     signal: &str,
     result: Result<(), send::Unsent>,
@@ -250,7 +250,7 @@ fn scope() -> Option<InstrumentationScope> {
     })
 }
 
-/// The job as a resource, with what `more` says of a part of it.
+/// The job as an OTLP resource, with `more` as additional attributes.
 fn resource(job: &str, settings: &Settings, more: Vec<KeyValue>) -> Option<Resource> {
     let service = settings.service.as_deref().unwrap_or(job);
     let service = if service.is_empty() { "rcomm" } else { service };

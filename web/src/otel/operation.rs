@@ -1,4 +1,4 @@
-//! What a span tells of one operation on one rank, whoever exports it.
+//! The data of one operation's span, shared by both exporters.
 
 use super::messages::Message;
 use crate::new_entries::is_completed;
@@ -12,9 +12,9 @@ pub(super) struct Operation<'a> {
     pub(super) rank: Rank,
     pub(super) dump: &'a Dump,
     pub(super) entry: &'a Entry,
-    /// The message that it is an end of, where that is known.
+    /// The message that it is an end of, if known.
     pub(super) message: Option<Message>,
-    /// Ranks that its trace is told apart by, where not by those of the group.
+    /// Ranks that identify its trace where the group's ranks do not.
     ends: [Rank; 2],
 }
 
@@ -42,8 +42,8 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// What all who take part share. Both ends of a message do; where it is not known which message it
-    /// is, each end stands for itself.
+    /// The identity shared by all participants, or by both ends of a message; `None` if the message's
+    /// number is unknown.
     pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<SharedOp<'s>> {
         let group = &self.dump.groups.get(self.entry.group as usize)?.info;
         let (kind, ranks, seq) = match self.message {

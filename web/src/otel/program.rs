@@ -1,11 +1,11 @@
-//! Collectives as children of the program's own spans.
+//! Creates spans of collectives as children of the program's own spans.
 //!
-//! A program that has OpenTelemetry spans through `tracing-opentelemetry` adds one more layer, which notes
-//! on which thread each span was entered and left, and between which records: no clock is read, and
-//! nothing is made of it there. A thread of its own looks at the program's ring, and makes the span of each
-//! operation that ended, with the times that stand in the record, as a child of the innermost span that
-//! its thread was in when it issued it. The spans go the way of the program's others. Each links to the
-//! trace in which all ranks' spans of the same collective meet, as rcomm-web exports it.
+//! A program that uses `tracing-opentelemetry` adds one more layer. It notes on which thread each span
+//! was entered and left, and between which record ids; it reads no clock and creates no spans. A
+//! separate thread reads the program's ring and creates the span of each ended operation, with the
+//! times in the record, as a child of the innermost span that its thread was in at the issue. The spans
+//! go through the program's own pipeline. Each links to the trace in which rcomm-web exports all ranks'
+//! spans of the same collective.
 
 use super::messages::MessageCounts;
 use super::operation::{Fact, Operation};
@@ -29,7 +29,7 @@ use tracing_subscriber::layer::{self, Layer};
 
 /// How often the ring is looked at.
 const ROUND: Duration = Duration::from_millis(250);
-/// Stretches of one thread that wait for their operations to end; of more, the oldest are let go.
+/// Stretches kept per thread until their operations have ended; beyond that the oldest are dropped.
 const MOST_STRETCHES: usize = 16 * 1024;
 
 /// A span that was entered, until it was left.
@@ -39,11 +39,11 @@ struct Stretch {
     after: u64,
     /// Records that were begun when it was left.
     until: Option<u64>,
-    /// Of the span, once it was needed.
+    /// Context of the span, once it was needed.
     context: Option<Context>,
 }
 
-/// What the layer notes and the thread reads.
+/// State that the layer writes and the thread reads.
 struct Notes {
     recorder: Arc<FlightRecorder>,
     dispatch: OnceLock<WeakDispatch>,
@@ -82,8 +82,8 @@ impl Notes {
 
     fn exit(&self, span: &Id) {
         let begun = self.begun();
-        // The span is alive, so that the thread that reads finds its context under the lock, too. Asked
-        // for outside of it: whoever builds a span may hold locks of its own.
+        // The span is alive, so the reading thread finds its context under the lock. Query it outside
+        // of the lock: the code that builds a span may hold locks of its own.
         let thread = own_thread();
         let open = |it: &&mut Stretch| it.until.is_none() && it.span == *span;
         let needed = self.with(|threads| {
@@ -116,14 +116,14 @@ impl Notes {
             let mut holding = stretches.filter(|it| inside(it));
             let stretch = holding.next()?;
             if stretch.context.is_none() && stretch.until.is_none() {
-                // It cannot be left, and so cannot end, before this lock is given back.
+                // The span cannot be left, and so cannot end, before this lock is released.
                 stretch.context = self.context(&stretch.span);
             }
             stretch.context.clone()
         })
     }
 
-    /// Lets go of what was left before this record was begun.
+    /// Drops stretches that ended before this record was issued.
     fn forget(&self, record_id: u64) {
         self.with(|threads| {
             threads.retain(|_, stretches| {
@@ -142,15 +142,15 @@ fn own_thread() -> u32 {
     NUMBER.with(|number| *number)
 }
 
-/// Notes which span each thread is in. It belongs beside (after) the layer of `tracing-opentelemetry`;
-/// spans that a filter keeps from either carry no collectives.
+/// Notes which span each thread is in. Add it after the layer of `tracing-opentelemetry`; spans that a
+/// filter hides from either layer get no collectives as children.
 pub struct ProgramSpansLayer {
     notes: Arc<Notes>,
 }
 
 impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
     fn on_register_dispatch(&self, dispatch: &Dispatch) {
-        // A layer is of one subscriber.
+        // A layer belongs to one subscriber.
         let _ = self.notes.dispatch.set(dispatch.downgrade());
     }
 
@@ -163,19 +163,20 @@ impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
     }
 }
 
-/// Makes the spans of a program's collectives. When dropped, looks once more, and joins its thread.
+/// Creates the spans of a program's collectives. When dropped, reads the ring once more and joins its
+/// thread.
 pub struct ProgramSpans {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ProgramSpans {
-    /// Makes the spans of what this recorder records, with this tracer, from now on. The layer is to be
-    /// added to the program's subscriber, after that of `tracing-opentelemetry`.
+    /// Creates spans of this recorder's operations with this tracer, from now on. Add the returned
+    /// layer to the program's subscriber, after that of `tracing-opentelemetry`.
     ///
     /// # Errors
     ///
-    /// If its thread, `rcomm/program-spans`, cannot be started.
+    /// If the thread `rcomm/program-spans` cannot be started.
     pub fn start<T>(
         recorder: Arc<FlightRecorder>,
         tracer: T,
@@ -213,7 +214,7 @@ impl Drop for ProgramSpans {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on its own.
+            // A panicked thread has already reported its panic.
             let _ = thread.join();
         }
     }
@@ -242,8 +243,8 @@ impl<T: Tracer> Maker<T> {
         if self.read.is_settled_up_to(self.notes.begun()) {
             return;
         }
-        // The notes are newer than this: whoever was in a span when it issued what is seen here has
-        // noted that.
+        // The notes are at least as new as this snapshot: a thread notes its span before it issues an
+        // operation.
         let dump = self.notes.recorder.snapshot();
         let rank = dump.identity.rank.unwrap_or_default();
         self.messages.take(rank, &dump);

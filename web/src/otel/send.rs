@@ -1,4 +1,4 @@
-//! One request, one answer, one deadline.
+//! Sends one request and reads one answer, within one deadline.
 
 use super::settings::Destination;
 use prost::Message;
@@ -7,7 +7,7 @@ use std::io::Read as _;
 /// Why a request was not taken.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unsent {
-    /// It did not get there, or nothing came back in time.
+    /// The connection failed, or no answer arrived in time.
     #[error("{url}: {source}")]
     Failed {
         url: String,
@@ -64,7 +64,7 @@ impl Sender {
             return Ok(());
         }
         let mut text = String::new();
-        // What it says is a hint for people: the start of it will do.
+        // The answer's text is only a hint for people: its beginning is enough.
         let _ = answer
             .body_mut()
             .as_reader()

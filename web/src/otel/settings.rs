@@ -1,7 +1,7 @@
-//! The standard `OTEL_*` variables, as far as they concern this exporter.
+//! The standard `OTEL_*` variables that this exporter supports.
 //!
 //! Source: "Environment Variable Specification" and "OpenTelemetry Protocol Exporter" of the
-//! OpenTelemetry specification. Nothing is exported unless an endpoint is named.
+//! OpenTelemetry specification. Nothing is exported unless an endpoint is set.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl Settings {
             {
                 return Err(refused(&name, &value, "`http/protobuf`"));
             }
-            // The common endpoint is a base, a signal's own one is taken as it is.
+            // The common endpoint is a base URL; a signal's own endpoint is used as it is.
             let (name, url) = match (get(&own("ENDPOINT")), get(&common("ENDPOINT"))) {
                 (Some(url), _) => (own("ENDPOINT"), url.to_owned()),
                 (None, Some(base)) => {

@@ -1,9 +1,9 @@
-//! One span for each operation on each rank, in the trace that all its members share.
+//! One span for each operation on each rank, in the trace that all members share.
 //!
-//! Which traces are kept is decided by the trace's id, so that every rank, and every instance of this
-//! program, decides alike. What failed, what is stuck, and what took much longer than its like are kept
-//! in any case, with the spans of all members that are seen in the same round or later. An operation
-//! that is stuck gets a span that ends now, once; if it ends after all, the same span is sent again.
+//! Sampling depends only on the trace id, so every rank and every instance of this program decides
+//! alike. Operations that failed, are stuck, or took much longer than usual are always kept, with the
+//! spans of all members seen in the same round or later. A stuck operation gets a span that ends now,
+//! once; if it ends after all, the same span is sent again.
 
 use super::messages::Messages;
 use super::operation::{Fact, Operation};
@@ -26,7 +26,7 @@ const MOST_SPANS: usize = 16 * 1024;
 const MOST_IN_REQUEST: usize = 2048;
 /// Remarkable traces that are remembered for the members that come later.
 const MOST_REMEMBERED: usize = 16 * 1024;
-/// From how many times the usual on an operation is slow, if it is also longer than [`LEAST_SLOW_S`].
+/// An operation is slow from this multiple of the usual time on, if it also exceeds [`LEAST_SLOW_S`].
 const SLOW: f64 = 4.0;
 const LEAST_SLOW_S: f64 = 0.001;
 /// A pending operation of this age is stuck.
@@ -38,11 +38,11 @@ type TraceId = [u8; 16];
 struct Candidate<'a> {
     operation: Operation<'a>,
     trace: TraceId,
-    /// When it ends although it is pending: now.
+    /// End of the span of an operation that is still pending: now.
     until_ns: Option<i64>,
 }
 
-/// What one look gives.
+/// Spans of one round.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Requests, with how many spans each holds.
@@ -56,14 +56,14 @@ pub(super) struct Spans {
     new_entries: NewEntries,
     messages: Messages,
     ratio: f64,
-    /// Settled before this: exported by whoever ran then, or by nobody.
+    /// Operations that ended before this are not exported: an earlier instance did, if one ran.
     since_ns: i64,
     /// Usual wait by description and operation, seconds.
     usual: HashMap<(String, &'static str), f64>,
     remarkable: HashSet<TraceId>,
     /// The same, oldest first.
     order: VecDeque<TraceId>,
-    /// Stuck operations that were told.
+    /// Stuck operations that were exported.
     told: HashSet<(Rank, u64)>,
 }
 
@@ -120,7 +120,7 @@ impl Spans {
         batch
     }
 
-    /// Whether an operation failed, or took much longer than its like do.
+    /// Whether an operation failed, or took much longer than usual.
     fn is_remarkable(&mut self, it: &Operation<'_>) -> bool {
         if it.error().is_some() {
             return true;
@@ -146,7 +146,7 @@ impl Spans {
         }
     }
 
-    /// Operations that have been pending for too long, each once.
+    /// Adds operations that have been pending for too long, each once.
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
@@ -354,7 +354,7 @@ mod tests {
                     .is_some_and(|it| it.message.contains("pending"))
             })
             .collect();
-        // All wait but the rank at fault.
+        // All ranks wait except the one at fault.
         assert_eq!(pending.len(), 15);
         assert!(pending.iter().any(|span| span.name == "all_reduce dp"));
     }

@@ -154,7 +154,7 @@ pub(super) struct Builder {
     /// Entries that were left out, and the first of them with what is wrong with it.
     pub(super) rejected: usize,
     pub(super) first_rejected: Option<(usize, &'static str)>,
-    /// What stands where the list of entries should.
+    /// What `entries` holds instead of a list.
     pub(super) no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
     signatures: Recurring<u64>,

@@ -67,8 +67,9 @@ impl<T: Copy + Eq + Hash> Interner<T> {
 const RECENT: usize = 256;
 const NO_RUN: u32 = u32::MAX;
 
-/// An [`Interner`] of runs that mostly were met a little while ago, as a program's operations are: a
-/// direct-mapped cache stands before the table, since a good hash costs more than the rest.
+/// An [`Interner`] for runs that mostly repeat recent ones, as a program's operations do. A
+/// direct-mapped cache in front of the table saves the hash, which costs more than the rest of a
+/// look-up.
 pub(super) struct Recurring<T> {
     runs: Interner<T>,
     recent: [u32; RECENT],

@@ -1,7 +1,7 @@
-//! The keys of the dialect, spelt once for both ends.
+//! The keys of the dialect, defined once for readers and writers.
 //!
-//! Keys without a mark are PyTorch's. Those marked "ours" stand beside them in our own dumps;
-//! PyTorch's tools pass over keys that they do not know.
+//! Unmarked keys are PyTorch's. Keys marked "ours" are extensions in our dumps; PyTorch's tools ignore
+//! keys that they do not know.
 
 /// Keys of the whole dump.
 pub(super) mod top {

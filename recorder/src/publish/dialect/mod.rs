@@ -1,12 +1,11 @@
-//! The flight-recorder dialect of PyTorch, both ways: its keys, its oddities, our keys beside.
+//! Reads and writes the dump dialect of PyTorch's flight recorder, with our extensions.
 //!
-//! Reading goes by the presence of keys, not by version, and unknown keys are passed over, so dumps
-//! of PyTorch's NCCL recorder, of its gloo recorder and of its backend-agnostic hook, of torchcomms,
-//! and our own are all read by the same code. A file that is cut or damaged gives what came before,
-//! and says so. No input is trusted: see `pickle` for that encoding, and `serde_json` bounds the
-//! depth of the other.
+//! The reader tests for keys rather than versions and ignores unknown keys. So the same code reads
+//! dumps of PyTorch's NCCL recorder, its gloo recorder, its backend-agnostic hook, torchcomms, and this
+//! crate. From a truncated or damaged file it returns the complete entries and a [`ReadProblem`]. Input
+//! is untrusted: `pickle` bounds that encoding, `serde_json` bounds the depth of JSON.
 //!
-//! The rest of the crate knows nothing of this: it sees a [`Dump`].
+//! Other modules see only [`Dump`].
 
 mod build;
 mod intern;
@@ -33,7 +32,7 @@ pub enum ReadError {
     /// Neither a pickle nor JSON, or without any key of a dump.
     #[error("not a flight recorder dump: {what}")]
     NotADump {
-        /// What it is instead, as far as that can be told.
+        /// What the input looks like instead.
         what: String,
     },
     /// Cut short or damaged before anything of use.
@@ -72,7 +71,7 @@ pub enum ReadError {
 pub enum Cause {
     /// The file ends too early.
     Cut,
-    /// Something that cannot stand where it stands.
+    /// An element that is not valid at its position.
     Damaged(String),
 }
 
@@ -100,7 +99,7 @@ pub enum ReadProblem {
         /// Entries that were read.
         entries: usize,
     },
-    /// Entries that make no sense were left out.
+    /// Entries with invalid values were skipped.
     #[error(
         "{} skipped; the first is entry {first}, because of its `{key}`",
         if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
@@ -110,7 +109,7 @@ pub enum ReadProblem {
         count: usize,
         /// Index of the first, from 0.
         first: usize,
-        /// The key whose value makes no sense.
+        /// The key with the invalid value.
         key: &'static str,
     },
     /// `entries` holds no list, so no operation could be read.
@@ -118,7 +117,7 @@ pub enum ReadProblem {
         "`entries` is {found} where a list is expected, so none of its operations could be read"
     )]
     NoList {
-        /// What stands there, in words.
+        /// The kind of value found instead.
         found: &'static str,
     },
 }
@@ -148,13 +147,13 @@ impl DumpReader {
         Self::default()
     }
 
-    /// Reads a dump, pickle or JSON as its first bytes tell.
+    /// Reads a dump; its first bytes decide between pickle and JSON.
     ///
-    /// What was lost is returned beside the dump. Nothing in the input is executed, and working memory
-    /// is bounded by a multiple of its length.
+    /// Returns the dump and a list of what was lost. Executes nothing from the input; working memory is
+    /// bounded by a multiple of the input's length.
     ///
     /// # Errors
-    /// If nothing of use can be read: see [`ReadError`].
+    /// If nothing usable can be read: see [`ReadError`].
     pub fn read(&mut self, bytes: &[u8]) -> Result<(Dump, Vec<ReadProblem>), ReadError> {
         if u32::try_from(bytes.len()).is_err() {
             return Err(ReadError::TooLarge {
@@ -197,10 +196,10 @@ impl DumpReader {
 }
 
 impl Dump {
-    /// Reads a dump, pickle or JSON as its first bytes tell. See [`DumpReader::read`].
+    /// Reads a dump; its first bytes decide between pickle and JSON. See [`DumpReader::read`].
     ///
     /// # Errors
-    /// If nothing of use can be read: see [`ReadError`].
+    /// If nothing usable can be read: see [`ReadError`].
     pub fn read(bytes: &[u8]) -> Result<(Self, Vec<ReadProblem>), ReadError> {
         DumpReader::new().read(bytes)
     }

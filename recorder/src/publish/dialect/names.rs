@@ -31,8 +31,8 @@ impl<'a> ProfilingName<'a> {
     }
 }
 
-/// `send` is followed by `source->destination`, `recv` by `destination<-source`, as ranks of the
-/// group; `?` stands for any source.
+/// `send` is followed by `source->destination`, `recv` by `destination<-source`, as ranks of the group;
+/// `?` means any source.
 fn peer(op: OpType, peers: &str) -> Peer {
     let other = match op {
         OpType::Send => peers.split_once("->"),
@@ -57,7 +57,7 @@ pub(super) fn op_type(name: &str) -> OpType {
         "allreduce_sparse" | "sparse_all_reduce" => OpType::AllReduceSparse,
         "_reduce_oop" => OpType::Reduce,
         "_broadcast_oop" => OpType::Broadcast,
-        // NCCL has no barrier of its own: its recorder shows the reduction that stands for one.
+        // NCCL has no barrier: its recorder logs the all_reduce that implements one.
         "all_reduce_barrier" => OpType::Barrier,
         "allgather" => OpType::AllGather,
         "_all_gather_base" | "_allgather_base" | "all_gather_into_tensor" => {

@@ -1,9 +1,9 @@
-//! Who wrote a record, told from its peculiarities.
+//! Detects which recorder wrote a dump.
 
 use crate::model::EntryState;
 use crate::publish::dump::{Dump, Recorder};
 
-/// Judges by the entries' backends and by what each recorder leaves out.
+/// Decides by the entries' backends and by the fields that each recorder omits.
 pub(super) fn detect(dump: &Dump) -> Recorder {
     if dump.entries.is_empty() {
         // Gloo's recorder notes the world's ranks before the world has a name.

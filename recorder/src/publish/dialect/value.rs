@@ -21,7 +21,7 @@ pub(super) enum Scalar<'a> {
 }
 
 impl Scalar<'_> {
-    /// What kind of value it is, in words.
+    /// Name of the kind of value, for messages.
     pub(super) fn kind(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -117,7 +117,7 @@ pub(super) fn state(text: &[u8]) -> Option<EntryState> {
     })
 }
 
-/// Puts a field that is no container into the draft; `None` if its value makes no sense.
+/// Stores a scalar field in the draft; `None` if its value is invalid.
 #[inline(always)]
 pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) -> Option<()> {
     match field {

@@ -1,7 +1,7 @@
-//! From a [`Dump`] to the dialect: the half of writing that JSON and pickle share.
+//! Converts a [`Dump`] to the dialect; shared by the JSON and the pickle writer.
 //!
-//! Written is version 2.10 as PyTorch's tools expect it, with our keys beside theirs where there is
-//! something to say. The two encodings differ in a handful of spellings: see [`Encoder`].
+//! Writes version 2.10 as PyTorch's tools expect it, plus our keys where they carry a value. The
+//! encodings differ only in what [`Encoder`] defines.
 
 use super::keys::{Field, config, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
@@ -25,7 +25,7 @@ pub(super) trait Encoder {
     fn counter(&mut self, value: i64);
     /// Name and description of a group: a tuple in pickle, a list in JSON.
     fn pair(&mut self, name: &str, desc: &str);
-    /// What stands before the entries, where stacks have a table of their own.
+    /// Tables written before the entries, in encodings that have a table of stacks.
     fn stack_tables(&mut self, dump: &Dump);
     /// The stack of one entry, key and value.
     fn stack(&mut self, dump: &Dump, stack: Option<u32>);
@@ -206,7 +206,7 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
         field(out, Field::Retired).bool(entry.retired);
         field(out, Field::Timeout).uint(entry.timeout_ms);
         field(out, Field::IsP2p).bool(entry.is_p2p);
-        // Ours, each only where there is something to say.
+        // Our keys, each only if it has a value.
         if !name_is_ours {
             field(out, Field::OpName).text(&signature.op_name);
         }

@@ -9,7 +9,7 @@ use crate::publish::dump::Dump;
 use std::io::Write as _;
 
 impl Dump {
-    /// The dump as JSON: the 2.10 dialect of PyTorch's flight recorder with our keys beside.
+    /// The dump as JSON: the 2.10 dialect of PyTorch's flight recorder, with our additional keys.
     pub fn to_json(&self) -> Vec<u8> {
         let mut out = JsonWriter {
             bytes: Vec::with_capacity(512 * (self.entries.len() + 8)),

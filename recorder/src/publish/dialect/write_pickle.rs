@@ -9,7 +9,7 @@ use crate::publish::pickle::PickleWriter;
 
 impl Dump {
     /// The dump as a pickle (protocol 2, plain data only): the 2.10 dialect of PyTorch's flight
-    /// recorder with our keys beside.
+    /// recorder, with our additional keys.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut out = Writer {
             pickle: PickleWriter::new(),

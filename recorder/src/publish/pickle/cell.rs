@@ -53,7 +53,7 @@ pub(in crate::publish) enum Fault {
     Cut { at: usize },
     /// An instruction that builds or calls objects.
     Refused { opcode: &'static str, at: usize },
-    /// An instruction that makes no sense here.
+    /// An instruction that is not valid at its position.
     Damaged { what: &'static str, at: usize },
     /// More values than this reader is willing to hold.
     TooLarge { at: usize },

@@ -1,11 +1,11 @@
-//! Values read in place, where the stack machine would first have to stack them.
+//! Reads values in place, without the stack machine.
 //!
-//! A cursor knows the forms in which picklers write plain data, and no more: whatever else comes, it
-//! gives up, and leaves the item to the machine. So it may be narrow, as long as what it does read
-//! means the same. It writes to the machine's memo as the machine would.
+//! A cursor handles only the forms in which picklers write plain data; on anything else it returns
+//! `None` and the machine reads the item. It must yield the same values as the machine and writes the
+//! same memo entries.
 //!
-//! Nearly all of it is inlined into the one caller that it has, and what is not takes the place and
-//! gives back the next: so the place stays in a register.
+//! Nearly all of it is inlined into its one caller. The functions that are not take the position and
+//! return the next one, which keeps the position in a register.
 
 use super::cell::{Cell, Span};
 use super::opcode as op;
@@ -75,7 +75,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         Some(*bytes)
     }
 
-    /// Passes over this instruction; whether it stood there.
+    /// Skips this instruction; returns whether it was next.
     #[inline(always)]
     fn skip(&mut self, code: u8) -> bool {
         if self.peek() != Some(code) {
@@ -95,7 +95,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         self.skip(op::MARK).then_some(())
     }
 
-    /// Passes over this key; whether it stood there.
+    /// Skips this key; returns whether it was next.
     #[inline(always)]
     pub(in crate::publish) fn skip_key(&mut self, key: Recall) -> bool {
         let next = self.input.get(self.at..).and_then(<[u8]>::first_chunk);
@@ -188,7 +188,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         Some(Span::new(start, len))
     }
 
-    /// Puts `cell` into the memo if the next instruction says so; whether it does.
+    /// Memoizes `cell` if the next instruction does; returns whether it does.
     #[inline(always)]
     fn remember(&mut self, cell: Cell) -> Option<bool> {
         match self.peek() {
@@ -300,8 +300,8 @@ impl<'p, 'a> Cursor<'p, 'a> {
     }
 }
 
-/// Does what the instruction at `at` says, which puts `cell` into the memo. Picklers number from 0
-/// without gaps.
+/// Executes the memoizing instruction at `at` for `cell`. Picklers number memo slots from 0 without
+/// gaps.
 fn remember(pickle: &mut Pickle, input: &[u8], at: usize, cell: Cell) -> Option<usize> {
     let mut cursor = Cursor::new(pickle, input, at);
     let slot = match cursor.take()? {

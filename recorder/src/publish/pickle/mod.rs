@@ -1,17 +1,17 @@
-//! Pickles that hold plain data, read without ever running one.
+//! Reads and writes pickles of plain data, without executing them.
 //!
-//! A pickle is a program for a stack machine, and some of its instructions call whatever they name.
-//! This reader knows the instructions that build numbers, strings, lists, tuples and dicts, and
-//! refuses the rest by name. It never recurses: a value is a [`Cell`], containers live in flat
-//! tables, and a value that the memo shares is one number however often it appears. Memory is
-//! therefore bounded by a small multiple of the input, whatever the input says of itself.
+//! A pickle is a program for a stack machine, and some of its instructions call arbitrary functions.
+//! This reader implements the instructions that build numbers, strings, lists, tuples and dicts, and
+//! refuses the others by name. It does not recurse: a value is a [`Cell`], containers live in flat
+//! tables, and a memoized value is one number however often it appears. Memory is therefore bounded by
+//! a small multiple of the input's length.
 //!
-//! One list may be long: its items are handed over as they come ([`Taker`]), and those that look as
-//! nearly all do are read in place ([`Cursor`]), past the stack.
+//! One list may be long: its items are handed over as they are read ([`Taker`]), and items of the usual
+//! form are read in place ([`Cursor`]), without the stack.
 //!
-//! The writer is the mirror image: protocol 2 and the same instructions.
+//! The writer emits protocol 2 with the same instructions.
 //!
-//! Which keys a dump has and what they mean is none of this module's business: see `dialect`.
+//! The meaning of keys is defined in `dialect`.
 
 mod cell;
 mod cursor;

@@ -274,7 +274,7 @@ impl Pickle {
                         });
                     }
                 }
-                // Frames only tell a streaming reader how much to fetch.
+                // FRAME only helps streaming readers to prefetch.
                 op::FRAME => {
                     take::<8>(input, &mut at)?;
                 }
@@ -483,7 +483,7 @@ impl Pickle {
     /// After a fault: ends every list and dict that is open, innermost first.
     fn close_what_is_open(&mut self) -> Option<Cell> {
         if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
-            // Empty because it is empty, or because the rest is missing: it cannot be told.
+            // An empty container may be complete or truncated; treat it as truncated.
             if self.is_empty(id) {
                 self.incomplete.push(id);
             }

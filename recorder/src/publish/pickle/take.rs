@@ -1,9 +1,9 @@
-//! One long list, whose items are handed over as they come.
+//! Hands over the items of one long list as they are read.
 
 use super::cell::Cell;
 use super::read::{MAX_CELLS, Pickle};
 
-/// Who takes the items of one list as they come, so that they need not be kept.
+/// Consumes the items of one list as they are read, so that they are not kept.
 pub(in crate::publish) trait Taker {
     /// Whether the list under this key of the outermost dict is the one.
     fn wants(&self, key: &[u8]) -> bool;

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code)]
 
-/// Whether [`ticks`] may be used: the kernel has checked that the counter runs at one rate on all cores
-/// through every power state, and tells the time by it.
+/// Whether [`ticks`] may be used: the kernel has verified that the counter runs at one rate on all
+/// cores through every power state, and uses it as its clock source.
 pub(super) fn is_trusted() -> bool {
     cfg!(target_arch = "x86_64")
         && std::fs::read_to_string(

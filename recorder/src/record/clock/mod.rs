@@ -1,14 +1,14 @@
-//! Time: the monotonic clock, read cheaply, pinned once to wall time.
+//! The records' clock: `CLOCK_MONOTONIC`, read cheaply and anchored once to wall time.
 //!
-//! A record holds nanoseconds of `CLOCK_MONOTONIC`, which never jumps. Where the ring was made, both
-//! clocks were read together; a reader adds the difference. So the times of one ring are consistent
-//! with each other whatever happens to the wall clock later.
+//! A record holds nanoseconds of `CLOCK_MONOTONIC`, which never jumps. Both clocks are read together
+//! when the ring is created, and readers add the difference. So the times of one ring stay consistent
+//! when the wall clock is changed.
 //!
-//! Two readings of that clock through the vDSO cost more than all the rest of a record (47 ns of 69 on
-//! an EPYC 9004). Where the kernel tells the time by the time-stamp counter, [`Clock`] reads the counter
-//! itself and scales it as the vDSO does, by a rate of its own that it checks against the clock at least
-//! once a second; in between it stays within a microsecond. In its first millisecond, when no rate is known
-//! yet, and elsewhere it is the vDSO's.
+//! Two clock reads through the vDSO cost more than the rest of a record (47 ns of 69 on an EPYC 9004).
+//! Where the time-stamp counter is the kernel's clock source, [`Clock`] reads the counter itself and
+//! scales it as the vDSO does, with a rate that it checks against the clock at least once a second; in
+//! between it stays within a microsecond. In the first millisecond, before the rate is known, and on
+//! other machines it reads the vDSO clock.
 
 mod counter;
 
@@ -70,9 +70,10 @@ impl Clock {
     }
 }
 
-/// The rate of a counter that ticks at one rate, and a moment on both the counter and the clock.
+/// The rate of a constant-rate counter, and one moment on both the counter and the clock.
 ///
-/// Guarded by a version that is odd while a thread corrects the rest; nobody waits for it.
+/// Guarded by a version that is odd while a thread updates the rest. Readers do not wait for the
+/// update.
 #[derive(Debug)]
 pub(crate) struct Scale {
     version: AtomicU64,
@@ -109,7 +110,7 @@ impl Moment {
         best.1
     }
 
-    /// The rate from `self` to a later moment; `None` if that makes no sense.
+    /// The rate from `self` to a later moment; `None` if the readings are not usable.
     fn rate_to(self, later: Self) -> Option<u64> {
         let ns = later.ns.checked_sub(self.ns)?;
         let ticks = later.ticks.checked_sub(self.ticks)?;
@@ -120,8 +121,8 @@ impl Moment {
 const MILLISECOND: u64 = 1_000_000;
 
 impl Scale {
-    /// Takes the first of two moments. The second is taken by whoever asks for the time a millisecond later
-    /// or more: nobody waits for the rate.
+    /// Takes the first of two moments. A reader takes the second one a millisecond later or more, so
+    /// start-up does not wait for the rate.
     fn begin() -> Self {
         let base = Moment::take();
         Self {

@@ -1,4 +1,4 @@
-//! How a recorder comes to be: in a file that outlives it, or in its process's memory.
+//! Creates a recorder: in a file that outlives it, or in the process's memory.
 
 use super::super::clock::Clock;
 use super::super::config::{Placement, RecorderConfig, Storage, Touch};
@@ -23,7 +23,7 @@ impl FlightRecorder {
     /// Blocks for the time it takes to reserve and zero the memory. Fails on a configuration that
     /// cannot be, if another living process records as this rank of this job and attempt, and if a
     /// directory was asked for in which no ring can be made. With [`Placement::Shared`] the last is
-    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) says why.
+    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) gives the reason.
     pub fn create(config: &RecorderConfig) -> Result<Self> {
         config.check()?;
         let in_memory = |why| {

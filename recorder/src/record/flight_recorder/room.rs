@@ -1,4 +1,4 @@
-//! How the ring's file grows: its slots are reserved when they are first needed, or a little before.
+//! Grows the ring's file: slots are reserved when they are first needed, or slightly ahead.
 
 use super::super::directory;
 use super::super::layout::{header, slot};
@@ -20,9 +20,9 @@ pub(super) enum Growth {
 }
 
 impl FlightRecorder {
-    /// Reserves so many bytes more of the ring and brings them into the process's memory, those of the next
-    /// records first; says whether there is more to bring. For a thread that nobody waits for, in a ring that
-    /// was made with [`Touch::Ahead`](crate::record::Touch::Ahead).
+    /// Reserves and maps this many more bytes of the ring, in the order in which records need them;
+    /// returns whether there are more. For a background thread, with a ring created with
+    /// [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
         let all = self.layout.bytes / 8;
         let count = bytes / 8;
@@ -58,10 +58,10 @@ impl FlightRecorder {
         end <= self.map.words().len() || self.make_room(end)
     }
 
-    /// Reserves the ring file up to this word, unless it is; says whether it is now.
+    /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
-    /// Who records comes here when the thread that touches the ring has not been there before: once in 512
-    /// records, in the first moments of the process. It then waits for some pages from the system.
+    /// A recording thread gets here if the background thread has not been there before: once in 512
+    /// records, just after start-up. It then waits for the system to provide some pages.
     fn make_room(&self, end: usize) -> bool {
         let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
         let have = self.map.words().len();

@@ -9,7 +9,7 @@ use super::visit::{Each, Met, any_value, scalar_visits, skip_map, skip_seq};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// What stands where an entry should.
+/// Whether a list element is an entry.
 pub(super) enum Kind {
     Dict,
     Else,

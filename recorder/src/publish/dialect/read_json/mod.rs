@@ -1,7 +1,7 @@
-//! The dialect as JSON.
+//! Reads the dialect as JSON.
 //!
-//! EntriesSeed are taken over one by one as the parser meets them, so what came before a cut is kept and
-//! nothing is held twice. A value of a kind that makes no sense costs its entry, not the file.
+//! The parser hands entries over one by one, so a truncated file keeps its complete entries and no
+//! entry is held twice. A value of the wrong kind costs its entry, not the file.
 
 mod entry;
 mod visit;

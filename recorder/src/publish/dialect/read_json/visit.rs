@@ -1,4 +1,4 @@
-//! Values of any kind, as serde's visitors meet them: the pieces that the readers beside are made of.
+//! serde visitors for values of any kind, shared by the JSON readers.
 
 use super::super::value::Scalar;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};

@@ -1,7 +1,7 @@
-//! One entry: from cells, as the machine leaves them, or from where it stands in the file.
+//! Reads one entry, either from the machine's cells or in place from the input.
 //!
-//! Keys are recognised by place: nearly all entries have the same keys in the same order, and a
-//! memoised key is the same piece of the file.
+//! Keys are recognised by position: nearly all entries have the same keys in the same order, and a
+//! memoised key is the same span of the file.
 
 use super::{MAX_PLAN, NO_FRAME, Planned, Reader};
 use crate::model::EntryState;
@@ -45,8 +45,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The same from where it stands. Lists are read without being kept; what the memo holds, and what
-    /// is single, goes the way of all values.
+    /// Reads an entry in place. Lists are not kept; memoised values and scalars are read like all other
+    /// values.
     pub(super) fn entry_in_place(&mut self, mut cursor: Cursor<'_, '_>) -> Option<usize> {
         cursor.open_dict()?;
         let mut at = 0;

@@ -1,4 +1,4 @@
-//! The two ways to read entries, beside each other.
+//! Both ways to read entries, compared with each other.
 #![allow(clippy::unwrap_used)]
 
 use super::*;

@@ -1,8 +1,8 @@
-//! The loop: event → update → draw. A few threads, one channel.
+//! The event loop: event → update → draw, in a few threads with one channel.
 //!
-//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes
-//! files; sources and judgement have threads of their own ([`rcomm_analyzer::Watch`]). The main thread
-//! waits for none of them.
+//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer`
+//! writes files; sources and the analysis run on threads of their own ([`rcomm_analyzer::Watch`]). The
+//! main thread does not block on any of them.
 
 use crate::event::{Command, Event};
 use crate::state::{State, update};
@@ -26,7 +26,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Frames a second, at most ten.
+/// Shortest time between two frames: at most ten per second.
 const FRAME: Duration = Duration::from_millis(100);
 
 /// Where events come from.
@@ -49,12 +49,12 @@ impl Inbox {
     }
 }
 
-/// Shows `state` until the user has seen enough; `asked` are the ranks that may be asked for dumps
-/// and call stacks.
+/// Runs the view until the user quits; `asked` are the ranks that can be asked for dumps and call
+/// stacks.
 ///
 /// # Errors
 ///
-/// If the terminal cannot be taken, a thread cannot be started, or one panics.
+/// If the terminal cannot be taken over, a thread cannot be started, or one panics.
 pub fn run(
     state: State,
     inbox: &Inbox,
@@ -65,7 +65,7 @@ pub fn run(
     run_drawing(state, inbox, anchor, mouse, asked, view::draw)
 }
 
-/// The same, with what draws.
+/// As [`run`], with a function that draws.
 ///
 /// # Errors
 ///
@@ -73,7 +73,7 @@ pub fn run(
 ///
 /// # Panics
 ///
-/// If `draw` does; the terminal is restored before the panic is reported.
+/// If `draw` panics; the terminal is restored before the panic is reported.
 pub fn run_drawing(
     mut state: State,
     inbox: &Inbox,
@@ -91,7 +91,7 @@ pub fn run_drawing(
     let mut failed = false;
     while !failed {
         let now = Instant::now();
-        // The first event after a while is drawn at once, a storm of them ten times a second.
+        // The first event after a pause is drawn at once, a burst of events ten times a second.
         let wait = match drawn {
             _ if state.changed => drawn.map_or(Duration::ZERO, |at| FRAME.saturating_sub(now - at)),
             _ => until_next_second(anchor),
@@ -130,7 +130,7 @@ pub fn run_drawing(
             drawn = Some(Instant::now());
         }
     }
-    // The user sees the shell again before threads are waited for.
+    // Restore the terminal before joining the threads.
     drop(guard);
     drop(threads);
     if failed {
@@ -155,7 +155,7 @@ fn suspend(guard: &mut Guard, away: &AtomicBool) -> anyhow::Result<()> {
     away.store(true, Ordering::SeqCst);
     guard.lend(|| {
         let own = rustix::process::getpid();
-        // A stop that is refused means that we simply go on.
+        // If the stop is refused, the program continues.
         let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
     })?;
     away.store(false, Ordering::SeqCst);
@@ -168,7 +168,7 @@ fn restore_on_panic(sender: Sender<Event>) {
     std::panic::set_hook(Box::new(move |info| {
         give_back();
         report(info);
-        // The loop is gone if it was the one that panicked.
+        // The loop no longer receives if it is the thread that panicked.
         let _ = sender.send(Event::Panicked);
     }));
 }
@@ -221,14 +221,14 @@ impl Drop for Threads {
         self.stop.store(true, Ordering::SeqCst);
         self.signals.close();
         for handle in self.handles.drain(..) {
-            // A thread that panicked has said so on its own.
+            // A panicked thread has already reported its panic.
             let _ = handle.join();
         }
     }
 }
 
 fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
-    /// How soon a stop is noticed.
+    /// Delay until a stop request is noticed.
     const ROUND: Duration = Duration::from_millis(200);
     while !stop.load(Ordering::SeqCst) {
         if away.load(Ordering::SeqCst) {
@@ -236,7 +236,7 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
             continue;
         }
         match terminal::poll(ROUND) {
-            // A terminal that vanished is readable for ever and has nothing to read.
+            // A terminal that hung up stays readable and yields no data.
             Ok(false) if !is_hung_up() => continue,
             Ok(true) => {}
             Ok(false) | Err(_) => {
@@ -265,7 +265,7 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
     }
 }
 
-/// Whether nobody is at the other end of standard input any more.
+/// Whether the other end of standard input was closed.
 fn is_hung_up() -> bool {
     let stdin = rustix::stdio::stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::empty())];

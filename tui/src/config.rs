@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What the file may say. Everything has a default; a word that is not known is an error.
+/// Settings of the file. Everything has a default; an unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -14,7 +14,7 @@ pub struct Config {
     pub refresh: Option<String>,
     /// The colours.
     pub theme: Option<ThemeName>,
-    /// How many colours; the terminal is asked where nothing is said.
+    /// Colour depth; detected from the terminal if absent.
     pub colours: Option<Depth>,
     /// Characters of ASCII only.
     pub ascii: Option<bool>,
@@ -33,9 +33,9 @@ pub struct Config {
     pub warnings: BTreeMap<String, Warning>,
     /// Columns of tables, by the name of their pane.
     pub columns: BTreeMap<String, Vec<String>>,
-    /// What the screens are made of.
+    /// Layout of the screens.
     pub layout: LayoutConfig,
-    /// What may be done.
+    /// Permitted actions.
     pub actions: Actions,
 }
 
@@ -45,12 +45,11 @@ pub struct Config {
 pub struct Warning {
     /// Shown, or muted from the beginning.
     pub enabled: bool,
-    /// From where on it is said, for the codes that have such a bound: W220, a share of the job's
-    /// time from 0 to 1.
+    /// Threshold of codes that have one: for W220 a share of the job's time, from 0 to 1.
     pub threshold: Option<f64>,
 }
 
-/// What the screens are made of.
+/// Layout of the screens.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayoutConfig {
@@ -67,7 +66,7 @@ impl Default for Warning {
     }
 }
 
-/// What may be done.
+/// Permitted actions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actions {

@@ -1,4 +1,4 @@
-//! Everything that can happen, in one enum.
+//! Events that change the state, and commands that it issues.
 
 use ratatui::crossterm::event::KeyEvent;
 use rcomm_analyzer::source::TakenStacks;
@@ -6,41 +6,41 @@ use rcomm_analyzer::{Moment, Snapshot};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Something happened.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A key was pressed.
     Key(KeyEvent),
-    /// The mouse was pressed at this column and row of the terminal.
+    /// The mouse was clicked at this column and row.
     Click(u16, u16),
-    /// The wheel was turned by so many rows.
+    /// The wheel was turned by this many rows.
     Scroll(isize),
     /// The terminal has a new size: columns, rows.
     Resize(u16, u16),
-    /// Time went by.
+    /// Time passed.
     Tick(Moment),
-    /// The job was judged anew.
+    /// A new analysis of the job.
     Observed(Arc<Snapshot>),
-    /// Somebody asks the program to end.
+    /// A request to end the program.
     Terminate,
-    /// Somebody asks the program to go to the background.
+    /// A request to suspend the program.
     Suspend,
-    /// The program comes back to the foreground: redraw.
+    /// The program resumes in the foreground: redraw.
     Resumed,
     /// Call stacks were taken.
     Stacks(Arc<TakenStacks>, Moment),
     /// A thread panicked.
     Panicked,
-    /// A command is done; what to tell the user.
+    /// A command has finished, with a message for the user.
     Done(Result<String, String>),
 }
 
-/// What the state asks the outside to do.
+/// A request of the state to the event loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// End.
+    /// Quit.
     Quit,
-    /// Go to the background.
+    /// Suspend.
     Suspend,
     /// Clear the terminal and draw everything.
     Redraw,
@@ -50,11 +50,11 @@ pub enum Command {
     Export(ExportFormat, PathBuf),
     /// Write every rank's record to a folder.
     WriteRecords(PathBuf),
-    /// Ask the ranks to write their dumps themselves.
+    /// Ask the ranks to write their own dumps.
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
-    /// End, since a thread panicked.
+    /// Quit because a thread panicked.
     Fail,
 }
 

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     match rcomm_top::start::start(cli, |name| std::env::var(name).ok()) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            // The terminal is restored by now; standard error is all that is left to say it on.
+            // The terminal is restored by now; standard error is the only output left.
             let _ = complain(&error);
             ExitCode::from(2)
         }

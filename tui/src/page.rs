@@ -1,4 +1,4 @@
-//! A screen's content as data: what the state makes and the view draws.
+//! A screen's content as data, built by the state and drawn by the view.
 
 use crate::table::Table;
 use crate::theme::Tone;
@@ -65,7 +65,7 @@ pub struct Dot {
 /// Many cells in reading order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strip {
-    /// What one cell stands for: `host`, `rank`.
+    /// Unit of one cell: `host`, `rank`.
     pub unit: &'static str,
     /// One per unit, with how bad it is: where several share a cell, the worst is shown.
     pub dots: Vec<(u8, Dot)>,
@@ -105,7 +105,7 @@ pub struct Timeline {
 pub struct Lane {
     /// Whose.
     pub rank: Rank,
-    /// Who, in words.
+    /// Label of the lane.
     pub label: String,
     /// How the label looks.
     pub tone: Tone,

@@ -12,16 +12,17 @@ use rcomm_analyzer::{Anchor, LiveOptions, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 
-/// The sources that the command line names; the newest rings of this node where it names none.
+/// The sources on the command line; without any, the newest rings of this node.
 pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
     match &cli.command {
         Some(CliCommand::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
-            // As much as is kept of so many.
+            // The share of one rank in the number of entries that are kept.
             let window = LiveOptions::default().entry_budget / *ranks as usize;
             let simulation =
                 Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
-            // Ten seconds before things go wrong, so that one sees it happen; for a script, long after.
+            // Start ten seconds before the fault, so that the healthy state is seen; for a script,
+            // start long after it.
             let lead = if cli.view.once || cli.view.json {
                 -60
             } else {
@@ -39,7 +40,7 @@ pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source
     }
 }
 
-/// Ranks that can be asked to do something.
+/// The ranks that can be asked for dumps and stacks.
 pub(crate) fn asked(cli: &Cli) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut asked = RequestTargets::default();
@@ -107,7 +108,7 @@ fn worker_servers(from: &SourceOptions) -> impl Iterator<Item = WorkerServerSour
     found.chain(given)
 }
 
-/// The rings of this node, if they are asked for or nothing else is.
+/// The rings of this node, if requested or if there is no other source.
 fn rings(from: &SourceOptions) -> Option<RingSource> {
     let nothing = from.endpoint.is_empty()
         && from.store.is_empty()

@@ -1,4 +1,4 @@
-//! From the command line to a screen, or to a line for a script.
+//! Runs the command line: an interactive screen, or one report for a script.
 
 use crate::app::{self, Inbox};
 use crate::cli::{self, Cli, CliCommand};
@@ -22,11 +22,11 @@ use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Does what the command line says; returns the status to exit with.
+/// Executes the command line; returns the exit code.
 ///
 /// # Errors
 ///
-/// Wrong usage, no terminal, an unreadable configuration: status 2.
+/// Wrong usage, no terminal, an unreadable configuration: exit code 2.
 pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     match &cli.command {
@@ -65,7 +65,7 @@ fn recording(cli: &Cli) -> anyhow::Result<Option<(RecordingReader, String)>> {
     Ok(reader.map(|reader| (reader, name)))
 }
 
-/// Every frame of a recording, judged as it was seen.
+/// Analyses every frame of a recording.
 fn replay(
     cli: &Cli,
     config: &Config,
@@ -93,7 +93,7 @@ fn replay(
                 }
             }
             Ok(None) => break,
-            // What came before the damage is as good as ever.
+            // Frames before the damage are valid.
             Err(error) => {
                 let text = format!("{name} is damaged after this frame: {error}");
                 update(&mut state, Event::Done(Err(text)));
@@ -117,7 +117,7 @@ fn replay(
     .map(|()| 0)
 }
 
-/// Looks at sources, once or until the user has seen enough.
+/// Reads the sources, once or until the user quits.
 fn look(
     cli: &Cli,
     config: &Config,
@@ -164,7 +164,7 @@ fn look(
             let _ = sender.send(Event::Done(Err(text)));
             recorder = None;
         }
-        // The loop is over when nobody listens any more.
+        // The loop has ended if it no longer receives.
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     })
     .context("failed to start a thread")?;
@@ -181,7 +181,7 @@ fn mouse(cli: &Cli, config: &Config) -> Mouse {
     }
 }
 
-/// Whether records are a look at a running job, or what was left of one.
+/// Whether the records are a snapshot of a running job, or of one that ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Judged {
     Running,
@@ -302,7 +302,7 @@ fn state(
     Ok(state)
 }
 
-/// One look, printed.
+/// Reads the sources once and prints the result.
 fn once(
     cli: &Cli,
     sources: Vec<Box<dyn Source>>,
@@ -325,7 +325,7 @@ fn once(
     say(cli, state, &snapshot)
 }
 
-/// Prints what one look saw; returns the status to exit with.
+/// Prints the result of one read; returns the exit code.
 fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     let empty = snapshot.ranks.is_empty();
@@ -348,13 +348,13 @@ fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
         update(&mut state, Event::Resize(columns, 24));
         let rows = view::needed(&state).min(500);
         update(&mut state, Event::Resize(columns, rows));
-        // The last line holds keys, which a script cannot press.
+        // The last line lists keys, which are of no use to a script.
         let screen = text::of(&state);
         let lines: Vec<&str> = screen.lines().take(usize::from(rows) - 1).collect();
         writeln!(out, "{}", lines.join("\n").trim_end())
     };
     match written {
-        // Who reads the output may have seen enough.
+        // The reader of the output may close the pipe early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.context("failed to write to standard output")?,
     }

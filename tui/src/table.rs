@@ -1,4 +1,4 @@
-//! Rows and columns as data: what a view lists, before anything is drawn.
+//! Tables as data, before they are drawn.
 
 use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// What a row is about, and what opening it leads to.
+/// The subject of a row, which opening the row leads to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
     /// One group.
@@ -133,7 +133,7 @@ impl Mark {
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What stands before it.
+    /// Mark in front of the row.
     pub mark: Mark,
     /// One cell per column.
     pub cells: Vec<Cell>,
@@ -165,7 +165,7 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Row>,
-    /// What to say where there is no row.
+    /// Text of an empty table.
     pub empty: String,
     /// Whether the heads of the columns are shown.
     pub heads: Heads,
@@ -191,8 +191,8 @@ pub struct Sort {
 }
 
 impl Table {
-    /// Shows these columns in this order; a name that no column has is passed over, and a table of
-    /// which nothing would be left stays as it is.
+    /// Shows these columns in this order. Unknown names are ignored; if no column would be left, the
+    /// table stays unchanged.
     pub fn choose(&mut self, names: &[String]) {
         let at = |name: &String| self.columns.iter().position(|column| column.name == *name);
         let order: Vec<usize> = names.iter().filter_map(at).collect();

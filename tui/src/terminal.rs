@@ -1,4 +1,4 @@
-//! The terminal as a guard: entered in one place, restored when dropped, also by a panic.
+//! The terminal as a guard: restored when dropped, also after a panic.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -10,7 +10,7 @@ use ratatui::crossterm::{cursor, execute};
 use ratatui::layout::{Position, Rect};
 use std::io::{self, Stdout, stdout};
 
-/// Whether the mouse is listened to. Then the terminal's own selection needs the shift key.
+/// Whether the mouse is captured. Selecting text in the terminal then needs the shift key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mouse {
     /// It is the terminal's.
@@ -63,8 +63,8 @@ impl Guard {
     ///
     /// If the terminal refuses.
     pub fn clear(&mut self) -> io::Result<()> {
-        // `Terminal::clear` would ask the terminal where the cursor stands, and the answer would be
-        // taken for keys by the thread that reads them.
+        // `Terminal::clear` would query the cursor position, and the thread that reads keys would take
+        // the answer for key presses.
         let size = self.terminal.size()?;
         self.terminal.resize(Rect::from((Position::ORIGIN, size)))
     }
@@ -85,7 +85,8 @@ fn take(mouse: Mouse) -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the terminal. Harmless where it was not taken; whoever calls this has no use for errors.
+/// Restores the terminal; harmless if it was not taken over. Errors are ignored, since callers cannot
+/// act on them.
 pub fn give_back() {
     let _ = execute!(
         stdout(),

@@ -1,4 +1,4 @@
-//! A screen as plain text: for scripts, for export, for those who cannot look.
+//! A screen as plain text: for scripts, for export and for screen readers.
 
 use crate::state::State;
 use crate::view;

@@ -1,6 +1,6 @@
-//! Colours: what they mean, and how a terminal shows them.
+//! Colours by meaning, and their mapping to a terminal.
 //!
-//! Views speak of [`Tone`]s. No tone carries a meaning alone: beside it stand a glyph and a word.
+//! Views use [`Tone`]s. No meaning is carried by colour alone: a glyph and a word go with each tone.
 
 use ratatui::style::{Color, Modifier, Style};
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// The depth that a terminal's environment speaks of.
+    /// The depth given by a terminal's environment.
     ///
     /// `no_color`, `colorterm` and `term` are the values of `NO_COLOR`, `COLORTERM` and `TERM`.
     pub fn detect(no_color: Option<&str>, colorterm: Option<&str>, term: Option<&str>) -> Self {
@@ -69,7 +69,7 @@ impl Depth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ThemeName {
-    /// For dark backgrounds; apart for the colour-blind (Okabe and Ito's palette).
+    /// For dark backgrounds; distinguishable for the colour-blind (Okabe and Ito's palette).
     #[default]
     Dark,
     /// For light backgrounds, with the same hues.

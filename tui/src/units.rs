@@ -1,5 +1,4 @@
-//! Times, ages and sizes as narrow columns need them; how sentences say them is in
-//! [`rcomm_analyzer::words`].
+//! Short forms of times, ages and sizes for narrow columns.
 
 /// An age: `0.4s`, `102s`, `12m`, `3h`; `--` if unknown.
 pub fn age(ms: Option<f64>) -> String {

@@ -1,4 +1,5 @@
-//! Writing files and asking ranks to, on a thread of its own: a slow disk or rank holds up no key.
+//! Writes files and sends requests to ranks on a thread of its own, so that a slow disk or rank delays
+//! no key.
 
 use crate::event::{Command, Event, ExportFormat};
 use crate::state::State;
@@ -24,12 +25,12 @@ pub struct RequestTargets {
     pub stacks: Vec<Box<dyn StackRequests>>,
 }
 
-/// How long ranks may take to answer when they are asked for their dumps.
+/// Time limit for ranks' answers to a request for dumps.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts to do `command` with what `state` shows; how it ended comes as [`Event::Done`].
+/// Starts `command` on the contents of `state`; the result arrives as [`Event::Done`].
 ///
-/// The thread ends with the file; who started it joins it.
+/// The thread ends when the command has; the caller joins it.
 ///
 /// # Errors
 ///
@@ -63,7 +64,7 @@ pub fn start(
             },
             _ => return,
         };
-        // Who quit meanwhile does not want to know.
+        // The program may have quit since.
         let _ = sender.send(Event::Done(done));
     };
     let builder = std::thread::Builder::new().name("rcomm-top/writer".into());
@@ -94,7 +95,7 @@ fn export(
     }
 }
 
-/// Every record as `rank_<rank>.json`, and how many of them could be written.
+/// Writes every record as `rank_<rank>.json`; returns how many were written.
 fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     let mut written = 0;
     let mut failed: Option<String> = None;
@@ -120,7 +121,7 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     }
 }
 
-/// How many ranks have written their dumps, of how many that were asked, and where the first one is.
+/// Asks ranks for dumps; returns how many wrote one, of how many, and the location of the first.
 fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut said = DumpAnswers::default();
     let deadline = Instant::now() + PATIENCE;
@@ -153,7 +154,7 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
             if n == 1 { "was" } else { "were" }
         ));
     }
-    // Why somebody did not is worth more than where the others' are.
+    // A rank's failure is more useful than the location of the others' dumps.
     if let Some((rank, reason)) = said.refused.first() {
         return Err(format!("{text}; rank {rank} did not: {reason}"));
     }
@@ -163,7 +164,8 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
     Ok(text)
 }
 
-/// What the processes do at the moment, from the first that tells anything: call stacks before threads.
+/// Takes the processes' current stacks, from the first source that provides any: call stacks before
+/// threads.
 fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + PATIENCE;
     let mut failure = "no source can provide call stacks".to_owned();

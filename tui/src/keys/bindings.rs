@@ -1,6 +1,6 @@
-//! Every action, and the keys that lead to it unless the configuration says otherwise.
+//! All actions and their default keys.
 
-/// What a key can do.
+/// An action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "each is explained by its line in BINDINGS")]
 pub enum Action {
@@ -56,7 +56,7 @@ pub enum Action {
     Redraw,
 }
 
-/// Where a binding stands in the help.
+/// Section of the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
     /// Going somewhere.

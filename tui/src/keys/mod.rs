@@ -1,4 +1,4 @@
-//! The keys, as data: the footer, the help and the dispatcher read the same list, [`BINDINGS`].
+//! Key bindings as data: the footer, the help and the dispatcher share one list, [`BINDINGS`].
 
 mod bindings;
 
@@ -40,14 +40,14 @@ pub fn key_name(key: &KeyEvent) -> Option<String> {
     })
 }
 
-/// Which keys do what, after the configuration had its say.
+/// Key bindings after the configuration was applied.
 #[derive(Clone, Debug)]
 pub struct Keymap {
     actions: HashMap<String, Action>,
     shown: HashMap<Action, Vec<String>>,
 }
 
-/// What became of a key.
+/// Meaning of a key press.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pressed {
     /// It does this.
@@ -77,7 +77,7 @@ impl Keymap {
     ///
     /// # Errors
     ///
-    /// A sentence that names an unknown action, or two actions that want the same key.
+    /// If an action is unknown, or two actions have the same key.
     pub fn with(changes: &BTreeMap<String, Vec<String>>) -> Result<Self, String> {
         let mut map = Self::default();
         for (name, keys) in changes {

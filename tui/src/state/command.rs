@@ -42,7 +42,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("quit", "quit"),
 ];
 
-/// A command, understood.
+/// A parsed command.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each is explained by its line in COMMANDS")]
 pub enum Order {
@@ -66,11 +66,11 @@ const NAMES: &[&str] = &[
     "save", "dump", "pause", "live", "theme", "help", "quit",
 ];
 
-/// Reads a command.
+/// Parses a command.
 ///
 /// # Errors
 ///
-/// A sentence that says what was expected.
+/// A sentence with the expected form.
 pub fn parse(text: &str) -> Result<Order, String> {
     let text = text.trim();
     let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -124,7 +124,7 @@ fn export(rest: &str) -> Result<Order, String> {
     ))
 }
 
-/// What `text` could go on as.
+/// Completions of `text`.
 pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
     let Some((name, rest)) = text.split_once(char::is_whitespace) else {
         let views = VIEWS.iter().map(|(_, name)| *name);

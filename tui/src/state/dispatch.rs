@@ -1,4 +1,4 @@
-//! What keys and commands do to the state.
+//! Applies actions and commands to the state.
 
 use super::State;
 use super::command::{self, Order};
@@ -71,7 +71,7 @@ impl State {
         if input.purpose == Purpose::Filter {
             match Filter::parse(&input.text) {
                 Ok(filter) => self.filter = filter,
-                // What cannot be read hides nothing that was shown before.
+                // A filter that does not parse hides no rows.
                 Err(error) => {
                     self.filter = input.before().clone();
                     input.error = Some(error.to_string());

@@ -3,7 +3,7 @@
 use super::command;
 use rcomm_analyzer::filter::{Filter, KEYS};
 
-/// What is typed.
+/// Purpose of the input line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A filter, applied while it is typed.
@@ -19,7 +19,7 @@ pub struct Input {
     pub purpose: Purpose,
     /// The text so far.
     pub text: String,
-    /// Where the cursor stands, in characters.
+    /// Position of the cursor, in characters.
     pub cursor: usize,
     /// What is wrong with the text, if anything.
     pub error: Option<String>,
@@ -97,7 +97,7 @@ impl Input {
         self.cursor = self.cursor.saturating_add_signed(delta).min(last);
     }
 
-    /// What the text could go on as, for the hint beside it.
+    /// Completions of the text, for the hint.
     pub fn candidates(&self, facts: &Facts) -> Vec<String> {
         match self.purpose {
             Purpose::Command => command::complete(&self.text, facts),
@@ -120,7 +120,7 @@ impl Input {
     }
 }
 
-/// StyledText of the job that completion knows.
+/// Names in the job that completion offers.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Labels of groups.

@@ -1,4 +1,4 @@
-//! The snapshots of the last while, for pausing and stepping.
+//! Recent snapshots, for pausing and stepping.
 
 use rcomm_analyzer::{GroupRef, RankView, Report, Snapshot, StackNode};
 use rcomm_recorder::model::{Entry, Rank, Signature};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// How many of the newest frames are kept whole.
 const WHOLE: usize = 30;
-/// How many of the newest operations of each record older frames keep, beside those that are pending.
+/// Operations of each record that older frames keep, in addition to the pending ones.
 const NEWEST: usize = 256;
 
 /// Recorded snapshots, oldest first, within a budget of memory.
@@ -62,7 +62,7 @@ impl History {
             self.remove(0);
             self.at = self.at.map(|at| at - 1);
         }
-        // A pause that outlasts the memory keeps its own frame and lets go of what came after it.
+        // A pause that exceeds the budget keeps its own frame and drops later ones.
         while self.bytes > self.budget && self.frames.len() > 2 {
             self.remove(1);
         }
@@ -72,7 +72,7 @@ impl History {
         if let Some(frame) = self.frames.remove(at) {
             self.bytes -= frame.bytes;
         }
-        // What it shared with the one after it is now held by that one alone.
+        // What it shared with the next frame is now held by that frame alone.
         self.count(at);
     }
 
@@ -85,7 +85,7 @@ impl History {
         }
     }
 
-    /// Of frames that are no longer among the newest lets the oldest operations go.
+    /// Drops the oldest operations of frames that are no longer among the newest.
     fn cut_old(&mut self) {
         let old = self.frames.len().saturating_sub(WHOLE);
         let first = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
@@ -146,8 +146,8 @@ impl History {
     }
 }
 
-/// A frame with the newest operations of each record alone. What it shared with the frame that was cut
-/// before it, it shares with that one again.
+/// A frame with only the newest operations of each record. It shares with the previously cut frame what
+/// it shared before.
 fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Snapshot {
     let known = |rank: Rank, dump: &Arc<Dump>| {
         let (whole, cut) = before?;
@@ -173,8 +173,8 @@ fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Sna
     }
 }
 
-/// What a frame holds beyond the one before it, bytes: records and reports that did not change are
-/// shared. What lies behind pointers is counted where it is more than a few words.
+/// Bytes that a frame holds in addition to the previous one: unchanged records and reports are shared.
+/// Data behind pointers is counted if it is more than a few words.
 fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
     let shared = |rank, dump: &Arc<Dump>| {
         before

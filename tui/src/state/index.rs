@@ -1,4 +1,4 @@
-//! What a snapshot says of each rank and group in a word, worked out once.
+//! Index of a snapshot: the state of each rank and group, computed once per snapshot.
 
 use crate::table::Mark;
 use crate::theme::Tone;
@@ -10,7 +10,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// One rank in a word, from good to bad.
+/// State of a rank, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RankState {
     /// In order.
@@ -54,7 +54,7 @@ impl RankState {
     }
 }
 
-/// One group in a word, from bad to good.
+/// State of a group, from bad to good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupState {
     /// The cause shows here.
@@ -68,7 +68,7 @@ pub enum GroupState {
 }
 
 impl GroupState {
-    /// What stands before its row.
+    /// Mark in front of its row.
     pub fn mark(self) -> Mark {
         match self {
             Self::Bad => Mark::new('!', Tone::Bad),
@@ -97,7 +97,7 @@ pub struct Host {
     pub ranks: Vec<usize>,
 }
 
-/// See the module.
+/// Index of one snapshot. See the module.
 #[derive(Debug, Default)]
 pub struct FrameIndex {
     /// One per rank of the snapshot.
@@ -116,7 +116,7 @@ pub struct FrameIndex {
 }
 
 impl FrameIndex {
-    /// Works it out, leaving out findings whose code is muted.
+    /// Computes the index, without findings whose code is muted.
     pub fn new(snapshot: &Snapshot, muted: &BTreeSet<Code>) -> Self {
         let report = &snapshot.report;
         let heard: Vec<&Finding> = report
@@ -161,7 +161,7 @@ impl FrameIndex {
                 }
             }
         }
-        // A collector keeps the records that its report is about.
+        // A collector holds the records that its report is about.
         let read: HashSet<Rank> = (report.ranks.iter())
             .filter(|rank| rank.read)
             .map(|rank| rank.rank)
@@ -254,7 +254,7 @@ impl FrameIndex {
         snapshot.report.in_flight.get(at)
     }
 
-    /// What the report says of a rank.
+    /// The report on a rank.
     pub fn report<'a>(&self, snapshot: &'a Snapshot, rank: Rank) -> Option<&'a RankReport> {
         let at = *self.reports.get(&rank)?;
         snapshot.report.ranks.get(at)
@@ -269,7 +269,7 @@ impl FrameIndex {
     }
 }
 
-/// The culprits; where no rank identified, the ranks of the cycle.
+/// The culprits of a finding; if it names none, the ranks of the cycle.
 fn blamed(finding: &Finding) -> &[Rank] {
     if finding.culprit_ranks.is_empty() {
         &finding.cycle
@@ -278,12 +278,12 @@ fn blamed(finding: &Finding) -> &[Rank] {
     }
 }
 
-/// Whether what is in flight waits for somebody for longer than it may.
+/// Whether an operation in flight has waited for other ranks for longer than allowed.
 pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
     instance.overdue && instance.state != InstanceState::Running
 }
 
-/// When the thing that a finding is about began: age of its operation at the snapshot, ms.
+/// Age of the operation that a finding is about, at the snapshot, ms.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
     let own = report.in_flight.iter().find(|instance| {

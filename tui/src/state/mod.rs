@@ -1,6 +1,6 @@
-//! What is shown and why: everything but drawing.
+//! The state of the view, without drawing.
 //!
-//! [`update`] takes one [`Event`] and answers with what the outside has to do. Nothing here reads a
+//! [`update`] applies one [`Event`] and returns a [`Command`] for the event loop. Nothing here reads a
 //! clock, a file or the terminal.
 
 pub mod command;
@@ -33,7 +33,7 @@ use std::mem::Discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the user may do, and how it looks; from the command line and the configuration.
+/// Options from the command line and the configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The colours.
@@ -46,7 +46,7 @@ pub struct Options {
     pub askable: bool,
     /// Ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// What is shown is a record of the past: nothing new will come.
+    /// The sources are recorded: nothing new will arrive.
     pub still: bool,
     /// Memory for recorded frames, bytes.
     pub history: usize,
@@ -60,10 +60,10 @@ pub struct Options {
     pub layout: Vec<OverviewPane>,
 }
 
-/// A sentence at the bottom, until the next key.
+/// A message in the last line, until the next key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// What is said.
+    /// The message.
     pub text: String,
     /// How it looks.
     pub tone: Tone,
@@ -80,7 +80,7 @@ pub struct State {
     pub input: Option<Input>,
     /// A sentence at the bottom.
     pub message: Option<Message>,
-    /// A folder that waits for a yes before records are written there.
+    /// A directory that awaits confirmation before records are written to it.
     pub confirm: Option<PathBuf>,
     /// Call stacks as they were taken last, and when.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
@@ -98,7 +98,7 @@ pub struct State {
     pub scale: Scale,
     /// Going where the suspect is.
     pub follow: bool,
-    /// Codes not to hear of.
+    /// Muted codes.
     pub muted: BTreeSet<Code>,
     /// Marked ranks.
     pub marks: BTreeSet<Rank>,
@@ -115,7 +115,7 @@ pub struct State {
     pending: Option<String>,
 }
 
-/// Takes in an event; answers with what the outside has to do.
+/// Applies an event; returns a command for the event loop.
 pub fn update(state: &mut State, event: Event) -> Option<Command> {
     match event {
         Event::Key(key) => {
@@ -264,7 +264,7 @@ impl State {
         });
     }
 
-    /// Another frame is shown: works out what it says.
+    /// Shows another frame: updates the index.
     fn show(&mut self) {
         if let Some(snapshot) = self.history.shown() {
             self.index = FrameIndex::new(snapshot, &self.muted);
@@ -277,7 +277,7 @@ impl State {
         self.rebuild();
     }
 
-    /// Makes the page anew.
+    /// Builds the page again.
     fn rebuild(&mut self) {
         self.changed = true;
         self.page = match self.history.shown() {
@@ -340,7 +340,7 @@ impl State {
         }
     }
 
-    /// What completion knows of the job.
+    /// The names that completion offers.
     pub fn facts(&self) -> Facts {
         let mut facts = Facts {
             codes: Code::ALL.iter().map(|code| code.id().to_owned()).collect(),
@@ -380,7 +380,7 @@ fn waiting(line: Line) -> Page {
     }
 }
 
-/// No rank was seen: says of each source why, and what to do.
+/// The page without any rank: for each source why, and what to do.
 fn nothing(snapshot: &Snapshot) -> Page {
     let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {

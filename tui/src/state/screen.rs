@@ -1,4 +1,4 @@
-//! Which screen is shown, and the way back.
+//! The current screen and the navigation history.
 
 use crate::table::Target;
 use rcomm_analyzer::GroupRef;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A screen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Screen {
-    /// Is it stuck, who, since when.
+    /// Whether the job is stuck, the rank at fault, and since when.
     Overview,
     /// All groups, alike ones in one row.
     Groups,
@@ -24,7 +24,7 @@ pub enum Screen {
     Rank(Rank),
     /// Collectives in flight.
     InFlight,
-    /// Who comes late.
+    /// Ranks that arrive late.
     Stragglers,
     /// What the analysis found.
     Warnings,
@@ -38,7 +38,7 @@ pub enum Screen {
     Stacks,
     /// Marked ranks side by side.
     Compare,
-    /// What is read, and how it answers.
+    /// The sources and their status.
     Sources,
     /// Help for the screen it was opened on.
     Help,
@@ -97,7 +97,7 @@ impl Screen {
     }
 }
 
-/// Where one has been.
+/// Navigation history.
 #[derive(Clone, Debug)]
 pub struct Navigation {
     visited: Vec<Screen>,

@@ -102,7 +102,7 @@ fn connection(state: &State) -> crate::page::StyledText {
     }
 }
 
-/// What is typed, what is said, or the keys. Returns where the cursor goes.
+/// The input line, the message, or the keys. Returns the position of the cursor.
 pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<Position> {
     if area.height == 0 {
         return None;

@@ -1,4 +1,4 @@
-//! Where everything goes. Drawing and pointing read the same layout.
+//! The layout of a screen, used for drawing and for mouse clicks.
 
 use super::{table, text_width};
 use crate::page::{Body, Line, Pane, styled};
@@ -65,7 +65,7 @@ pub(super) fn of(state: &State, area: Rect) -> Layout {
     }
 }
 
-/// How many lines one may take: a sentence is to be read to its end where there is room for it.
+/// Lines for one wrapped line, so that a sentence is shown whole if there is room.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
@@ -96,7 +96,7 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
             }
         }
     }
-    // A blank at the end of a full line is not to cost it its last word.
+    // Drop trailing blanks so that they do not push the last word to another line.
     for last in lines.iter_mut().filter_map(|line| line.last_mut()) {
         last.text.truncate(last.text.trim_end().len());
     }
@@ -119,7 +119,7 @@ fn natural(pane: &Pane, width: u16) -> u16 {
     u16::try_from(title + rows).unwrap_or(u16::MAX)
 }
 
-/// How many rows a terminal needs to show everything, if that can be said.
+/// Rows that a terminal needs to show everything, if they can be determined.
 pub fn needed(state: &State) -> u16 {
     let width = state.size.0;
     let head: usize = (state.page.head.iter())
@@ -130,8 +130,8 @@ pub fn needed(state: &State) -> u16 {
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
 
-/// Shares `room` rows: who wants little gets it, the others share what is left; what nobody wants
-/// goes to the last but one, so that a short last pane stays at the bottom.
+/// Distributes `room` rows: small panes get what they need, the others share the rest. Rows that no
+/// pane needs go to the last but one, so that a short last pane stays at the bottom.
 fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
     let mut left = room;

@@ -1,4 +1,4 @@
-//! Drawing: the state goes in, cells of the terminal come out. Nothing here changes anything.
+//! Draws the state into terminal cells. Changes no state.
 
 mod bars;
 mod grid;
@@ -112,7 +112,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     }
 }
 
-/// StyledText beside each other, cut at the edge.
+/// Draws pieces of text in one line, cut at the edge.
 fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     let mut x = area.x;
     for words in line {
@@ -135,7 +135,7 @@ fn text_width(text: &str) -> usize {
     ratatui::text::Span::raw(text).width()
 }
 
-/// A text that takes at most `width` columns; where something was cut off stands an ellipsis.
+/// A text cut to at most `width` columns, with an ellipsis if it was cut.
 fn fit(text: &str, width: usize) -> String {
     if text_width(text) <= width {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! One finding: what it says, the proof, and what to do.
+//! One finding: the sentence, the evidence, and the next step.
 
 use super::{ViewModel, overview};
 use crate::page::{Body, Line, Page, Pane, plain, styled};

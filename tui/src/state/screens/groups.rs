@@ -1,4 +1,4 @@
-//! Groups: how far each has come, what it waits in. Groups of one description and state share a row.
+//! Groups: progress and pending operation of each. Groups of one description and state share a row.
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
@@ -49,7 +49,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             continue;
         }
         let key = (state, group.desc.as_str(), group.ranks.len());
-        // Descriptions that say nothing fold nothing together.
+        // Groups without a meaningful description are not folded.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
         match places.get(&key) {
             Some(&at) if alike => folds[at].1.push(report),
@@ -61,7 +61,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             }
         }
     }
-    // Causes, then those who wait, the longest first, then the rest as the report has them.
+    // Causes first, then waiting groups by waiting time, then the rest in the report's order.
     folds.sort_by(|(a, left), (b, right)| {
         let rank = |state: GroupState| state.min(GroupState::Busy);
         let waits = |reports: &[&GroupReport]| match rank(*a) {

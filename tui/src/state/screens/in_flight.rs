@@ -1,4 +1,4 @@
-//! What is in flight: one row per collective instance or message, joined over its ranks. Alike
+//! Operations in flight: one row per collective instance or message, joined over its ranks. Equal
 //! instances of groups of one description share a row.
 
 use super::{Fold, ViewModel, group_target};
@@ -140,7 +140,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     }
 }
 
-/// `517 never issued`, or `517 not yet` while that is not overdue; what cannot be told is said so.
+/// `517 never issued`, or `517 not yet` while it is not overdue; unknown ranks are listed as such.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {

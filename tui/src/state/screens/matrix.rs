@@ -23,8 +23,8 @@ pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
         Fold::Alike => Rows::Folded,
         Fold::Nothing => Rows::Each,
     };
-    // What a silent rank did since its record was last read is not known; the record itself is on the
-    // rank's own screen.
+    // The progress of a silent rank since its last record is unknown; that record is on the rank's own
+    // screen.
     let answering = (model.snapshot.ranks.iter()).filter(|view| !view.silent);
     let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
     let matrix = matrix::matrix(dumps, group, columns, rows);

@@ -1,4 +1,4 @@
-//! What each screen lists, made from a snapshot: one file a screen.
+//! Builds the page of each screen from a snapshot: one file per screen.
 
 mod compare;
 mod finding;
@@ -32,7 +32,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Whether alike rows are shown as one.
+/// Whether equal rows are folded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fold {
     /// Yes.
@@ -42,23 +42,23 @@ pub enum Fold {
     Nothing,
 }
 
-/// A snapshot, and through which glasses it is looked at.
+/// The inputs of a page: a snapshot with the current filter, sort and fold settings.
 pub struct ViewModel<'a> {
-    /// What was seen.
+    /// The frame shown.
     pub snapshot: &'a Snapshot,
-    /// What it says in a word.
+    /// Its index.
     pub index: &'a FrameIndex,
-    /// What the user wants to see of it.
+    /// The filter.
     pub filter: &'a Filter,
     /// Problems only.
     pub problems_only: bool,
-    /// Codes that the user does not want to hear of.
+    /// Muted codes.
     pub muted: &'a BTreeSet<Code>,
     /// Ranks that the user marked.
     pub marks: &'a BTreeSet<Rank>,
-    /// Time since the snapshot, ms: what was pending then is that much older now.
+    /// Time since the snapshot, ms, added to the ages of pending operations.
     pub later_ms: f64,
-    /// Whether alike rows are shown as one.
+    /// Whether equal rows are folded.
     pub fold: Fold,
     /// What the heat map shows.
     pub metric: Metric,
@@ -98,7 +98,7 @@ impl ViewModel<'_> {
         }
     }
 
-    /// What stands where no row is left of so many that there are.
+    /// Text of an empty table.
     fn none_left(&self, what: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
             (true, true) => format!("no {what} with a problem; [z] shows all"),
@@ -153,12 +153,12 @@ impl ViewModel<'_> {
         }
     }
 
-    /// What a finding says, with its age as it is now.
+    /// A finding's sentence, with its age as of now.
     fn sentence(&self, finding: &Finding) -> String {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
-    /// Groups in a word. One that shares its label with others is told by its ranks: `tp of 2,3`.
+    /// Label of groups; a group that shares its label with others gets its ranks: `tp of 2,3`.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
         let groups: Vec<&GroupRef> = groups.into_iter().collect();
         let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();

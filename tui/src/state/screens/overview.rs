@@ -1,4 +1,4 @@
-//! The first screen: is it stuck, who, since when.
+//! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, warnings};
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// From how many rows on a terminal is high.
 const ROOMY: u16 = 36;
 
-/// The key that tells more, behind the causes.
+/// The key for details, after the causes.
 const HINT: &str = "  [w]";
 
 /// A pane of the first screen.
@@ -32,7 +32,7 @@ pub enum OverviewPane {
 }
 
 impl OverviewPane {
-    /// What is shown where nothing is configured; a high terminal has room for what one would ask next.
+    /// The default panes; a high terminal also shows what is usually needed next.
     fn usual(rows: u16) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Ranks, Warnings};
         if rows >= ROOMY {
@@ -98,14 +98,14 @@ fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = model.index.head.map(|at| &report.findings[at]);
     let (word, tone) = match (report.verdict, head) {
-        // The collectives are well, something else is not.
+        // No problem with the collectives, but a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
         (other, _) => verdict(other),
     };
     let mut line = vec![styled(format!(" {word} "), tone)];
     match head {
         Some(finding) => {
-            // Records that do not say when they were taken make everything young.
+            // Without the time of the dump, ages are unknown.
             let since = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
             if let Some(since) = model.age(since)
                 && matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch)
@@ -153,7 +153,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         };
         text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
     }
-    // The footer has the key too: it is not worth a line of its own.
+    // The footer shows the key too, so it gets no line of its own.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);
     let mut line = vec![styled(text, Tone::Dim)];
     line.extend(fits.then(|| styled(HINT, Tone::Accent)));
@@ -221,7 +221,7 @@ fn strip(model: &ViewModel<'_>) -> Strip {
     }
 }
 
-/// What a group's oldest pending operation is, in words: `all_reduce #41 on dp_5`.
+/// A group's oldest pending operation: `all_reduce #41 on dp_5`.
 pub(super) fn call(op: &str, seq: u64, group: &rcomm_analyzer::GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
 }

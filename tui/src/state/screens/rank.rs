@@ -1,4 +1,4 @@
-//! One rank: who it is, what it does, whom it waits for and who waits for it.
+//! One rank: identity, current operation, the ranks it waits for and those that wait for it.
 
 use super::{ViewModel, in_flight, overview};
 use crate::page::{Body, Line, Page, Pane, plain, styled};
@@ -119,12 +119,12 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     lines
 }
 
-/// How well its record does.
+/// State of its record.
 fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     let Some(dump) = view.dump() else {
         return "no record of it was read".into();
     };
-    // Its ring has gone round, or this view keeps its newest.
+    // Lost entries: the ring wrapped, or this view keeps only the newest.
     let lost = model
         .index
         .report(model.snapshot, view.rank)
@@ -210,7 +210,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
     });
     let ran = entry.duration_ms.map(f64::from);
     let state = match entry.graph_id {
-        // It runs when the graph is launched, of which the record says nothing.
+        // It runs when the graph is launched, which is not recorded.
         Some(graph) => Cell::word(format!("in graph {graph}")),
         None => Cell::word(state),
     };

@@ -54,7 +54,7 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// From where on a value is worth the next character.
+    /// Thresholds for the next darker character.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],
@@ -234,7 +234,7 @@ fn legend(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// What the ranks that stand out have in common: a host, a place on every host, nothing.
+/// What the marked ranks have in common: a host, a local rank on every host, or nothing.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {
@@ -250,7 +250,7 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
         value.is_some_and(|value| model.metric.shade(value) >= 2)
     };
     let odd: Vec<usize> = (0..ranks.len()).filter(|&at| stands_out(at)).collect();
-    // What all have in common makes nobody stand out.
+    // If all ranks are affected there is no pattern.
     if odd.len() == ranks.len() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! What is read, and how it answers.
+//! The sources and their status.
 
 use super::ViewModel;
 use crate::page::{Page, plain};

@@ -1,5 +1,5 @@
-//! Call stacks, merged from the outermost frame inwards: taken live where processes can be asked, and of
-//! all ranks' newest recorded calls.
+//! Call stacks, merged from the outermost frame inwards: taken live where processes can be asked, and
+//! those of all ranks' newest recorded calls.
 
 use super::ViewModel;
 use crate::page::{Body, Page, Pane, styled};
@@ -83,7 +83,7 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
 }
 
 fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
-    // What everybody does tells nobody apart.
+    // A frame shared by all ranks does not point to the cause.
     let root = ranks
         .iter()
         .all(|&rank| model.index.rank(model.snapshot, rank) == RankState::Root);

@@ -1,4 +1,4 @@
-//! Who comes late: ranks by what others waited for them, those of one host in one row.
+//! Stragglers: ranks by the time that others waited for them; late ranks of one host share a row.
 
 use super::ViewModel;
 use crate::page::{Page, plain};

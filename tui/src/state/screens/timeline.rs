@@ -1,4 +1,4 @@
-//! Ranks along time: the root, the marked, and those who wait first.
+//! Timeline of ranks: root causes, marked ranks and waiting ranks first.
 
 use super::ViewModel;
 use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, styled};
@@ -75,7 +75,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         .filter_map(|&(_, at)| last_event(&ranks[at]))
         .max()
         .unwrap_or(model.snapshot.at.wall_ns);
-    // A little of what came after the last event: that is where one sees that nothing did.
+    // Include a little time after the last event, where the absence of events is visible.
     let to_ns = last + model.scale.width_ns / 5 - model.scale.back_ns;
     let from_ns = to_ns - model.scale.width_ns;
     let lanes = shown

@@ -139,14 +139,14 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
         Severity::Warning => ('~', Tone::Late),
         Severity::Note => (' ', Tone::Dim),
     };
-    // Consequences stand under their cause.
+    // Consequences are listed under their cause.
     let under = if finding.caused_by.is_some() {
         "  + "
     } else {
         ""
     };
     let muted = if muted { " (muted)" } else { "" };
-    // Where no rank identified, those of the cycle are meant, or all.
+    // If no rank is named, the ranks of the cycle are meant, or all.
     let ranks = match finding.culprit_ranks.len() {
         0 => finding.cycle.len(),
         ranks => ranks,
@@ -172,7 +172,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
     }
 }
 
-/// A code of which there is nothing to say.
+/// A code without findings.
 fn absent(model: &ViewModel<'_>, code: Code) -> Row {
     let muted = if model.muted.contains(&code) {
         " (muted)"

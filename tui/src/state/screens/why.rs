@@ -10,7 +10,7 @@ use rcomm_recorder::model::Rank;
 
 pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let report = &model.snapshot.report;
-    // A rank that waits is explained by the way to its cause; everything else by what it causes.
+    // A waiting rank is explained by the path to its cause; anything else by its consequences.
     let waiting = match target {
         Some(Target::Rank(rank)) => report
             .waits
@@ -129,7 +129,7 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     path.iter().map(step).collect()
 }
 
-/// What a root does instead of joining.
+/// What a root cause does instead of joining.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     let report = model.index.report(model.snapshot, rank);
     let findings = model.snapshot.report.findings.iter();

@@ -1,4 +1,4 @@
-//! Starts the ranks, shows what they say, and gathers what they leave behind.
+//! Starts the ranks, shows their output, and collects their records.
 
 use crate::Fault;
 use anyhow::{Context, Result, bail};
@@ -120,7 +120,7 @@ impl Job {
                 ring.path().display()
             ));
             let dump = ring.snapshot();
-            // The ring goes; what it said stays beside the dumps of the others.
+            // Keep the ring's record with the dumps of the other ranks; the ring is removed.
             let run = run_directory(&self.directory)?;
             write_dump_file(&run.join(format!("rank_{CULPRIT}.json")), &dump.to_json())?;
             dumps.push(dump);
@@ -150,7 +150,7 @@ impl Drop for Job {
     }
 }
 
-/// Prints a line. A reader who has gone away is no reason to stop.
+/// Prints a line; ignores a closed output.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

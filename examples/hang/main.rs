@@ -1,4 +1,4 @@
-//! A job hangs, and says why.
+//! A job that hangs, and the analysis that names the cause.
 //!
 //! Four ranks, each a process of its own, train in two groups each: tensor parallel pairs and data
 //! parallel pairs. In step 5 rank 2 does not come back from loading its data. The watchdogs of the
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Whoever has a rank is one of the four; whoever has none starts them.
+    // With RANK set this process is one of the four ranks; without it, it starts them.
     let result = match std::env::var_os("RANK") {
         Some(_) => training::run(fault),
         None => show(fault),

@@ -1,1 +1,1 @@
-//! Each example is one program beside this file.
+//! Each example is one program in the directory above.

@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
         })?;
         world.group().barrier()?;
     }
-    // In no span, and so nobody's child.
+    // Outside of all spans, so without a parent.
     world.group().barrier()?;
 
     drop(collectives);

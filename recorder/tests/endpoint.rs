@@ -133,7 +133,7 @@ fn later_looks_bring_what_changed_and_a_foreign_number_brings_all() {
     begin(&recorder, group, 4);
     let (changed, partial, third) = ids(second);
     assert_eq!((changed, partial), (vec![2, 4], true));
-    // A second client that saw less is told more, and asking again loses nothing.
+    // A second client with an older number gets more, and a repeated request loses nothing.
     assert_eq!(ids(first).0, [2, 4]);
     assert_eq!(ids(third).0, [0; 0]);
     let earlier_process = first.map(|first| first - 1);
@@ -143,7 +143,7 @@ fn later_looks_bring_what_changed_and_a_foreign_number_brings_all() {
     }
 }
 
-/// The entries with what their indices stand for.
+/// The entries with their indices resolved.
 fn resolved(dump: &Dump) -> Vec<String> {
     let entries = dump.entries.iter().map(|entry| {
         let group = &dump.groups[entry.group as usize];
@@ -337,7 +337,7 @@ fn clients_that_misbehave_do_not_keep_others_from_their_answer() {
         stream.read_to_string(&mut answer).unwrap();
         assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    // As many as may connect say nothing: they lose their places after a while.
+    // As many clients as may connect stay silent: they lose their places after a while.
     let silent: Vec<_> = (0..MOST_CONNECTIONS)
         .map(|_| UnixStream::connect(path).unwrap())
         .collect();
@@ -345,7 +345,7 @@ fn clients_that_misbehave_do_not_keep_others_from_their_answer() {
     drop(silent);
 }
 
-/// What the client says of a server that answers `answer` and then closes.
+/// The client's error for a server that answers `answer` and then closes.
 fn complaint(answer: &'static [u8]) -> String {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = EndpointAddress::Tcp(server.local_addr().unwrap());

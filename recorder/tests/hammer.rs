@@ -1,6 +1,6 @@
 //! A writer at full speed in one process, a reader in another: no entry is ever torn.
 //!
-//! The writer derives every field of an entry from one number, so the reader can tell whether all of
+//! The writer derives every field of an entry from one number, so the reader can check whether all of
 //! them belong together. The ring is small, so that slots are reused all the time. A normal run reads
 //! for three seconds and at least a quarter of a million entries, or two million if it was built with
 //! `--release`; `RCOMM_HAMMER_SECONDS` asks for more.
@@ -171,7 +171,7 @@ fn reader_in_another_process_sees_no_torn_entry() {
     println!("{reads} entries in {snapshots} snapshots while {newest} were written");
     assert!(
         newest > 100_000,
-        "only {newest} records were written meanwhile"
+        "only {newest} records were written during the test"
     );
     assert!(
         with_splits > reads / 10,

@@ -133,7 +133,7 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
         let dump = reader.snapshot();
         check_story(&dump);
         assert_eq!(dump.identity.reason, RingReader::OWNER_IS_DEAD);
-        // Who comes later finds the same.
+        // A later reader finds the same.
         let later = &list_rings(directory.path()).unwrap()[0];
         assert_eq!(RingReader::attach(&later.path).unwrap().snapshot(), dump);
         assert_eq!(remove_stale_rings(directory.path(), None).unwrap().len(), 1);

@@ -430,7 +430,7 @@ fn five_million_nested_lists_are_no_depth_at_all() {
 
 #[test]
 fn a_memo_bomb_is_never_expanded() {
-    // Each list holds the one before twice: 2^60 leaves when expanded. The last stands for the frames
+    // Each list holds the one before twice: 2^60 leaves when expanded. The last is used as the frames
     // of an entry, for its shapes, and for the list of groups.
     let mut body = b"}(N]q\x00".to_vec();
     for level in 0..60_u8 {

@@ -23,7 +23,7 @@ fn read_whole(bytes: &[u8]) -> Dump {
     dump
 }
 
-/// What an entry says once its indices are followed: the tables' own order does not matter.
+/// An entry with its indices resolved: the order of the tables does not matter.
 fn told(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>)> {
     let follow = |entry: &Entry| {
         let stack = entry.stack.map(|at| &dump.stacks[at as usize]);

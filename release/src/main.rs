@@ -73,7 +73,7 @@ mod tests {
             for shell in ["bash", "zsh", "fish"] {
                 let script = out.path().join(format!("completions/{name}.{shell}"));
                 let script = fs::read_to_string(script).expect("a script");
-                // Every program has --help and says so to every shell.
+                // Every program's --help is completed in every shell.
                 assert!(script.contains(name) && script.contains("help"), "{script}");
             }
         }

@@ -1,10 +1,10 @@
 //! What a large job costs: time to take a snapshot in and to draw it, time to judge, memory; what the
-//! program itself costs while somebody merely looks: time to the first screen, share of a core, memory;
+//! program itself costs while it only displays: time to the first screen, share of a core, memory;
 //! and how long after the first overdue operation it shows a hang.
 //!
 //! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024
 //! and 16,384 ranks, if none are given). `endure MINUTES` instead looks at eight ranks for so long, and
-//! says every minute what that costs; `remember MINUTES` does the same looks one right after the other,
+//! prints the cost every minute; `remember MINUTES` does the same looks one right after the other,
 //! to show the memory of that many minutes in a few seconds.
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
@@ -138,7 +138,7 @@ fn remember(minutes: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Does something while eight ranks run whose rings are in the directory that it is told.
+/// Does something while eight ranks run whose rings are in the given directory.
 fn beside_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().display().to_string();
@@ -168,7 +168,7 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
     )
 }
 
-/// Operations of each rank before anybody looks: more than a ring holds, as in a job that runs for long.
+/// Operations of each rank before the first read: more than a ring holds, as in a job that runs for long.
 const BEFORE: u64 = 20_000;
 /// And then.
 const STEPS_A_SECOND: u32 = 100;
@@ -227,7 +227,7 @@ fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
     running.wait_for(word)?;
     let first = running.began.elapsed().as_secs_f64() * 1e3;
     let pid = running.pid();
-    // Past the beginning, over a few looks; what is drawn meanwhile waits in the terminal.
+    // Past the beginning, over a few reads; output drawn during that time waits in the terminal.
     std::thread::sleep(Duration::from_secs(2));
     let (used, since) = (cpu_seconds(pid), Instant::now());
     std::thread::sleep(Duration::from_secs(10));
@@ -276,7 +276,7 @@ impl Running {
         drop(pair.slave);
         let (sender, bytes) = channel();
         let reader = std::thread::spawn(move || {
-            // The master is open as long as somebody reads from it.
+            // The master stays open while a reader has it.
             let _master = pair.master;
             let mut buffer = vec![0; 1 << 16];
             while let Ok(n @ 1..) = output.read(&mut buffer) {
@@ -311,7 +311,7 @@ impl Running {
         let _ = self.child.kill();
         self.child.wait()?;
         drop(self.bytes);
-        // It reads until the terminal is gone, and has nothing to say.
+        // It reads until the terminal is gone; its result is of no interest.
         let _ = self.reader.join();
         Ok(())
     }

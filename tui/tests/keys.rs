@@ -267,7 +267,7 @@ fn columns_and_panes_are_those_of_the_configuration() {
         !screen.contains("warnings:") && !screen.contains("in flight"),
         "{screen}"
     );
-    // Opening and expanding go where the pane says, wherever it stands.
+    // Opening and expanding follow the pane, at any position.
     press(&mut state, "e");
     assert_eq!(*state.screen(), Screen::Groups);
     press(&mut state, "2<enter>");

@@ -1,4 +1,4 @@
-//! What the view costs: a scrape of a large job, and a core's share while nobody looks.
+//! What the view costs: a scrape of a large job, and the share of a core without viewers.
 //!
 //! ```text
 //! cargo bench -p rcomm-web --bench cost

@@ -115,7 +115,10 @@ mod tests {
         });
         server.write_all(&[0; 64]).await.expect("in time");
         let _client = slow.await.expect("it read");
-        let error = server.write_all(&[0; 128]).await.expect_err("the client does not read");
+        let error = server
+            .write_all(&[0; 128])
+            .await
+            .expect_err("the client does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let mut text = String::new();
         traffic.write(crate::metrics::Form::Text, None, &mut text);

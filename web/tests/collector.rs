@@ -76,7 +76,7 @@ struct Job {
 
 impl Job {
     fn dumps(&self) -> (i64, Arc<Vec<Dump>>) {
-        let mut made = self.made.lock().expect("nobody panicked");
+        let mut made = self.made.lock().expect("no thread panicked");
         let now = wall_ns();
         if now - made.0 > 500_000_000 {
             *made = (now, Arc::new(self.simulation.dumps_at(now)));
@@ -214,7 +214,7 @@ impl Cluster {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         for node in 0..NODES {
             if fate(node) == Fate::IsGone {
-                // It is bound and never listens: nobody else gets the port as long as it is held.
+                // Bound without listening, so that no other program gets the port.
                 let socket = TcpSocket::new_v4().expect("a socket");
                 socket.bind(any).expect("a free port");
                 let address = socket.local_addr().expect("bound");
@@ -303,7 +303,7 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
         "slow is not silent"
     );
 
-    // What it cannot reach it says, with the reason.
+    // Unreachable nodes are reported with the reason.
     let failing: Vec<bool> = stuck.sources.iter().map(|it| it.error.is_some()).collect();
     let dead: Vec<bool> = (0..NODES)
         .map(|node| matches!(fate(node), Fate::IsGone | Fate::IsFrozen))

@@ -16,7 +16,7 @@ fn runs(program: &Path, args: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs a program that must succeed, and returns all that it said.
+/// Runs a program that must succeed, and returns its output.
 fn succeed(command: &mut Command) -> String {
     let output = command.output().expect("it was found before");
     let text = [output.stdout, output.stderr].concat();
@@ -67,7 +67,7 @@ fn deployed_commands_use_options_that_exist() {
             else {
                 continue;
             };
-            // Prometheus' and kubectl's own options stand in the same files.
+            // The same files contain options of Prometheus and kubectl.
             if option.contains('.') || ["enable-feature", "from-literal"].contains(&option) {
                 continue;
             }
@@ -109,7 +109,7 @@ fn kubernetes_schemas_accept_the_manifests() {
     }
 }
 
-/// What the operator's own types say of the monitor.
+/// The monitor, validated by the operator's own types.
 #[test]
 fn the_monitor_is_what_prometheus_operator_reads() {
     if !runs(Path::new("node"), &["--version"]) {

@@ -77,7 +77,7 @@ fn malformed_and_outsized_requests_are_refused_and_the_server_lives_on() {
         ),
         ("both", head("/api/v1/report?at=1&upload=x", ""), &[400]),
         (
-            "a span for ever",
+            "an unbounded span",
             head("/api/v1/timeline?seconds=1e300", ""),
             &[400],
         ),
@@ -181,7 +181,7 @@ fn one_connection_too_many_is_closed_and_counted() {
         let mut more = web.connect();
         more.set_read_timeout(Some(std::time::Duration::from_millis(200)))
             .expect("a time-out");
-        // The end of the stream is how it is told; silence means that there was a place, which it keeps.
+        // A refused stream is closed; an open one got a place, which it keeps.
         if let Ok(0) = more.read(&mut [0]) {
             return Some(());
         }

@@ -18,7 +18,7 @@ fn runs(program: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Where playwright-core is installed; says so if it cannot be had.
+/// Where playwright-core is installed; prints why if it is not available.
 fn playwright() -> Option<PathBuf> {
     if !runs("node") || !runs("chromium") {
         skip("node and chromium are not installed");
@@ -27,7 +27,7 @@ fn playwright() -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("RCOMM_TEST_PLAYWRIGHT") {
         return Some(folder.into());
     }
-    // Tests run beside each other: one of them installs, and the others wait for it.
+    // Tests run in parallel: one of them installs, and the others wait for it.
     static INSTALLED: LazyLock<Option<PathBuf>> =
         LazyLock::new(|| installed_by_npm("playwright", &[PLAYWRIGHT]));
     INSTALLED.clone()
@@ -43,7 +43,7 @@ fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {
     }
 }
 
-/// Runs a script of this folder, and returns what it said.
+/// Runs a script of this folder and returns its output.
 fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
     let chromium = Command::new("sh")
         .args(["-c", "command -v chromium"])

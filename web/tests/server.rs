@@ -331,7 +331,7 @@ fn a_filter_that_cannot_be_read_is_refused_with_its_column() {
     assert!(refused.body.contains("(column 8)"), "{}", refused.body);
 }
 
-/// Every answer has the form that the description says, and no route is missing in it.
+/// Every answer matches the OpenAPI description, which covers every route.
 #[test]
 fn answers_are_as_the_description_says() {
     let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);
@@ -374,7 +374,7 @@ fn answers_are_as_the_description_says() {
     assert_eq!(lengths.sum::<u64>(), rest.len() as u64);
 }
 
-/// That this has the form that a schema of the description says.
+/// Checks a value against a schema of the description.
 fn assert_described(api: &Value, schema: &Value, answer: &Value, what: &str) {
     let mut schema = schema.clone();
     schema["components"] = api["components"].clone();

@@ -31,7 +31,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     let Some(python) = python() else { return };
     let collector = Collector::start();
     let web = start(&format!("http://{}", collector.address), &[]);
-    wait_until("the job to be stuck, and all of it to be told", || {
+    wait_until("the job to be stuck, and all of it to be exported", || {
         let stuck = web.get("/api/v1/report", &[]).json()["verdict"] == "stuck";
         (stuck && collector.files("logs") >= 2 && collector.files("metrics") >= 2).then_some(())
     });
@@ -75,7 +75,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
         ["resourceLogs", "scopeLogs", "logRecords"],
     )
     .find(|(_, record)| attributes(record).get("rcomm.finding.code") == Some(&"E101".into()));
-    let (_, record) = finding.expect("the finding is told");
+    let (_, record) = finding.expect("the finding is exported");
     let body = record["body"]["stringValue"].as_str().expect("a sentence");
     assert!(
         body.starts_with("rank 13 never issued all_reduce"),
@@ -116,7 +116,7 @@ impl Drop for Rotel {
     }
 }
 
-/// The program of rotel, a collector from PyPI; says so if there is none.
+/// The program of rotel, a collector from PyPI; prints why if there is none.
 fn rotel() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rotel-python");
     let place = folder.to_str()?;
@@ -142,7 +142,7 @@ fn rotel() -> Option<PathBuf> {
     path
 }
 
-/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
+/// A port without a listener that the kernel does not hand out: below the range from which it
 /// takes ports by itself, and from sixteen that belong to this process alone.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);

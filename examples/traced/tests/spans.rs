@@ -91,7 +91,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
     assert_eq!(per_rank(&paths, reduced), 6, "{paths:?}");
     assert_eq!(per_rank(&paths, "train_step > barrier default_pg"), 3);
     assert_eq!(paths.len(), 4, "nothing outside of the steps: {paths:?}");
-    // What the ranks did together is linked to one trace, which both name without being told.
+    // Both ranks' spans link to one trace, whose id they derive independently.
     assert_eq!(links.len(), 9, "{links:?}");
     for ranks in links.values_mut() {
         ranks.sort_unstable();

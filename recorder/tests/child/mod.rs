@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
 const DIRECTORY: &str = "RCOMM_TEST_CHILD_DIRECTORY";
-/// What `say` begins its lines with: the test harness prints too.
+/// Prefix of lines from `say`, since the test harness prints as well.
 const MARK: &str = "child says: ";
 
 /// In the child: where to put its files. `None` if this is no child.
@@ -41,7 +41,7 @@ impl Child {
         Self { process, output }
     }
 
-    /// The next line that the child says.
+    /// The next line from the child.
     pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();

@@ -257,7 +257,7 @@ fn ring_keeps_the_newest_entries_and_drops_updates_of_the_overwritten() {
     );
     assert_eq!(recorder.counters().updates_late, 1);
     assert_eq!(recorder.counters().records, 100);
-    // What the status says does not depend on the slot.
+    // The status does not depend on the slot.
     assert_eq!(recorder.status(world).last_completed, 1);
 }
 
@@ -534,7 +534,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     assert_eq!(version, [1, 0, 0, 0, 3, 0, 0, 0], "1.3");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
-    // It did not say how much of it has space.
+    // Its header did not contain the reserved size.
     const RESERVED: u64 = 96;
     file.write_all_at(&[0; 8], RESERVED).unwrap();
     // Nor did it have functions of call sites.
@@ -543,7 +543,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     assert_eq!(read(), now);
 }
 
-/// What a dump says, whatever the order of its tables.
+/// A dump's contents, independent of the order of its tables.
 fn said(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
     let entry = |entry: &rcomm_recorder::model::Entry| {
         let frames = entry.stack.map(|stack| {

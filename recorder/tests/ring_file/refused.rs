@@ -32,7 +32,7 @@ fn rank_outside_the_world_is_refused() {
     );
 }
 
-/// Writes `change` of a good ring's bytes to a file and tells why it cannot be attached to.
+/// Writes `change` of a good ring's bytes to a file; returns the error of attaching to it.
 fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();

@@ -1,4 +1,4 @@
-//! Six situations, as recorded: the dumps come from the simulated job, the reports from files beside
+//! Six situations, as recorded: the dumps come from the simulated job, the reports from files next to
 //! this one, so that screens change when screens change and not when the analysis finds better words.
 
 #![allow(dead_code, reason = "each test program uses its part")]

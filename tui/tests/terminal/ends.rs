@@ -85,7 +85,7 @@ fn healthy(anchor: Anchor) -> SimulatedSource {
     SimulatedSource::new(simulation, move || anchor.moment().wall_ns)
 }
 
-/// The program with this source, drawn by `draw`; tells how it ended.
+/// The program with this source, drawn by `draw`; returns its exit status.
 fn show(
     anchor: Anchor,
     source: Box<dyn Source>,

@@ -12,7 +12,7 @@ const RANKS: u32 = 4;
 /// What the culprit does, in the environment of its process.
 const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
 
-/// One rank that sums again and again; the culprit stops to come, or comes late, if it is told to.
+/// One rank of a loop of reductions; the culprit stops joining, or joins late, on request.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment of a rank");
     let world = World::init(config).expect("a world");
@@ -93,7 +93,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
-    // Its process is well, but nobody reaches its endpoint any more.
+    // Its process is alive, but its endpoint is unreachable.
     let sockets = list(&job.folder().join("rings")).into_iter();
     let mut sockets = sockets.flat_map(|job| list(&job));
     let socket = sockets.find(|path| path.ends_with("1.0.sock"));
@@ -137,7 +137,7 @@ fn what_the_threads_of_ranks_on_this_node_wait_in_is_told_without_asking_them() 
     session.wait_text("threads as the kernel sees them of 4 of 4 ranks");
     session.wait_text("rcomm/");
     session.wait_text("sleeps in");
-    // Where each rank issued its newest operation stands below.
+    // The call site of each rank's newest operation is shown below.
     session.wait_text("job.rs");
     session.press("q");
     session.end();
@@ -263,7 +263,7 @@ fn every_view_works_through_a_collector() {
     ];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
-    // What only records tell: the matrix, the timeline, a rank's operations.
+    // Views that need records: the matrix, the timeline, a rank's operations.
     session.press("2\r");
     session.wait_text("never issued by 2");
     session.press("7");

@@ -80,7 +80,7 @@ impl Session {
         let keys = pair.master.take_writer().expect("a writer");
         let (sender, bytes) = channel();
         let reader = std::thread::spawn(move || {
-            // The master is open as long as somebody reads from it.
+            // The master stays open while a reader has it.
             let _master = pair.master;
             // Small pieces: a screen between two of them is looked at, one within a piece is not.
             let mut buffer = [0; 128];
@@ -140,7 +140,7 @@ impl Session {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-            // The state stands behind the name in brackets.
+            // The state follows the name in brackets.
             let state = stat.rsplit(')').next().unwrap_or("").trim_start();
             if state.starts_with('T') {
                 return;
@@ -180,7 +180,7 @@ impl Session {
     /// Closes every file descriptor of the terminal's other end.
     pub(crate) fn vanish(&mut self) {
         self.keys = Box::new(std::io::sink());
-        // The reader ends, and closes the last of them, at the next thing drawn that nobody takes:
+        // The reader ends, and closes the last of them, at the next output that is not read:
         // the clock is drawn every second.
         self.bytes = channel().1;
         self.reader.take().map(JoinHandle::join);
@@ -203,7 +203,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A test that failed leaves nothing behind, a child that nobody waited for included.
+        // A failed test leaves nothing behind, including an unreaped child.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -139,7 +139,7 @@ impl Web {
         let status = std::fs::read_to_string(path).expect("our child lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS:"));
         let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-        number.expect("Linux tells it")
+        number.expect("Linux provides it")
     }
 
     /// One sample of `/metrics` without labels.
@@ -211,7 +211,7 @@ pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Says that a test does not run, and why.
+/// Prints that a test is skipped, and why.
 pub fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

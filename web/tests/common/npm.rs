@@ -4,9 +4,9 @@ use super::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of this name with these packages in its `node_modules`; says so if they cannot be had.
+/// The folder of this name with these packages in its `node_modules`; prints why if they are not available.
 ///
-/// They are installed beside the folder that they end up in, so that a folder of that name is whole.
+/// They are installed in a temporary folder that is then renamed, so that a folder of that name is complete.
 pub fn installed_by_npm(name: &str, packages: &[&str]) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = target.join(name);

@@ -1,4 +1,4 @@
-//! A stand-in for an OTLP collector, and what it received as OpenTelemetry's own Python classes read it.
+//! A fake OTLP collector; its requests are decoded by OpenTelemetry's own Python classes.
 //!
 //! `RCOMM_TEST_OTEL_PYTHON` names a Python that has `opentelemetry-proto`; without it one is made in the
 //! target folder, if pip can.
@@ -96,9 +96,9 @@ fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()>
     write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n").ok()
 }
 
-/// A Python that knows OpenTelemetry's messages; says so if there is none.
+/// A Python that knows OpenTelemetry's messages; prints why if there is none.
 pub fn python() -> Option<PathBuf> {
-    // Tests run beside each other: one of them installs, and the others wait for it.
+    // Tests run in parallel: one of them installs, and the others wait for it.
     static FOUND: LazyLock<Option<PathBuf>> = LazyLock::new(find_python);
     FOUND.clone()
 }

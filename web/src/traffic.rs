@@ -1,6 +1,6 @@
 //! Counters of the server's own connections and requests.
 
-use crate::metrics::{Form, Writer};
+use crate::metrics::{Form, Writer, list};
 use crate::otel::Counts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -37,70 +37,26 @@ impl Traffic {
     pub(crate) fn write(&self, form: Form, exported: Option<&Counts>, text: &mut String) {
         let mut w = Writer::after(form, std::mem::take(text));
         let get = |count: &AtomicU64| count.load(Relaxed);
-        w.gauge(
-            "rcomm_web_connections",
-            "Open client connections.",
-            get(&self.connections) as f64,
-        );
-        w.gauge(
-            "rcomm_web_event_streams",
-            "Open event streams.",
-            get(&self.streams) as f64,
-        );
-        for (name, help, count) in [
-            ("rcomm_web_requests", "Requests answered.", &self.requests),
-            (
-                "rcomm_web_requests_denied",
-                "Requests denied: no token, unknown host name, or foreign origin.",
-                &self.denied,
-            ),
-            (
-                "rcomm_web_connections_refused",
-                "Connections refused over --max-connections.",
-                &self.refused,
-            ),
-            (
-                "rcomm_web_slow_clients_dropped",
-                "Clients dropped because they did not read their answer in time.",
-                &self.slow,
-            ),
+        w.gauge(&list::WEB_CONNECTIONS, get(&self.connections) as f64);
+        w.gauge(&list::WEB_EVENT_STREAMS, get(&self.streams) as f64);
+        for (metric, count) in [
+            (&list::WEB_REQUESTS, &self.requests),
+            (&list::WEB_REQUESTS_DENIED, &self.denied),
+            (&list::WEB_CONNECTIONS_REFUSED, &self.refused),
+            (&list::WEB_SLOW_CLIENTS_DROPPED, &self.slow),
         ] {
-            w.counter(name, help, get(count));
+            w.counter(metric, get(count));
         }
         if let Some(counts) = exported {
-            for (name, help, count) in [
-                (
-                    "rcomm_otel_spans_sent",
-                    "Spans accepted by the collector.",
-                    &counts.spans_sent,
-                ),
-                (
-                    "rcomm_otel_spans_dropped",
-                    "Spans dropped because the export failed.",
-                    &counts.spans_dropped,
-                ),
-                (
-                    "rcomm_otel_logs_sent",
-                    "Log records accepted by the collector.",
-                    &counts.logs_sent,
-                ),
-                (
-                    "rcomm_otel_logs_dropped",
-                    "Log records dropped because the export failed.",
-                    &counts.logs_dropped,
-                ),
-                (
-                    "rcomm_otel_metrics_sent",
-                    "Metrics accepted by the collector.",
-                    &counts.metrics_sent,
-                ),
-                (
-                    "rcomm_otel_metrics_dropped",
-                    "Metrics dropped because the export failed.",
-                    &counts.metrics_dropped,
-                ),
+            for (metric, count) in [
+                (&list::OTEL_SPANS_SENT, &counts.spans_sent),
+                (&list::OTEL_SPANS_DROPPED, &counts.spans_dropped),
+                (&list::OTEL_LOGS_SENT, &counts.logs_sent),
+                (&list::OTEL_LOGS_DROPPED, &counts.logs_dropped),
+                (&list::OTEL_METRICS_SENT, &counts.metrics_sent),
+                (&list::OTEL_METRICS_DROPPED, &counts.metrics_dropped),
             ] {
-                w.counter(name, help, get(count));
+                w.counter(metric, get(count));
             }
         }
         *text = w.finish();

@@ -1,40 +1,25 @@
 //! Counters and histograms of collectives, by group description and operation.
 
-use super::writer::{Exemplar, Kind, Writer};
+use super::list::{self, Metric};
+use super::writer::{Exemplar, Writer};
 use crate::counters::{BOUNDS, Counters, Histogram, Series, SeriesKey};
 use crate::trace_id::{SharedOp, hex};
 
-type SeriesMetric = (&'static str, &'static str, fn(&Series) -> u64);
+type SeriesMetric = (&'static Metric, fn(&Series) -> u64);
 
 const SERIES_METRICS: [SeriesMetric; 4] = [
-    (
-        "rcomm_collectives",
-        "Operations completed, counted on each rank.",
-        |series| series.completed,
-    ),
-    (
-        "rcomm_collectives_failed",
-        "Operations that ended with an error or a time-out, counted on each rank.",
-        |series| series.failed,
-    ),
-    (
-        "rcomm_collectives_timed_out",
-        "Operations that failed after at least their time-out, counted on each rank.",
-        |series| series.timed_out,
-    ),
-    (
-        "rcomm_collective_bytes",
-        "Input bytes of completed operations, over all ranks.",
-        |series| series.bytes,
-    ),
+    (&list::COLLECTIVES, |series| series.completed),
+    (&list::COLLECTIVES_FAILED, |series| series.failed),
+    (&list::COLLECTIVES_TIMED_OUT, |series| series.timed_out),
+    (&list::COLLECTIVE_BYTES, |series| series.bytes),
 ];
 
 /// Writes counters and histograms. With a job's name, buckets carry the trace of their newest
 /// collective.
 pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
-    for (name, help, value) in SERIES_METRICS {
-        w.family(name, Kind::Counter, help);
-        let sample = format!("{name}_total");
+    for (metric, value) in SERIES_METRICS {
+        w.family(metric);
+        let sample = format!("{}_total", metric.name);
         for ((desc, op), series) in counters.series() {
             let labels = [("desc", &**desc), ("op", *op)];
             w.sample(&sample, &labels, value(series) as f64);
@@ -42,16 +27,14 @@ pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Optio
     }
     histogram(
         w,
-        "rcomm_collective_duration_seconds",
-        "From the arrival of the last member to completion, one value per collective.",
+        &list::COLLECTIVE_DURATION_SECONDS,
         counters,
         |series| &series.duration,
         traced_job,
     );
     histogram(
         w,
-        "rcomm_collective_arrival_lag_seconds",
-        "Arrival of the last member after the first, one value per collective.",
+        &list::COLLECTIVE_ARRIVAL_LAG_SECONDS,
         counters,
         |series| &series.lag,
         traced_job,
@@ -60,13 +43,13 @@ pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Optio
 
 fn histogram(
     w: &mut Writer,
-    name: &str,
-    help: &str,
+    metric: &Metric,
     counters: &Counters,
     of: fn(&Series) -> &Histogram,
     traced_job: Option<&str>,
 ) {
-    w.family(name, Kind::Histogram, help);
+    w.family(metric);
+    let name = metric.name;
     let measured = |(_, series): &(&SeriesKey, &Series)| of(series).counts.iter().any(|&n| n > 0);
     for ((desc, op), series) in counters.series().iter().filter(measured) {
         let histogram = of(series);

@@ -1,6 +1,7 @@
 //! Gauges of single groups: the first [`MOST_GROUPS`] have series of their own.
 
-use super::writer::{Kind, Writer};
+use super::list::{self, Metric};
+use super::writer::Writer;
 use rcomm_analyzer::Snapshot;
 use std::collections::BTreeMap;
 
@@ -22,52 +23,28 @@ struct GroupSums {
     busbw: f64,
 }
 
-type GroupMetric = (&'static str, &'static str, fn(&GroupSums) -> Option<f64>);
+type GroupMetric = (&'static Metric, fn(&GroupSums) -> Option<f64>);
 
 const GROUP_METRICS: [GroupMetric; 9] = [
-    ("rcomm_group_ranks", "Members of the group.", |sums| {
-        Some(sums.ranks)
+    (&list::GROUP_RANKS, |sums| Some(sums.ranks)),
+    (&list::GROUP_INFLIGHT_COLLECTIVES, |sums| {
+        Some(sums.in_flight)
     }),
-    (
-        "rcomm_group_inflight_collectives",
-        "Pending operations of the group.",
-        |sums| Some(sums.in_flight),
-    ),
-    (
-        "rcomm_group_oldest_inflight_seconds",
-        "Age of the group's oldest pending operation.",
-        |sums| Some(sums.oldest_s),
-    ),
-    (
-        "rcomm_last_issued_seq",
-        "Newest collective sequence number that any member issued.",
-        |sums| Some(sums.last_seq),
-    ),
-    (
-        "rcomm_last_completed_seq",
-        "Newest collective sequence number completed by every member, where records include it.",
-        |sums| sums.completed_seq,
-    ),
-    (
-        "rcomm_members_behind_seq",
-        "Collectives by which the last member is behind the first.",
-        |sums| Some(sums.behind),
-    ),
-    (
-        "rcomm_group_arrival_lag_p50_seconds",
-        "Median arrival lag of the recorded collectives.",
-        |sums| Some(sums.lag_p50_s),
-    ),
-    (
-        "rcomm_group_arrival_lag_p99_seconds",
-        "99th percentile of the arrival lag.",
-        |sums| Some(sums.lag_p99_s),
-    ),
-    (
-        "rcomm_bus_bandwidth_bytes_per_second",
-        "Median bus bandwidth of collectives of at least 1 MiB.",
-        |sums| Some(sums.busbw),
-    ),
+    (&list::GROUP_OLDEST_INFLIGHT_SECONDS, |sums| {
+        Some(sums.oldest_s)
+    }),
+    (&list::LAST_ISSUED_SEQ, |sums| Some(sums.last_seq)),
+    (&list::LAST_COMPLETED_SEQ, |sums| sums.completed_seq),
+    (&list::MEMBERS_BEHIND_SEQ, |sums| Some(sums.behind)),
+    (&list::GROUP_ARRIVAL_LAG_P50_SECONDS, |sums| {
+        Some(sums.lag_p50_s)
+    }),
+    (&list::GROUP_ARRIVAL_LAG_P99_SECONDS, |sums| {
+        Some(sums.lag_p99_s)
+    }),
+    (&list::BUS_BANDWIDTH_BYTES_PER_SECOND, |sums| {
+        Some(sums.busbw)
+    }),
 ];
 
 /// By group name: the newest collective that all members have completed.
@@ -106,17 +83,16 @@ pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
         row.lag_p99_s = row.lag_p99_s.max(group.lag_p99_ms.unwrap_or(0.0) / 1e3);
         row.busbw = row.busbw.max(group.busbw_gbs.unwrap_or(0.0) * 1e9);
     }
-    for (name, help, value) in GROUP_METRICS {
-        w.family(name, Kind::Gauge, help);
+    for (metric, value) in GROUP_METRICS {
+        w.family(metric);
         for ((group, desc), row) in &sums {
             if let Some(value) = value(row) {
-                w.sample(name, &[("group", group), ("desc", desc)], value);
+                w.sample(metric.name, &[("group", group), ("desc", desc)], value);
             }
         }
     }
     w.gauge(
-        "rcomm_groups_omitted",
-        "Groups beyond the first 512, which have no series.",
+        &list::GROUPS_OMITTED,
         reports.len().saturating_sub(MOST_GROUPS) as f64,
     );
 }

@@ -8,6 +8,7 @@
 
 mod collectives;
 mod groups;
+pub(crate) mod list;
 mod writer;
 
 pub use writer::Form;
@@ -19,7 +20,6 @@ use groups::groups;
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
-use writer::Kind;
 
 /// Ranks with series of their own: culprits, and the ranks that the job waits for longest.
 const MOST_RANKS: usize = 16;
@@ -60,9 +60,9 @@ pub(crate) fn write(
     exemplars: Exemplars,
 ) -> String {
     let mut w = Writer::new(form);
-    w.family("rcomm_build_info", Kind::Gauge, "Version of rcomm-web.");
+    w.family(&list::BUILD_INFO);
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    w.sample("rcomm_build_info", &version, 1.0);
+    w.sample(list::BUILD_INFO.name, &version, 1.0);
     if let Some(snapshot) = snapshot {
         job(&mut w, snapshot);
         recorders(&mut w, snapshot, counters);
@@ -78,104 +78,58 @@ pub(crate) fn write(
 
 fn job(w: &mut Writer, snapshot: &Snapshot) {
     let report = &snapshot.report;
-    w.family("rcomm_job_info", Kind::Gauge, "Name of the job.");
-    w.sample("rcomm_job_info", &[("name", &snapshot.job)], 1.0);
-    w.family(
-        "rcomm_verdict_info",
-        Kind::Gauge,
-        "1 for the current verdict, 0 for the others.",
-    );
+    w.family(&list::JOB_INFO);
+    w.sample(list::JOB_INFO.name, &[("name", &snapshot.job)], 1.0);
+    w.family(&list::VERDICT_INFO);
     for (verdict, name) in VERDICTS {
         let holds = f64::from(u8::from(report.verdict == verdict));
-        w.sample("rcomm_verdict_info", &[("verdict", name)], holds);
+        w.sample(list::VERDICT_INFO.name, &[("verdict", name)], holds);
     }
-    w.gauge(
-        "rcomm_ranks_expected",
-        "World size of the job.",
-        report.input.ranks_expected as f64,
-    );
-    w.gauge(
-        "rcomm_ranks_read",
-        "Ranks whose record was read.",
-        report.input.ranks_read as f64,
-    );
+    w.gauge(&list::RANKS_EXPECTED, report.input.ranks_expected as f64);
+    w.gauge(&list::RANKS_READ, report.input.ranks_read as f64);
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
-    w.gauge(
-        "rcomm_ranks_silent",
-        "Ranks whose record stopped answering.",
-        silent as f64,
-    );
+    w.gauge(&list::RANKS_SILENT, silent as f64);
     let steps = || report.ranks.iter().filter_map(|rank| rank.step);
     if let (Some(least), Some(most)) = (steps().min(), steps().max()) {
-        w.family(
-            "rcomm_step",
-            Kind::Gauge,
-            "Newest training step reported by the program: of the last rank and of the first.",
-        );
-        w.sample("rcomm_step", &[("of", "last")], least as f64);
-        w.sample("rcomm_step", &[("of", "first")], most as f64);
+        w.family(&list::STEP);
+        w.sample(list::STEP.name, &[("of", "last")], least as f64);
+        w.sample(list::STEP.name, &[("of", "first")], most as f64);
     }
-    w.family(
-        "rcomm_inflight_collectives",
-        Kind::Gauge,
-        "Operations issued by at least one rank and not completed by all, by state.",
-    );
+    w.family(&list::INFLIGHT_COLLECTIVES);
     for (state, name) in STATES {
         let count = report.in_flight.iter().filter(|it| it.state == state);
         let labels = [("state", name)];
-        w.sample("rcomm_inflight_collectives", &labels, count.count() as f64);
+        w.sample(
+            list::INFLIGHT_COLLECTIVES.name,
+            &labels,
+            count.count() as f64,
+        );
     }
     let oldest = report.in_flight.iter().filter_map(|it| it.age_ms);
     w.gauge(
-        "rcomm_oldest_inflight_seconds",
-        "Age of the oldest pending operation; 0 if none is pending.",
+        &list::OLDEST_INFLIGHT_SECONDS,
         oldest.fold(0.0, f64::max) / 1e3,
     );
     let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
+    w.gauge(&list::STRAGGLER_TIME_RATIO, lag.fold(0.0, f64::max));
+    w.counter(&list::JUDGEMENTS, snapshot.number);
+    w.gauge(&list::JUDGEMENT_SECONDS, snapshot.cost.as_secs_f64());
     w.gauge(
-        "rcomm_straggler_time_ratio",
-        "Share of the job's time that the other ranks waited for the slowest one, 0 to 1.",
-        lag.fold(0.0, f64::max),
-    );
-    w.counter("rcomm_judgements", "Analyses made.", snapshot.number);
-    w.gauge(
-        "rcomm_judgement_seconds",
-        "Duration of the newest analysis.",
-        snapshot.cost.as_secs_f64(),
-    );
-    w.gauge(
-        "rcomm_judged_timestamp_seconds",
-        "Time of the newest analysis, since the epoch. The analysis is repeated when records change.",
+        &list::JUDGED_TIMESTAMP_SECONDS,
         snapshot.at.wall_ns as f64 / 1e9,
     );
 }
 
 fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
-    w.counter(
-        "rcomm_recorder_dropped",
-        "Records that rings dropped or overwrote, over all ranks.",
-        counters.lost(),
-    );
-    w.counter(
-        "rcomm_recorder_unread",
-        "Operations overwritten between two reads, which no counter includes.",
-        counters.unread(),
-    );
-    w.gauge(
-        "rcomm_recorder_entries",
-        "Operations held in memory, over all ranks.",
-        snapshot.entries() as f64,
-    );
+    w.counter(&list::RECORDER_DROPPED, counters.lost());
+    w.counter(&list::RECORDER_UNREAD, counters.unread());
+    w.gauge(&list::RECORDER_ENTRIES, snapshot.entries() as f64);
     let timed_out = counters
         .series()
         .values()
         .map(|series| series.timed_out)
         .sum();
-    w.counter(
-        "rcomm_watchdog_fires",
-        "Operations that failed after at least their time-out, counted on each rank.",
-        timed_out,
-    );
+    w.counter(&list::WATCHDOG_FIRES, timed_out);
     let beat = |view: &RankView| {
         let status = view.dump()?.status.as_ref()?;
         let alive = view.liveness == Liveness::Alive && status.heartbeat_ns > 0;
@@ -183,62 +137,41 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
     };
     if let Some(oldest) = snapshot.ranks.iter().filter_map(beat).max() {
         w.gauge(
-            "rcomm_watchdog_heartbeat_age_seconds",
-            "Time since the last heartbeat of the slowest watchdog among live ranks.",
+            &list::WATCHDOG_HEARTBEAT_AGE_SECONDS,
             oldest.max(0) as f64 / 1e9,
         );
     }
-    for (name, help, liveness) in [
-        (
-            "rcomm_processes_alive",
-            "Ranks whose process is known to be alive.",
-            Liveness::Alive,
-        ),
-        (
-            "rcomm_processes_dead",
-            "Ranks whose process is known to be gone.",
-            Liveness::Dead,
-        ),
+    for (metric, liveness) in [
+        (&list::PROCESSES_ALIVE, Liveness::Alive),
+        (&list::PROCESSES_DEAD, Liveness::Dead),
     ] {
         let views = snapshot.ranks.iter();
         let count = views.filter(|view| view.liveness == liveness).count();
-        w.gauge(name, help, count as f64);
+        w.gauge(metric, count as f64);
     }
 }
 
 fn sources(w: &mut Writer, snapshot: &Snapshot) {
     let sources = || snapshot.sources.iter().take(MOST_SOURCES);
-    w.family(
-        "rcomm_source_answered_ranks",
-        Kind::Gauge,
-        "Ranks that answered in the newest read of the source.",
-    );
+    w.family(&list::SOURCE_ANSWERED_RANKS);
     for source in sources() {
         let labels = [("source", source.name.as_str())];
         w.sample(
-            "rcomm_source_answered_ranks",
+            list::SOURCE_ANSWERED_RANKS.name,
             &labels,
             source.answered as f64,
         );
     }
-    w.family(
-        "rcomm_source_known_ranks",
-        Kind::Gauge,
-        "Ranks known to the source.",
-    );
+    w.family(&list::SOURCE_KNOWN_RANKS);
     for source in sources() {
         let labels = [("source", source.name.as_str())];
-        w.sample("rcomm_source_known_ranks", &labels, source.known as f64);
+        w.sample(list::SOURCE_KNOWN_RANKS.name, &labels, source.known as f64);
     }
-    w.family(
-        "rcomm_source_failing",
-        Kind::Gauge,
-        "1 if the newest read of the source failed.",
-    );
+    w.family(&list::SOURCE_FAILING);
     for source in sources() {
         let labels = [("source", source.name.as_str())];
         let failing = f64::from(u8::from(source.error.is_some()));
-        w.sample("rcomm_source_failing", &labels, failing);
+        w.sample(list::SOURCE_FAILING.name, &labels, failing);
     }
 }
 
@@ -246,11 +179,7 @@ fn sources(w: &mut Writer, snapshot: &Snapshot) {
 fn ranks(w: &mut Writer, snapshot: &Snapshot) {
     let report = &snapshot.report;
     let host = |rank: Rank| snapshot.rank(rank).map_or("", |view| view.host.as_ref());
-    w.family(
-        "rcomm_culprit_rank",
-        Kind::Gauge,
-        "1 for each rank that a finding names as culprit; at most 16 ranks.",
-    );
+    w.family(&list::CULPRIT_RANK);
     let mut blamed: Vec<(Rank, Code)> = Vec::new();
     for finding in &report.findings {
         if finding.caused_by.is_none() && finding.severity != Severity::Note {
@@ -269,7 +198,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
             ("code", code.id()),
             ("name", code.name()),
         ];
-        w.sample("rcomm_culprit_rank", &labels, 1.0);
+        w.sample(list::CULPRIT_RANK.name, &labels, 1.0);
     }
     let mut late: Vec<_> = report
         .ranks
@@ -278,34 +207,22 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
         .collect();
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
     late.truncate(MOST_RANKS);
-    w.family(
-        "rcomm_rank_straggler_time_ratio",
-        Kind::Gauge,
-        "Share of the job's time that the other ranks waited for this one; the 16 largest.",
-    );
+    w.family(&list::RANK_STRAGGLER_TIME_RATIO);
     for (share, rank) in &late {
         let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
-        w.sample("rcomm_rank_straggler_time_ratio", &labels, *share);
+        w.sample(list::RANK_STRAGGLER_TIME_RATIO.name, &labels, *share);
     }
-    w.family(
-        "rcomm_rank_arrival_lag_p50_seconds",
-        Kind::Gauge,
-        "Median arrival lag of the same ranks.",
-    );
+    w.family(&list::RANK_ARRIVAL_LAG_P50_SECONDS);
     for (_, rank) in &late {
         if let Some(lag) = rank.lag_p50_ms {
             let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
-            w.sample("rcomm_rank_arrival_lag_p50_seconds", &labels, lag / 1e3);
+            w.sample(list::RANK_ARRIVAL_LAG_P50_SECONDS.name, &labels, lag / 1e3);
         }
     }
 }
 
 fn findings(w: &mut Writer, snapshot: &Snapshot) {
-    w.family(
-        "rcomm_findings",
-        Kind::Gauge,
-        "Findings of the newest report, by code.",
-    );
+    w.family(&list::FINDINGS);
     for &code in Code::ALL {
         let severity = match code.severity() {
             Severity::Error => "error",
@@ -319,12 +236,13 @@ fn findings(w: &mut Writer, snapshot: &Snapshot) {
             ("name", code.name()),
             ("severity", severity),
         ];
-        w.sample("rcomm_findings", &labels, count as f64);
+        w.sample(list::FINDINGS.name, &labels, count as f64);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::writer::Kind;
     use super::*;
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
@@ -387,6 +305,73 @@ mod tests {
             (Form::Text, Exemplars::OfTraces),
         ] {
             assert!(!written(16, form, exemplars).contains("trace_id"));
+        }
+    }
+
+    /// The metric names in a text; a name may contain a `*`.
+    fn named(text: &str) -> impl Iterator<Item = &str> {
+        text.match_indices("rcomm_").filter_map(|(at, _)| {
+            let rest = &text[at..];
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '*');
+            let end = end.unwrap_or(rest.len());
+            // Not a metric: a path such as `rcomm_web::serve`.
+            (!rest[end..].starts_with("::")).then(|| &rest[..end])
+        })
+    }
+
+    /// The names of a metric's samples.
+    fn samples(metric: &list::Metric) -> Vec<String> {
+        let suffixes: &[&str] = match metric.kind {
+            Kind::Gauge => &[""],
+            Kind::Counter => &["_total"],
+            Kind::Histogram => &["", "_bucket", "_sum", "_count"],
+        };
+        let name = |suffix| format!("{}{suffix}", metric.name);
+        suffixes.iter().map(name).collect()
+    }
+
+    #[test]
+    fn documents_dashboards_and_alerts_name_only_metrics_of_the_list() {
+        let web = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut files = vec![web.join("../docs/WEB.md")];
+        for folder in ["deploy/grafana/dashboards", "deploy/prometheus"] {
+            let folder = std::fs::read_dir(web.join(folder)).expect("a folder");
+            files.extend(folder.map(|file| file.expect("a file").path()));
+        }
+        let known: Vec<String> = list::ALL.iter().flat_map(samples).collect();
+        let mut seen = 0;
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a text");
+            for name in named(&text) {
+                let (before, after) = name.split_once('*').unwrap_or((name, ""));
+                let fits = |it: &&String| match name.contains('*') {
+                    true => it.starts_with(before) && it.ends_with(after),
+                    false => *it == name,
+                };
+                assert!(
+                    known.iter().any(|it| fits(&it)),
+                    "{name} in {}",
+                    file.display()
+                );
+                seen += 1;
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
+    #[test]
+    fn every_written_family_is_of_the_list() {
+        let text = written(16, Form::Text, Exemplars::Without);
+        for line in text.lines().filter(|line| line.starts_with("# HELP ")) {
+            let listed = list::ALL.iter().any(|metric| {
+                let suffix = if metric.kind == Kind::Counter {
+                    "_total"
+                } else {
+                    ""
+                };
+                line == format!("# HELP {}{suffix} {}", metric.name, metric.help)
+            });
+            assert!(listed, "{line}");
         }
     }
 }

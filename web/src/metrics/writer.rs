@@ -4,6 +4,7 @@
 //! exemplars, which only OpenMetrics has, and in the closing `# EOF`. Source: the OpenMetrics 1.0
 //! specification; "Exposition formats" in Prometheus' documentation; RFC 9110, section 12.5.1.
 
+use super::list::Metric;
 use std::fmt::Write as _;
 
 /// How metrics are written.
@@ -101,8 +102,9 @@ impl Writer {
         self.out
     }
 
-    pub(crate) fn family(&mut self, name: &str, kind: Kind, help: &str) {
-        let (suffix, kind) = match (kind, self.form) {
+    pub(crate) fn family(&mut self, metric: &Metric) {
+        let Metric { name, help, .. } = metric;
+        let (suffix, kind) = match (metric.kind, self.form) {
             (Kind::Gauge, _) => ("", "gauge"),
             (Kind::Histogram, _) => ("", "histogram"),
             (Kind::Counter, Form::OpenMetrics) => ("", "counter"),
@@ -141,14 +143,14 @@ impl Writer {
         self.out.push('\n');
     }
 
-    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.family(name, Kind::Gauge, help);
-        self.sample(name, &[], value);
+    pub(crate) fn gauge(&mut self, metric: &Metric, value: f64) {
+        self.family(metric);
+        self.sample(metric.name, &[], value);
     }
 
-    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.family(name, Kind::Counter, help);
-        self.sample(&format!("{name}_total"), &[], value as f64);
+    pub(crate) fn counter(&mut self, metric: &Metric, value: u64) {
+        self.family(metric);
+        self.sample(&format!("{}_total", metric.name), &[], value as f64);
     }
 
     fn name(&mut self, name: &str, labels: &[(&str, &str)]) {
@@ -205,7 +207,13 @@ mod tests {
     fn labels_are_escaped_and_exemplars_only_written_where_they_may_be() {
         for form in [Form::Text, Form::OpenMetrics] {
             let mut writer = Writer::new(form);
-            writer.counter("rcomm_x", "Of x.", 3);
+            let metric = Metric {
+                name: "rcomm_x",
+                kind: Kind::Counter,
+                help: "Of x.",
+                otlp: None,
+            };
+            writer.counter(&metric, 3);
             let exemplar = Exemplar {
                 trace_id: "ab".into(),
                 value: 0.5,

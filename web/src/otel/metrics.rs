@@ -1,9 +1,9 @@
-//! The counters and histograms of the counters, and where the job stands, as OTLP metrics. Cumulative since
-//! the watching began.
+//! Counters, histograms and gauges as OTLP metrics, cumulative since start-up.
 
 use super::settings::Settings;
 use super::{attribute, resource, scope, text, unix};
 use crate::counters::{BOUNDS, Counters, Example, Histogram, Series};
+use crate::metrics::list;
 use crate::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
@@ -13,9 +13,6 @@ use opentelemetry_proto::tonic::metrics::v1::{
     Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum, exemplar, number_data_point,
 };
 use rcomm_analyzer::Snapshot;
-
-/// Name, description, unit.
-type Named = (&'static str, &'static str, &'static str);
 
 /// A request, and how many metrics it holds.
 pub(super) fn request(
@@ -35,88 +32,25 @@ pub(super) fn request(
     let ages = report.in_flight.iter().filter_map(|it| it.age_ms);
     let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
-    let metrics = vec![
-        context.sum(
-            (
-                "rcomm.collectives",
-                "Operations completed, counted on each rank.",
-                "{collective}",
-            ),
-            |series| series.completed,
-        ),
-        context.sum(
-            (
-                "rcomm.collectives.failed",
-                "Operations that failed, counted on each rank.",
-                "{collective}",
-            ),
-            |series| series.failed,
-        ),
-        context.sum(
-            (
-                "rcomm.collective.io",
-                "Input bytes of completed operations, over all ranks.",
-                "By",
-            ),
-            |series| series.bytes,
-        ),
-        context.histogram(
-            (
-                "rcomm.collective.duration",
-                "From the arrival of the last member to completion.",
-                "s",
-            ),
-            |series| &series.duration,
-        ),
-        context.histogram(
-            (
-                "rcomm.collective.arrival_lag",
-                "Arrival of the last member after the first.",
-                "s",
-            ),
-            |series| &series.lag,
-        ),
+    let metrics = [
+        context.sum(&list::COLLECTIVES, |series| series.completed),
+        context.sum(&list::COLLECTIVES_FAILED, |series| series.failed),
+        context.sum(&list::COLLECTIVE_BYTES, |series| series.bytes),
+        context.histogram(&list::COLLECTIVE_DURATION_SECONDS, |series| {
+            &series.duration
+        }),
+        context.histogram(&list::COLLECTIVE_ARRIVAL_LAG_SECONDS, |series| &series.lag),
+        context.gauge(&list::INFLIGHT_COLLECTIVES, report.in_flight.len() as f64),
         context.gauge(
-            (
-                "rcomm.inflight",
-                "Operations issued by at least one rank and not completed by all.",
-                "{collective}",
-            ),
-            report.in_flight.len() as f64,
-        ),
-        context.gauge(
-            (
-                "rcomm.inflight.oldest",
-                "Age of the oldest pending operation.",
-                "s",
-            ),
+            &list::OLDEST_INFLIGHT_SECONDS,
             ages.fold(0.0, f64::max) / 1e3,
         ),
-        context.gauge(
-            ("rcomm.ranks.expected", "World size of the job.", "{rank}"),
-            report.input.ranks_expected as f64,
-        ),
-        context.gauge(
-            ("rcomm.ranks.read", "Ranks whose record was read.", "{rank}"),
-            report.input.ranks_read as f64,
-        ),
-        context.gauge(
-            (
-                "rcomm.ranks.silent",
-                "Ranks whose record stopped answering.",
-                "{rank}",
-            ),
-            silent as f64,
-        ),
-        context.gauge(
-            (
-                "rcomm.straggler.time_ratio",
-                "Share of the job's time that the other ranks waited for the slowest one, 0 to 1.",
-                "1",
-            ),
-            lag.fold(0.0, f64::max),
-        ),
+        context.gauge(&list::RANKS_EXPECTED, report.input.ranks_expected as f64),
+        context.gauge(&list::RANKS_READ, report.input.ranks_read as f64),
+        context.gauge(&list::RANKS_SILENT, silent as f64),
+        context.gauge(&list::STRAGGLER_TIME_RATIO, lag.fold(0.0, f64::max)),
     ];
+    let metrics: Vec<Metric> = metrics.into_iter().flatten().collect();
     let count = metrics.len() as u64;
     let resource_metrics = vec![ResourceMetrics {
         resource: resource(&snapshot.job, settings, vec![]),
@@ -146,7 +80,7 @@ impl Context<'_> {
         ]
     }
 
-    fn sum(&self, named: Named, value: impl Fn(&Series) -> u64) -> Metric {
+    fn sum(&self, listed: &list::Metric, value: impl Fn(&Series) -> u64) -> Option<Metric> {
         let points = self.counters.series().iter().map(|((desc, op), series)| {
             let value = i64::try_from(value(series)).unwrap_or(i64::MAX);
             NumberDataPoint {
@@ -162,20 +96,24 @@ impl Context<'_> {
             aggregation_temporality: AggregationTemporality::Cumulative.into(),
             is_monotonic: true,
         };
-        metric(named, Data::Sum(sum))
+        metric(listed, Data::Sum(sum))
     }
 
-    fn gauge(&self, named: Named, value: f64) -> Metric {
+    fn gauge(&self, listed: &list::Metric, value: f64) -> Option<Metric> {
         let point = NumberDataPoint {
             time_unix_nano: self.now,
             value: Some(number_data_point::Value::AsDouble(value)),
             ..NumberDataPoint::default()
         };
         let data_points = vec![point];
-        metric(named, Data::Gauge(Gauge { data_points }))
+        metric(listed, Data::Gauge(Gauge { data_points }))
     }
 
-    fn histogram(&self, named: Named, of: impl Fn(&Series) -> &Histogram) -> Metric {
+    fn histogram(
+        &self,
+        listed: &list::Metric,
+        of: impl Fn(&Series) -> &Histogram,
+    ) -> Option<Metric> {
         let points = self
             .counters
             .series()
@@ -199,7 +137,7 @@ impl Context<'_> {
             data_points: points.collect(),
             aggregation_temporality: AggregationTemporality::Cumulative.into(),
         };
-        metric(named, Data::Histogram(histogram))
+        metric(listed, Data::Histogram(histogram))
     }
 
     fn exemplars(&self, histogram: &Histogram) -> Vec<Exemplar> {
@@ -222,12 +160,14 @@ impl Context<'_> {
     }
 }
 
-fn metric((name, description, unit): Named, data: Data) -> Metric {
-    Metric {
+/// A metric of the list; `None` if it has no name in OTLP.
+fn metric(listed: &list::Metric, data: Data) -> Option<Metric> {
+    let (name, unit) = listed.otlp?;
+    Some(Metric {
         name: name.to_owned(),
-        description: description.to_owned(),
+        description: listed.help.to_owned(),
         unit: unit.to_owned(),
         data: Some(data),
         ..Metric::default()
-    }
+    })
 }

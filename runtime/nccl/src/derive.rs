@@ -8,7 +8,8 @@
 use super::backend::NcclBackend;
 use super::birth::{Birth, Seat};
 use super::comm::{Comm, Look};
-use super::lane::{Lane, hash_of_child};
+use super::hash;
+use super::lane::Lane;
 use super::notes::Notes;
 use super::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
 use rcomm_core::Deadline;
@@ -71,7 +72,7 @@ impl NcclBackend {
             })?;
         match (made, group, first) {
             (Some(comm), Some(group), Some(first)) => {
-                self.adopt(comm, group, (nth, first)).map(Some)
+                self.adopt(comm, group, (nth as u32 + 1, first)).map(Some)
             }
             _ => Ok(None),
         }
@@ -135,17 +136,19 @@ impl NcclBackend {
             let message = "ncclCommShrink gave a rank that is left no communicator";
             return Err(Error::new(ErrorKind::Backend, message));
         };
-        self.adopt(comm, group, (u64::MAX, left[0]))
+        // A shrink has neither number nor colour.
+        self.adopt(comm, group, (0, 0))
     }
 
     fn adopt(
         &self,
         comm: Comm,
         group: &GroupContext,
-        (nth, first): (u64, u32),
+        place: (u32, u32),
     ) -> Result<Arc<dyn Backend>> {
         let shared = self.shared.sibling();
-        let hash = hash_of_child(self.main.hash().unwrap_or_default(), nth, first);
+        let parent = self.main.hash().unwrap_or_default();
+        let hash = hash::of_child(shared.library.version(), parent, place);
         let lane = Lane::over(&shared, comm, hash)?;
         Ok(Self::over(group.clone(), shared, lane))
     }

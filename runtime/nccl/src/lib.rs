@@ -3,10 +3,9 @@
 //! Nothing outside this folder sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types and the
 //! tables of functions, `library` and `cuda` load them and turn codes into errors. `device`, `stream`, `event`,
 //! `memory` and `comm` are owned values over them; `config` is what a communicator is made with, and `place`
-//! where its handle appears. `cards` and `rally` bring ranks together over the store,
-//! `birth` makes communicators and
-//! `derive` groups from groups, `lane` and `launch` put operations on a stream or into a `graph`, `pending`
-//! looks how they fare. `window` has the one-sided operations. `factory` makes the `backend` of each group.
+//! where its handle appears. `cards` and `rally` bring ranks together over the store, `birth` makes communicators,
+//! whose number is in `hash`, and `derive` groups from groups, `lane` and `launch` put operations on a stream or into
+//! a `graph`, `pending` looks how they fare. `window` has the one-sided operations. `factory` makes the `backend` of each group.
 //!
 //! Both libraries are loaded at run time: one build runs with and without a device. cudarc's NCCL layer
 //! is not used: it looks for other file names than `libnccl.so.2`, panics where a symbol is missing, and
@@ -26,6 +25,7 @@ mod device;
 mod event;
 mod factory;
 mod graph;
+mod hash;
 mod lane;
 mod launch;
 mod library;

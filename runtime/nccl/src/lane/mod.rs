@@ -18,20 +18,19 @@ use super::birth::{Birth, Step, WarmUp};
 use super::comm::{Comm, Look};
 use super::event::Mark;
 use super::graph::{Graph, LiveGraphs};
+use super::hash;
 use super::memory::DeviceBuffer;
 use super::options::Connecting;
 use super::pending::{Start, Ticket};
 use super::rally::{Meeting, Rally, Scope};
 use super::registry::Registry;
 use super::stream::CudaStream;
-use super::sys::UniqueId;
 use apart::Shape;
 use ending::Remains;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -79,7 +78,7 @@ pub(super) struct Lane {
     pub(super) registry: Registry,
     stream: Arc<CudaStream>,
     barrier: DeviceBuffer,
-    /// What tells this communicator from all others, the same on all members.
+    /// NCCL's number of the communicator, the same on all members.
     hash: OnceLock<u64>,
     /// Operations put on the device.
     launched: AtomicU64,
@@ -365,7 +364,11 @@ impl Lane {
             && let Some((comm, ids)) = rally.into_comm()
         {
             // Set once: there is one rally.
-            let _ = self.hash.set(hash_of(&ids));
+            if let Some(first) = ids.first() {
+                let _ = self
+                    .hash
+                    .set(hash::of_joined(self.shared.library.version(), first));
+            }
             let _ = self.comm.set(Arc::new(comm));
         }
         Ok(true)
@@ -473,23 +476,4 @@ impl Lane {
         }
         facts
     }
-}
-
-fn hash_of(ids: &[UniqueId]) -> u64 {
-    first_word(ids.iter().map(|id| &id.internal[..]))
-}
-
-/// What tells the `nth` communicator that was made of another, with this rank of the parent as its first.
-pub(super) fn hash_of_child(parent: u64, nth: u64, first: u32) -> u64 {
-    let words = [parent, nth, u64::from(first)].map(u64::to_le_bytes);
-    first_word(words.iter().map(|word| &word[..]))
-}
-
-fn first_word<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
-    let mut hash = Sha256::new();
-    parts.for_each(|part| hash.update(part));
-    let digest: [u8; 32] = hash.finalize().into();
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest[..8]);
-    u64::from_le_bytes(first)
 }

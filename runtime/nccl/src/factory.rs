@@ -115,9 +115,9 @@ impl NcclFactory {
         );
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
-        // One rank of each host asks for all.
-        let is_first = world.local_rank.unwrap_or(world.rank) == 0;
-        let ras = Ras::new(options.ras.clone().filter(|_| is_first), Ras::PATIENCE);
+        // One rank asks for the job, and another one in case that the first is gone.
+        let asks = world.rank == 0 || world.rank + 1 == world.world_size;
+        let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::PATIENCE);
         let pattern = Shared {
             marks: EventPool::new(&device, options.event_timing()),
             joints: EventPool::new(&device, EventTiming::Untimed),

@@ -1,60 +1,118 @@
 //! The report of NCCL's own monitor (RAS, in the library since 2.24), for a dump.
 //!
-//! Each process of a job has one, on a thread of the library's that knows of all the others; whichever of
-//! this host's answers tells of the whole job. Plain lines over TCP: source `src/ras/client_support.cc` of
+//! Each process of a job has one, on a thread of the library's that knows of all the others; whichever answers
+//! reports on the whole job, which it asks for that. So two ranks of the job ask, the first and the last. Plain lines over TCP: source `src/ras/client_support.cc` of
 //! NCCL, and "RAS" in its user guide.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Asks the monitor, and not too often.
 pub(super) struct Ras {
-    /// `None` if this rank does not ask: one of each host does.
+    /// `None` if this rank does not ask: two of the job do.
     address: Option<String>,
-    patience: Duration,
-    names: Names,
-    last: Mutex<Option<(Instant, Option<String>)>>,
+    patience: Patience,
+    names: Arc<Names>,
+    last: Mutex<Last>,
+}
+
+/// How long an answer is waited for.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// By a dump.
+    pub(super) dump: Duration,
+    /// In the background: the monitor's own legs take five seconds where a node is dead.
+    pub(super) answer: Duration,
+}
+
+#[derive(Default)]
+enum Last {
+    #[default]
+    None,
+    /// It was asked, and a thread waits for the answer.
+    Asked(Receiver<Option<String>>),
+    Answered(Instant, Option<String>),
 }
 
 impl Ras {
-    /// A dump is not held up for longer.
-    pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+    pub(super) const PATIENCE: Patience = Patience {
+        dump: Duration::from_secs(1),
+        answer: Duration::from_secs(8),
+    };
     /// One answer serves for all groups of a dump, and for dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
     const MOST_BYTES: u64 = 1 << 20;
 
-    pub(super) fn new(address: Option<String>, patience: Duration) -> Self {
+    pub(super) fn new(address: Option<String>, patience: Patience) -> Self {
         Self {
             address,
             patience,
-            names: Names::new(look_up),
+            names: Arc::new(Names::new(look_up)),
             last: Mutex::default(),
         }
     }
 
-    /// The report, if the monitor is there and answers in time.
+    /// The report, if the monitor is there and answers in time. One that comes later goes to the log, and into the
+    /// next dump.
     ///
     /// # Blocking
-    /// For as long as its patience lasts.
+    /// For as long as a dump's patience lasts.
     pub(super) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, report)) = &*last
-            && at.elapsed() < Self::FRESH
-        {
-            return report.clone();
+        let answer = match std::mem::take(&mut *last) {
+            Last::Answered(at, report) if at.elapsed() < Self::FRESH => {
+                *last = Last::Answered(at, report.clone());
+                return report;
+            }
+            Last::Asked(answer) => answer,
+            Last::None | Last::Answered(..) => self.ask_apart(address)?,
+        };
+        match answer.recv_timeout(self.patience.dump) {
+            Err(RecvTimeoutError::Timeout) => {
+                *last = Last::Asked(answer);
+                None
+            }
+            answered => {
+                let report = answered.ok().flatten();
+                *last = Last::Answered(Instant::now(), report.clone());
+                report
+            }
         }
-        let deadline = Instant::now() + self.patience;
-        let places = self.names.find(address, deadline);
-        let report = places
-            .and_then(|places| ask(&places, deadline))
-            .inspect_err(|error| tracing::debug!(address, %error, "no report of NCCL's monitor"))
-            .ok();
-        *last = Some((Instant::now(), report.clone()));
-        report
+    }
+
+    /// Asks on a thread of its own.
+    fn ask_apart(&self, address: &str) -> Option<Receiver<Option<String>>> {
+        let (sender, answer) = channel();
+        let (names, address, patience) = (self.names.clone(), address.to_owned(), self.patience);
+        let work = move || {
+            let begun = Instant::now();
+            let deadline = begun + patience.answer;
+            let places = names.find(&address, deadline);
+            let report = places
+                .and_then(|places| ask(&places, deadline))
+                .inspect_err(
+                    |error| tracing::debug!(address, %error, "no report of NCCL's monitor"),
+                )
+                .ok();
+            if let Some(report) = report.as_ref().filter(|_| begun.elapsed() > patience.dump) {
+                tracing::warn!(
+                    report,
+                    "NCCL's monitor has answered after the dump was made"
+                );
+            }
+            // Nothing waits any more where this fails.
+            let _ = sender.send(report);
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
+        thread
+            .spawn(work)
+            .inspect_err(|error| tracing::debug!(%error, "no thread to ask NCCL's monitor on"))
+            .ok()?;
+        Some(answer)
     }
 }
 
@@ -136,7 +194,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     let mut lines = BufReader::new(Timed { stream, deadline });
     let mut said = String::new();
     // A release before 2.28.7 has no other form than text, and says so.
-    for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 1\n", "SET FORMAT json\n"] {
+    for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
         said.clear();
         lines.by_ref().take(4096).read_line(&mut said)?;
@@ -179,6 +237,32 @@ mod tests {
         address
     }
 
+    fn patient(dump: Duration) -> Patience {
+        let answer = Duration::from_secs(60);
+        Patience { dump, answer }
+    }
+
+    #[test]
+    fn a_report_that_comes_after_a_dump_is_in_the_next_one() {
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let address = monitor(move |mut stream| {
+            // Until the first dump is made.
+            let _ = wait.recv();
+            stream
+                .write_all(b"SERVER PROTOCOL 2\nOK\nOK\nlate\n")
+                .unwrap();
+            let mut asked = String::new();
+            let mut lines = BufReader::new(stream);
+            while lines.read_line(&mut asked).unwrap() > 0 && !asked.contains("STATUS") {}
+        });
+        let mut ras = Ras::new(Some(address), patient(Duration::from_millis(50)));
+        assert_eq!(ras.report(), None);
+        release.send(()).unwrap();
+        ras.patience.dump = Duration::from_secs(60);
+        // It was asked once: the monitor listens no more.
+        assert_eq!(ras.report().as_deref(), Some("late\n"));
+    }
+
     #[test]
     fn the_report_is_what_follows_the_answers() {
         let address = monitor(|stream| {
@@ -194,7 +278,7 @@ mod tests {
                 lines.get_mut().write_all(answer.as_bytes()).unwrap();
             }
         });
-        let ras = Ras::new(Some(address), Duration::from_secs(60));
+        let ras = Ras::new(Some(address), patient(Duration::from_secs(60)));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
         // It is not asked again: nobody listens any more.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
@@ -209,9 +293,9 @@ mod tests {
             drop(stream);
         });
         let brief = Duration::from_millis(100);
-        assert_eq!(Ras::new(Some(address), brief).report(), None);
+        assert_eq!(Ras::new(Some(address), patient(brief)).report(), None);
         drop(release);
-        assert_eq!(Ras::new(None, brief).report(), None);
+        assert_eq!(Ras::new(None, patient(brief)).report(), None);
     }
 
     /// How many are looked up, and whether they may come to an end.

@@ -222,25 +222,30 @@ fn a_nan_in_device_memory_is_refused_on_all_ranks() {
 }
 
 #[test]
-fn the_monitors_report_is_part_of_the_first_ranks_dump() {
+fn the_monitors_report_is_part_of_the_dumps_of_the_first_and_the_last_rank() {
     let monitor = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = monitor.local_addr().unwrap().to_string();
-    let serve = std::thread::spawn(move || {
-        let (stream, _) = monitor.accept().unwrap();
+    let answer = |stream: std::net::TcpStream| {
         let mut lines = BufReader::new(stream);
-        // All at once: who asks has a second for all of it, and waits for no turn of this thread's.
+        // All at once: a dump waits a second for all of it, and for no turn of this thread's.
         let answers = "SERVER PROTOCOL 2\nOK\nOK\n{\"nccl_version\": \"2.30.7\"}";
         lines.get_mut().write_all(answers.as_bytes()).unwrap();
         let mut asked = String::new();
         for question in [
             "CLIENT PROTOCOL 2",
-            "TIMEOUT 1",
+            "TIMEOUT 5",
             "SET FORMAT json",
             "VERBOSE STATUS",
         ] {
             asked.clear();
             lines.read_line(&mut asked).unwrap();
             assert_eq!(asked.trim_end(), question);
+        }
+    };
+    // The first rank and the last one ask.
+    let serve = std::thread::spawn(move || {
+        for _ in 0..2 {
+            answer(monitor.accept().unwrap().0);
         }
     });
     let (job, _) = run("graph", |_, command| {
@@ -252,7 +257,7 @@ fn the_monitors_report_is_part_of_the_first_ranks_dump() {
     for (path, dump) in job.dumps() {
         let reports = facts(&dump, "report");
         let expected: &[&str] = match dump.identity.rank {
-            Some(0) => &["{\"nccl_version\": \"2.30.7\"}"],
+            Some(0 | 3) => &["{\"nccl_version\": \"2.30.7\"}"],
             _ => &[],
         };
         assert_eq!(reports, expected, "{}", path.display());

@@ -104,7 +104,7 @@ impl NcclBackend {
 
     /// Refuses what this backend cannot do. Nothing is sent.
     fn check(&self, op: &Op<'_>) -> Result<()> {
-        launch::check(&self.shared.library, op)?;
+        launch::check(&self.shared, op)?;
         let mut result = Ok(());
         visit(op, &mut |buffer| {
             if result.is_ok() {
@@ -334,7 +334,7 @@ impl Backend for NcclBackend {
         if memory.device() != self.shared.device.place() {
             return Ok(None);
         }
-        self.shared.nans.find(memory, &self.shared.default_stream)
+        self.shared.nans.find(memory, &self.shared)
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {

@@ -65,6 +65,11 @@ pub(super) const POINTER_DEVICE_ORDINAL: c_int = 9;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub(super) const MEMORY_TYPE_DEVICE: c_uint = 2;
 
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub(super) const ATTRIBUTE_CAPABILITY: c_int = 75;
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
+pub(super) const ATTRIBUTE_MEMORY_POOLS: c_int = 115;
+
 /// `CUuuid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -127,6 +132,16 @@ table! {
         mem_alloc = "cuMemAlloc_v2": fn(*mut CuDevicePtr, usize) -> CuResult;
         /// `cuMemFree_v2`
         mem_free = "cuMemFree_v2": fn(CuDevicePtr) -> CuResult;
+        /// `cuMemAllocAsync`
+        mem_alloc_async = "cuMemAllocAsync": fn(*mut CuDevicePtr, usize, CuStream) -> CuResult;
+        /// `cuMemFreeAsync`
+        mem_free_async = "cuMemFreeAsync": fn(CuDevicePtr, CuStream) -> CuResult;
+        /// `cuMemHostAlloc`
+        mem_host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint) -> CuResult;
+        /// `cuMemFreeHost`
+        mem_free_host = "cuMemFreeHost": fn(*mut c_void) -> CuResult;
+        /// `cuDeviceGetAttribute`
+        device_get_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, CuDevice) -> CuResult;
         /// `cuMemRetainAllocationHandle`
         mem_retain_allocation_handle = "cuMemRetainAllocationHandle": fn(*mut CuAllocation, *mut c_void) -> CuResult;
         /// `cuMemRelease`

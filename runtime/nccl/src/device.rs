@@ -24,6 +24,10 @@ pub struct CudaDevice {
     device: CuDevice,
     context: CuContext,
     uuid: [u8; 16],
+    /// Memory can be allocated and freed in the order of a stream.
+    has_pools: bool,
+    /// The first number of its compute capability.
+    capability: c_int,
     /// What is to be freed. It refers back to the device: what nobody frees stays.
     aside: Arc<Mutex<Vec<Held>>>,
 }
@@ -81,6 +85,15 @@ impl CudaDevice {
         // SAFETY: fills sixteen bytes through a valid pointer.
         let status = unsafe { (table.device_get_uuid)(&mut uuid, device) };
         driver.check("cuDeviceGetUuid", status)?;
+        let attribute = |which: c_int| -> Result<c_int> {
+            let mut value = 0;
+            // SAFETY: writes one int through a valid pointer.
+            let status = unsafe { (table.device_get_attribute)(&mut value, which, device) };
+            driver.check("cuDeviceGetAttribute", status)?;
+            Ok(value)
+        };
+        let has_pools = attribute(cuda::ATTRIBUTE_MEMORY_POOLS)? != 0;
+        let capability = attribute(cuda::ATTRIBUTE_CAPABILITY)?;
         let mut context: CuContext = null_mut();
         // SAFETY: writes one pointer through a valid pointer.
         let status = unsafe { (table.primary_ctx_retain)(&mut context, device) };
@@ -91,6 +104,8 @@ impl CudaDevice {
             device,
             context,
             uuid: uuid.bytes,
+            has_pools,
+            capability,
             aside: Arc::default(),
         }))
     }
@@ -108,6 +123,16 @@ impl CudaDevice {
     /// What tells it from every other device, in all processes, as hexadecimal digits.
     pub fn uuid(&self) -> String {
         self.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub(super) fn has_pools(&self) -> bool {
+        self.has_pools
+    }
+
+    /// Whether its multiprocessors compute with 8-bit floats.
+    pub(super) fn has_float8(&self) -> bool {
+        const FIRST: c_int = 9;
+        self.capability >= FIRST
     }
 
     pub(super) fn driver(&self) -> &Arc<CudaDriver> {

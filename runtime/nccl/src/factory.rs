@@ -9,7 +9,7 @@ use super::nan::NanFinder;
 use super::options::{Connecting, NcclOptions};
 use super::rally::{Meeting, Scope};
 use super::ras::Ras;
-use super::stream::CudaStream;
+use super::stream::{CudaStream, Priority};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Backend, BackendFactory, GroupContext, WorldContext};
 use rcomm_core::store::PrefixStore;
@@ -30,6 +30,8 @@ pub(super) struct Shared {
     /// Where one stream waits for another.
     pub(super) joints: Arc<EventPool>,
     pub(super) default_stream: Arc<CudaStream>,
+    /// For what waits for no kernel: new memory is filled with zeros here.
+    pub(super) copies: Arc<CudaStream>,
     /// Why nothing goes on; set once.
     pub(super) aborted: OnceLock<Error>,
     /// Operations whose buffers the device never gave back.
@@ -51,6 +53,7 @@ impl Shared {
             marks: EventPool::new(&self.device, self.options.event_timing()),
             joints: EventPool::new(&self.device, EventTiming::Untimed),
             default_stream: self.default_stream.clone(),
+            copies: self.copies.clone(),
             aborted: OnceLock::new(),
             leaked: AtomicU64::new(0),
             patience: self.patience,
@@ -122,6 +125,7 @@ impl NcclFactory {
             marks: EventPool::new(&device, options.event_timing()),
             joints: EventPool::new(&device, EventTiming::Untimed),
             default_stream: CudaStream::default_of(&device),
+            copies: CudaStream::new(&device, Priority::Normal)?,
             library,
             device,
             options: Arc::new(options),

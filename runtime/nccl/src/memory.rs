@@ -37,17 +37,49 @@ pub(super) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
+    /// In whose order it was allocated and is freed, so that neither waits for a kernel of another stream
+    /// (`cuMemFree` waits for all of the device).
+    stream: Option<Arc<CudaStream>>,
+}
+
+impl Allocation {
+    fn free(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let (driver, table) = (self.device.driver(), self.device.driver().table());
+        match &self.stream {
+            // SAFETY: allocated by `DeviceBuffer::unset`, freed once, after what is enqueued on its stream;
+            // operations on other streams keep it until they are done.
+            Some(stream) => driver.check("cuMemFreeAsync", unsafe {
+                (table.mem_free_async)(self.at, stream.raw())
+            }),
+            // SAFETY: as above; the driver waits for work on it.
+            None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
+        }
+    }
+
+    /// Whether a graph would free it, each time that it is launched.
+    fn is_captured(&self) -> bool {
+        let is_captured = |stream: &Arc<CudaStream>| {
+            let entered = self.device.enter();
+            entered.is_ok() && !matches!(stream.graph(), Ok(None))
+        };
+        self.stream.as_ref().is_some_and(is_captured)
+    }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let free = || -> Result<()> {
-            let _entered = self.device.enter()?;
-            // SAFETY: allocated by `DeviceBuffer::zeroed`, freed once; the driver waits for work on it.
-            let status = unsafe { (self.device.driver().table().mem_free)(self.at) };
-            self.device.driver().check("cuMemFree", status)
-        };
-        if let Err(error) = free() {
+        if self.is_captured() {
+            // What uses the device next tries again.
+            let again = Self {
+                device: self.device.clone(),
+                at: self.at,
+                stream: self.stream.take(),
+            };
+            Held::new(&self.device, Box::new(again)).lay_aside();
+            return;
+        }
+        if let Err(error) = self.free() {
             tracing::warn!(%error, "device memory could not be freed");
         }
     }
@@ -105,7 +137,8 @@ impl Drop for LibraryAllocation {
 
 /// Elements in the memory of a device, used on one stream.
 ///
-/// Clones are the same memory.
+/// Clones are the same memory. Where the device has memory pools it is allocated and freed in the order of that
+/// stream, and waits for no other: work of the program's on another stream is to come before the last clone goes.
 ///
 /// # Thread safety
 /// May be shared between threads. Nothing on a device keeps two streams from writing to one place at
@@ -128,8 +161,7 @@ impl DeviceBuffer {
         let _entered = stream.device().enter()?;
         refuse_to_zero(stream)?;
         let made = Self::unset(stream, dtype, len)?;
-        // SAFETY: so many bytes were just allocated there; the driver waits for what is enqueued before it
-        // frees them.
+        // SAFETY: so many bytes were just allocated there, and are freed after what is enqueued on the stream.
         unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
         Ok(made)
     }
@@ -144,14 +176,25 @@ impl DeviceBuffer {
         let (driver, table) = (device.driver(), device.driver().table());
         let mut at: CuDevicePtr = 0;
         let _entered = device.enter()?;
-        // SAFETY: writes one address through a valid pointer; the driver refuses a size of 0.
-        let status = unsafe { (table.mem_alloc)(&mut at, bytes.max(1)) };
+        // An allocation on a stream that is captured would be the graph's.
+        let is_ordered = device.has_pools() && stream.graph()?.is_none();
+        let (call, status) = match is_ordered {
+            // SAFETY: writes one address through a valid pointer, the stream is live; the driver refuses a size of 0.
+            true => ("cuMemAllocAsync", unsafe {
+                (table.mem_alloc_async)(&mut at, bytes.max(1), stream.raw())
+            }),
+            // SAFETY: as above.
+            false => ("cuMemAlloc", unsafe {
+                (table.mem_alloc)(&mut at, bytes.max(1))
+            }),
+        };
         driver
-            .check("cuMemAlloc", status)
+            .check(call, status)
             .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
         let memory = Arc::new(Allocation {
             device: device.clone(),
             at,
+            stream: is_ordered.then(|| stream.clone()),
         });
         Ok(Self::over(stream, at, (dtype, len), memory))
     }
@@ -209,8 +252,9 @@ impl DeviceBuffer {
             zeroed: None,
         };
         // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
-        unsafe { zero(stream, at, bytes)? };
-        memory.zeroed = match shared.joints.mark(stream) {
+        unsafe { zero(&shared.copies, at, bytes)? };
+        // Not on the buffer's own stream, which may wait for a peer.
+        memory.zeroed = match shared.joints.mark(&shared.copies) {
             Ok(mark) => Some(mark),
             Err(error) => {
                 // What is enqueued has no mark: better lost than unmapped under the device.
@@ -218,6 +262,9 @@ impl DeviceBuffer {
                 return Err(error);
             }
         };
+        if let Some(mark) = &memory.zeroed {
+            stream.wait_for(mark)?;
+        }
         Ok(Self::over(stream, at, (dtype, len), Arc::new(memory)))
     }
 

@@ -5,8 +5,10 @@
 //! without infinities, than those of the largest number): IEEE 754, and "FP8 Formats for Deep Learning"
 //! (arXiv 2209.05433). So one kernel for each width serves all types.
 
+use super::Shared;
 use super::cuda::{CuFunction, CuModule};
 use super::device::CudaDevice;
+use super::event::Mark;
 use super::memory::{DeviceBuffer, stream_of};
 use super::stream::CudaStream;
 use rcomm_core::Buffer;
@@ -15,7 +17,8 @@ use rcomm_recorder::model::DType;
 use std::ffi::{CString, c_void};
 use std::fmt::Write;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bits of an element, and by which of them a NaN is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,49 +111,142 @@ done:
     text
 }
 
-/// The kernels on one device, loaded at the first use.
+/// The kernels on one device, loaded at the first use, and what they write to.
 #[derive(Default)]
-pub(super) struct NanFinder(Mutex<Option<Kernels>>);
+pub(super) struct NanFinder {
+    kernels: Mutex<Option<Arc<Kernels>>>,
+    /// Of checks that are over.
+    slots: Mutex<Vec<Slot>>,
+}
+
+/// Where one check leaves what it has found: a word of the device's, and one of the host's that a copy reaches
+/// without holding up the thread that asks for it.
+struct Slot {
+    device: Arc<CudaDevice>,
+    word: DeviceBuffer,
+    host: *mut u64,
+}
+
+// SAFETY: the host's word is the slot's alone; the driver's memory may be used from any thread.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    /// The context is current. Nothing on `stream` waits for a kernel.
+    fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        let device = stream.device();
+        let word = DeviceBuffer::unset(stream, DType::U64, 1)?;
+        // It is used on other streams from now on.
+        stream.synchronize()?;
+        let mut host: *mut c_void = null_mut();
+        // SAFETY: writes one address through a valid pointer.
+        let status =
+            unsafe { (device.driver().table().mem_host_alloc)(&mut host, size_of::<u64>(), 0) };
+        device.driver().check("cuMemHostAlloc", status)?;
+        let device = device.clone();
+        Ok(Self {
+            device,
+            word,
+            host: host.cast(),
+        })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let free = || -> Result<()> {
+            let _entered = self.device.enter()?;
+            // SAFETY: allocated by `new`, freed once; its last check is over.
+            let status = unsafe { (self.device.driver().table().mem_free_host)(self.host.cast()) };
+            self.device.driver().check("cuMemFreeHost", status)
+        };
+        if let Err(error) = free() {
+            tracing::warn!(%error, "memory of the host could not be freed");
+        }
+    }
+}
 
 impl NanFinder {
     /// Where the first NaN of a buffer of this device is, after what is enqueued on the buffer's stream.
     /// Nothing is looked at while that is being captured.
     ///
     /// # Blocking
-    /// Until the device has looked.
+    /// Until the buffer's stream has come so far, whatever others of the device do; or the group is aborted.
     ///
     /// # Errors
-    /// `Backend` with the driver's words.
-    pub(super) fn find(
-        &self,
-        buffer: &Buffer<'_>,
-        default: &Arc<CudaStream>,
-    ) -> Result<Option<u64>> {
+    /// `Backend` with the driver's words; the error of the abort.
+    pub(super) fn find(&self, buffer: &Buffer<'_>, shared: &Shared) -> Result<Option<u64>> {
         let Some(format) = Format::of(buffer.dtype()).filter(|_| !buffer.is_empty()) else {
             return Ok(None);
         };
-        let stream = stream_of(buffer).unwrap_or(default);
+        let stream = stream_of(buffer).unwrap_or(&shared.default_stream);
         let device = stream.device();
         let _entered = device.enter()?;
         if stream.graph()?.is_some() {
             return Ok(None);
         }
-        let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernels = match &mut *kernels {
-            Some(kernels) => kernels,
-            none => none.insert(Kernels::load(device)?),
-        };
-        let found = DeviceBuffer::copy_of(stream, &[u64::MAX])?;
-        kernels.launch(format, buffer, found.address(), stream)?;
-        let first = found.to_vec::<u64>().inspect_err(|_| {
-            // The kernel must be through with the buffer in any case.
-            let _ = stream.synchronize();
-        })?;
-        Ok(first
-            .first()
-            .filter(|&&at| at != u64::MAX)
-            .map(|at| at / format.each))
+        let kernels = self.kernels(device)?;
+        let slot = lock(&self.slots).pop();
+        let slot = slot.map_or_else(|| Slot::new(&shared.copies), Ok)?;
+        let checked = Self::check(&kernels, format, buffer, &slot, stream)
+            .and_then(|()| shared.joints.mark(stream));
+        let waited = checked.and_then(|mark| wait_for(&mark, shared));
+        if let Err(error) = waited {
+            // The device may still write there, and use the kernels.
+            std::mem::forget((slot, kernels));
+            return Err(error);
+        }
+        // SAFETY: the copy is done, and nothing else writes there.
+        let first = unsafe { slot.host.read_volatile() };
+        lock(&self.slots).push(slot);
+        Ok((first != u64::MAX).then(|| first / format.each))
     }
+
+    fn kernels(&self, device: &Arc<CudaDevice>) -> Result<Arc<Kernels>> {
+        let mut kernels = lock(&self.kernels);
+        if let Some(kernels) = &*kernels {
+            return Ok(kernels.clone());
+        }
+        let loaded = Arc::new(Kernels::load(device)?);
+        *kernels = Some(loaded.clone());
+        Ok(loaded)
+    }
+
+    /// Enqueues the check. The context is current.
+    fn check(
+        kernels: &Kernels,
+        format: Format,
+        buffer: &Buffer<'_>,
+        slot: &Slot,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (driver, at) = (stream.device().driver(), slot.word.address());
+        // SAFETY: the word is the slot's, eight bytes; the slot stays until the stream is done with it.
+        let status = unsafe { (driver.table().memset)(at, 0xff, size_of::<u64>(), stream.raw()) };
+        driver.check("cuMemsetD8Async", status)?;
+        kernels.launch(format, buffer, at, stream)?;
+        // SAFETY: as above; the host's word is pinned, so that this returns at once.
+        let status = unsafe {
+            (driver.table().memcpy_to_host)(slot.host.cast(), at, size_of::<u64>(), stream.raw())
+        };
+        driver.check("cuMemcpyDtoHAsync", status)
+    }
+}
+
+/// Waits for a mark of the buffer's stream, and for nothing else of the device. The context is current.
+fn wait_for(mark: &Mark, shared: &Shared) -> Result<()> {
+    let mut pause = Duration::from_micros(10);
+    while !mark.is_done()? {
+        if let Some(error) = shared.aborted.get() {
+            return Err(error.clone());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Kernels {
@@ -162,6 +258,8 @@ struct Kernels {
 
 // SAFETY: modules and functions are handles of the driver that any thread in their context may use.
 unsafe impl Send for Kernels {}
+// SAFETY: as above, several at once.
+unsafe impl Sync for Kernels {}
 
 impl Kernels {
     /// The context is current.

@@ -19,6 +19,7 @@
 //! | `no_one_sided=1` | communicators have no one-sided operations |
 //! | `no_reach=1` | no device reaches the memory of another rank |
 //! | `local_peers=1` | the ranks share a host: that one of them dies shows nowhere, and what waits for it hangs |
+//! | `capability=8` | the devices' compute capability |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
 use std::sync::OnceLock;

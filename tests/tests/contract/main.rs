@@ -168,13 +168,16 @@ fn rank_over_nccl() {
 fn nccl_on_the_simulator_computes_what_the_reference_computes() {
     let program = std::env::current_exe().unwrap();
     let simulator = simulator::path();
-    for ranks in [1, 2, 4, 8] {
+    // Communicators that block, and those that do not.
+    let modes = ["1", "0"].map(|blocking| [1, 2, 4, 8].map(|ranks| (ranks, blocking)));
+    for (ranks, blocking) in modes.into_iter().flatten() {
         let program = program.to_str().unwrap();
         let mut job = Job::start(program, ranks, Fault::None, |_, command| {
             command
                 .args(["--exact", "rank_over_nccl", "--ignored", "--nocapture"])
                 .env("RCOMM_NCCL_LIB", &simulator)
                 .env("RCOMM_CUDA_LIB", &simulator)
+                .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_TIMEOUT_MS", "60000");
         });
         let mut checked = 0;
@@ -187,7 +190,7 @@ fn nccl_on_the_simulator_computes_what_the_reference_computes() {
                 .find_map(|line| line.strip_suffix(" cases"));
             checked += count.unwrap().parse::<u64>().unwrap();
         }
-        eprintln!("nccl on the simulator: {ranks} ranks, {checked} cases");
+        eprintln!("nccl on the simulator, blocking {blocking}: {ranks} ranks, {checked} cases");
         assert!(
             checked >= 2 * 17 * 40 * u64::from(ranks),
             "only {checked} cases"

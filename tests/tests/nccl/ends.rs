@@ -59,6 +59,38 @@ fn a_graph_that_is_still_there_does_not_hold_up_an_abort() {
 }
 
 #[test]
+fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
+    let mut job = start("beside_hung", |_, command| {
+        command
+            .env("RCOMM_TIMEOUT_MS", "10000")
+            .env("RCOMM_NAN_CHECK", "1")
+            // A broadcast as the communicator is made, and the all-reduce before.
+            .env("RCOMM_SIM", "hang_after=2");
+    });
+    for rank in 0..RANKS {
+        let ended = job.wait(rank);
+        let said = &ended.stderr;
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        assert!(said.contains("went on beside it"), "rank {rank}: {said}");
+    }
+}
+
+#[test]
+fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_goes_on() {
+    for blocking in ["0", "1"] {
+        let (_job, said) = run("refused_first", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_SIM", "capability=8");
+        });
+        for said in said {
+            let refused = lines(&said, "refused:")[0];
+            assert!(refused.contains("compute capability 9.0"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn memory_is_registered_beside_launches_that_are_not_finished() {
     for blocking in ["0", "1"] {
         let (_job, said) = run("register_beside", |_, command| {

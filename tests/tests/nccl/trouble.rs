@@ -168,7 +168,7 @@ fn memory_that_runs_out_later_is_the_error_of_who_asked_for_it() {
     let (_job, ended) = fail(job, std::iter::once(CULPRIT));
     let error = &ended[0].1.stderr;
     assert!(
-        error.contains("cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (code 2)"),
+        error.contains("cuMemAllocAsync failed: CUDA_ERROR_OUT_OF_MEMORY (code 2)"),
         "{error}"
     );
     assert!(error.contains("1024 bytes on cuda:2"), "{error}");

@@ -12,6 +12,7 @@ mod parts;
 
 pub(super) use parts::staging_bytes;
 
+use super::Shared;
 use super::datatype::reduction_of;
 use super::library::NcclLibrary;
 use super::rally::Scope;
@@ -21,17 +22,27 @@ use calls::Calls;
 use parts::{Move, Part};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
-use rcomm_recorder::model::ReduceOp;
+use rcomm_recorder::model::{DType, ReduceOp};
 use std::ffi::c_void;
 
 /// Refuses what NCCL, or this library, does not do. Nothing is sent.
 ///
 /// # Errors
 /// `Unsupported` names it.
-pub(super) fn check(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
+pub(super) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     if let Some(reduction) = op.reduction() {
         for buffer in op.inputs() {
-            reduction_of(library, reduction, buffer.dtype())?;
+            reduction_of(&shared.library, reduction, buffer.dtype())?;
+            let is_float8 = matches!(buffer.dtype(), DType::F8E4M3 | DType::F8E5M2);
+            if is_float8 && !shared.device.has_float8() {
+                // The library's refusal would be the communicator's error for good (`ncclEnqueueCheck`, enqueue.cc).
+                let message = format!(
+                    "NCCL reduces {} on devices of compute capability 9.0 or later, and {:?} is older",
+                    buffer.dtype(),
+                    shared.device
+                );
+                return Err(Error::new(ErrorKind::Unsupported, message).during(op.op_type()));
+            }
         }
     }
     let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why).during(op.op_type()));
@@ -40,7 +51,7 @@ pub(super) fn check(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
             refuse("NCCL has no tags: messages between two ranks arrive in order of issue")
         }
         Op::Recv { peer: None, .. } => refuse("NCCL receives from a named rank only"),
-        Op::Coalesced(ops) => ops.iter().try_for_each(|op| check(library, op)),
+        Op::Coalesced(ops) => ops.iter().try_for_each(|op| check(shared, op)),
         _ => Ok(()),
     }
 }

@@ -142,16 +142,25 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
     unsafe { put(device, current_device()) }
 }
 
-/// Every attribute is 0: no memory pools, no features.
+/// Memory pools, a compute capability of 9, or what `capability` orders, and no other feature.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(
     value: *mut c_int,
-    _attribute: c_int,
+    attribute: c_int,
     _device: c_int,
 ) -> c_int {
+    const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+    const MEMORY_POOLS_SUPPORTED: c_int = 115;
     crate::calls::note();
+    let is = match attribute {
+        COMPUTE_CAPABILITY_MAJOR => trouble::order("capability")
+            .and_then(|major| c_int::try_from(major).ok())
+            .unwrap_or(9),
+        MEMORY_POOLS_SUPPORTED => 1,
+        _ => 0,
+    };
     // SAFETY: the caller's pointer.
-    unsafe { put(value, 0) }
+    unsafe { put(value, is) }
 }
 
 #[unsafe(no_mangle)]

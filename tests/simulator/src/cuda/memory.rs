@@ -193,6 +193,85 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     }
 }
 
+/// In the order of the stream ("Stream Ordered Memory Allocator" in the driver's manual); not simulated in a capture.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, size: usize, stream: *mut c_void) -> c_int {
+    crate::calls::note();
+    if size == 0 {
+        return INVALID_VALUE;
+    }
+    if stream_of(stream).capture().is_some() {
+        return NOT_SUPPORTED;
+    }
+    match allocate(size) {
+        None => OUT_OF_MEMORY,
+        // SAFETY: the caller's pointer.
+        Some(at) => unsafe { put(out, at) },
+    }
+}
+
+/// Frees when the stream has come so far, and waits for nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
+    crate::calls::note();
+    let stream = stream_of(stream);
+    if stream.capture().is_some() {
+        return NOT_SUPPORTED;
+    }
+    if !lock(&MEMORY).contains_key(&at) {
+        return INVALID_VALUE;
+    }
+    stream.push(Arc::new(move || {
+        if !free(at) {
+            refuse(&format!("{at:#x} is freed twice"));
+        }
+    }));
+    SUCCESS
+}
+
+/// Pinned memory of the host, by address, with its layout.
+static PINNED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostAlloc(
+    out: *mut *mut c_void,
+    size: usize,
+    _flags: c_uint,
+) -> c_int {
+    crate::calls::note();
+    let Ok(layout) = Layout::from_size_align(size.max(1), ALIGNMENT) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: the size is not zero.
+    let at = unsafe { alloc_zeroed(layout) };
+    if at.is_null() {
+        return OUT_OF_MEMORY;
+    }
+    lock(&PINNED).insert(at.expose_provenance(), layout);
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, at.cast()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeHost(at: *mut c_void) -> c_int {
+    crate::calls::note();
+    match lock(&PINNED).remove(&at.addr()) {
+        None => INVALID_VALUE,
+        Some(layout) => {
+            // SAFETY: allocated with this layout above, and freed once: it was in the map.
+            unsafe { dealloc(at.cast(), layout) };
+            SUCCESS
+        }
+    }
+}
+
+/// Whether these bytes of the host are pinned.
+fn is_pinned(at: usize, size: usize) -> bool {
+    let pinned = lock(&PINNED);
+    let below = pinned.range(..=at).next_back();
+    below.is_some_and(|(start, layout)| at + size <= start + layout.size())
+}
+
 /// Waits for the device. The manual says so where it excepts other memory: "This API will not perform any
 /// implicit synchronization when the pointer was allocated with `cuMemAllocAsync`".
 #[unsafe(no_mangle)]
@@ -273,7 +352,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
     }));
     // "The function will return only once the copy has completed", of pageable memory, as above.
-    if stream.capture().is_none() {
+    if stream.capture().is_none() && !is_pinned(to, size) {
         stream.synchronize();
     }
     SUCCESS

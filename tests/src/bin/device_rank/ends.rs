@@ -83,6 +83,33 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// While one operation hangs, memory is made and given up, and another operation's input is looked through for NaNs.
+pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    count(group, gpu)?;
+    let (hung, next) = (gpu.buffer(&[1f32; 100])?, gpu.buffer(&[1f32; 100])?);
+    let work = group.execute_async(all_reduce(&hung)?)?;
+    drop(gpu.buffer(&[1f32; 100])?);
+    let later = group.execute_async(all_reduce(&next)?)?;
+    assert!(!work.is_completed(), "what hangs ends when it is aborted");
+    eprintln!("went on beside it");
+    for work in [work, later] {
+        let error = work.wait().map(|_| ()).expect_err("the kernels hang");
+        eprintln!("lost: {error}");
+    }
+    Ok(())
+}
+
+/// What the library would refuse, and never forget, is refused before; the group goes on.
+pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let numbers = DeviceBuffer::zeroed(&gpu.stream, DType::F8E4M3, 100)?;
+    let refused = group.execute_async(all_reduce(&numbers)?).map(|_| ());
+    eprintln!("refused: {}", refused.expect_err("the device is too old"));
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    Ok(())
+}
+
 /// Says whether what the abort began came to its end: the world waits ten seconds for that, then leaves it.
 fn end_in_time(world: World) {
     let begun = Instant::now();

@@ -3,12 +3,14 @@
 
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
-use rcomm::backend::nccl::DeviceBuffer;
+use libloading::Library;
+use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
 use rcomm::backend::{AbortReason, Call, Observer, Progress};
 use rcomm::{
     DType, Deadline, DeviceKind, Error, ErrorKind, Hints, Op, ProcessGroup, Result, World,
 };
 use rcomm_tests::process::CULPRIT;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,14 +55,42 @@ fn await_states(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
     }
 }
 
+/// Waits for all that is on the device, as the driver's own call does.
+fn wait_for_device(world: &World, gpu: &Gpu) {
+    type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+    type Take = unsafe extern "C" fn(*mut c_void) -> c_int;
+    type Call = unsafe extern "C" fn() -> c_int;
+    let options = NcclOptions::of(world.config()).expect("those that the world was made with");
+    let path = options.driver.unwrap_or_else(|| "libcuda.so.1".into());
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the library that the world has loaded already; the signatures are those of cuda.h, and the context is
+    // taken off again.
+    let statuses = unsafe {
+        let driver = Library::new(path).expect("the CUDA driver");
+        let retain = driver.get::<Retain>(b"cuDevicePrimaryCtxRetain");
+        let push = driver.get::<Take>(b"cuCtxPushCurrent_v2");
+        let synchronize = driver.get::<Call>(b"cuCtxSynchronize");
+        let pop =
+            driver.get::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(b"cuCtxPopCurrent_v2");
+        let ordinal = c_int::from(gpu.device.ordinal());
+        [
+            retain.expect("cuDevicePrimaryCtxRetain")(&mut context, ordinal),
+            push.expect("cuCtxPushCurrent")(context),
+            synchronize.expect("cuCtxSynchronize")(),
+            pop.expect("cuCtxPopCurrent")(&mut context),
+        ]
+    };
+    assert_eq!(statuses, [0; 4]);
+}
+
 /// Waits until the library has done what it began, and the device after it.
-fn catch_up(group: &ProcessGroup, gpu: &Gpu) -> Result<()> {
+fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
     // Not "ready" either, where the other ranks have left.
     await_states(group, |state| {
         state != "in progress" && state != "inside a call"
     });
-    // To free memory is to wait for the device.
-    drop(gpu.buffer(&[0u32])?);
+    wait_for_device(world, gpu);
     Ok(())
 }
 
@@ -77,10 +107,10 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
         issuing.join().expect("the thread that issues")
     })?;
     // What is on the device by now is done, and says nothing of what is still to come.
-    drop(gpu.buffer(&[0u32])?);
+    wait_for_device(world, gpu);
     let error = work.wait().map(|_| ()).expect_err("it was given up");
     eprintln!("given up: {error}");
-    catch_up(group, gpu)?;
+    catch_up(world, gpu)?;
     assert!(
         owner.upgrade().is_some(),
         "nobody knows when it was launched"
@@ -137,8 +167,7 @@ pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
     super::stay_for(world, "issued", 0..world.size());
     let error = Error::new(ErrorKind::Aborted, "stopped by the test");
     backend.abort(&AbortReason { error });
-    // To free memory is to wait for the device.
-    drop(gpu.buffer(&[0u32])?);
+    wait_for_device(world, gpu);
     match pending.wait(Deadline::In(Duration::from_secs(60))) {
         Progress::Failed(error) => eprintln!("stopped: {error}"),
         other => panic!("nobody has reduced anything: {other:?}"),
@@ -167,7 +196,7 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     let error = closed.expect_err("a put may still come");
     eprintln!("not closed: {error}");
     if group.rank() == CULPRIT {
-        catch_up(group, gpu)?;
+        catch_up(world, gpu)?;
         assert!(owner.upgrade().is_some(), "the device was still to read it");
     }
     Ok(())

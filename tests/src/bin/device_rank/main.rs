@@ -46,6 +46,8 @@ fn run(scenario: &str) -> Result<()> {
         "graph_at_shutdown" => return ends::graph_at_shutdown(world, &gpu),
         "graph_at_abort" => return ends::graph_at_abort(world, &gpu),
         "two_hung" => return ends::two_hung(world, &gpu),
+        "beside_hung" => return ends::beside_hung(&world, &gpu),
+        "refused_first" => ends::refused_first(&world, &gpu)?,
         "register_beside" => ends::register_beside(&world, &gpu)?,
         "driver_calls" => ends::driver_calls(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,

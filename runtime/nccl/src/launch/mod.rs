@@ -14,13 +14,14 @@ pub(super) use parts::staging_bytes;
 
 use super::Shared;
 use super::datatype::reduction_of;
+use super::device::CudaDevice;
 use super::library::NcclLibrary;
 use super::rally::Scope;
 use super::stream::CudaStream;
 use super::sys::NcclComm;
 use calls::Calls;
 use parts::{Move, Part};
-use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_core::{Buffer, Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, ReduceOp};
 use std::ffi::c_void;
@@ -30,19 +31,30 @@ use std::ffi::c_void;
 /// # Errors
 /// `Unsupported` names it.
 pub(super) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
+    check_device(&shared.device, op)?;
+    check_library(&shared.library, op)
+}
+
+/// The library's refusal would be the communicator's error for good (`ncclEnqueueCheck`, enqueue.cc).
+fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
+    if let Op::Coalesced(ops) = op {
+        return ops.iter().try_for_each(|op| check_device(device, op));
+    }
+    let is_float8 = |it: &Buffer<'_>| matches!(it.dtype(), DType::F8E4M3 | DType::F8E5M2);
+    let reduces = op.reduction().is_some() && op.inputs().iter().any(is_float8);
+    if !reduces || device.has_float8() {
+        return Ok(());
+    }
+    let message = format!(
+        "NCCL reduces 8-bit floats on devices of compute capability 9.0 or later, and {device:?} is older"
+    );
+    Err(Error::new(ErrorKind::Unsupported, message).during(op.op_type()))
+}
+
+fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
     if let Some(reduction) = op.reduction() {
         for buffer in op.inputs() {
-            reduction_of(&shared.library, reduction, buffer.dtype())?;
-            let is_float8 = matches!(buffer.dtype(), DType::F8E4M3 | DType::F8E5M2);
-            if is_float8 && !shared.device.has_float8() {
-                // The library's refusal would be the communicator's error for good (`ncclEnqueueCheck`, enqueue.cc).
-                let message = format!(
-                    "NCCL reduces {} on devices of compute capability 9.0 or later, and {:?} is older",
-                    buffer.dtype(),
-                    shared.device
-                );
-                return Err(Error::new(ErrorKind::Unsupported, message).during(op.op_type()));
-            }
+            reduction_of(library, reduction, buffer.dtype())?;
         }
     }
     let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why).during(op.op_type()));
@@ -51,7 +63,7 @@ pub(super) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
             refuse("NCCL has no tags: messages between two ranks arrive in order of issue")
         }
         Op::Recv { peer: None, .. } => refuse("NCCL receives from a named rank only"),
-        Op::Coalesced(ops) => ops.iter().try_for_each(|op| check(shared, op)),
+        Op::Coalesced(ops) => ops.iter().try_for_each(|op| check_library(library, op)),
         _ => Ok(()),
     }
 }
@@ -238,7 +250,7 @@ impl Calls<'_> {
                 peer: Some(peer),
                 ..
             } => self.recv(Part::of(buffer), self.peer(*peer)),
-            Op::Recv { peer: None, .. } => check(self.target.library, op),
+            Op::Recv { peer: None, .. } => check_library(self.target.library, op),
             Op::Coalesced(ops) => ops.iter().try_for_each(|op| self.make(op)),
         }
     }

@@ -18,6 +18,7 @@
 //! | `align` | the records of all ranks side by side, by group and sequence number |
 //! | `report` | what an analysis returns, and helpers to show it |
 #![forbid(unsafe_code)]
+// invariant 7: `clippy.toml` of this crate refuses clocks, files, sockets, threads and output.
 
 mod align;
 mod judge;

@@ -101,6 +101,7 @@ impl Analysis {
     }
 }
 
+// invariant 7: a function of its arguments alone.
 fn judge(
     policy: &Policy,
     shared: &Shared,

@@ -3,7 +3,8 @@
 use rcomm_recorder::model::Rank;
 use std::time::Duration;
 
-/// Parameters of an analysis. Now is one of them: the analysis itself reads no clock.
+/// Parameters of an analysis.
+// invariant 7: the current time is one of them, since the analysis reads no clock.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// The time of judgement, wall clock, ns since the epoch.

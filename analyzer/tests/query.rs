@@ -1,5 +1,4 @@
 //! `rcomm-fr query` on real dumps: the feature `tables`.
-#![cfg(feature = "tables")]
 
 use std::process::{Command, Output};
 

@@ -1,6 +1,6 @@
 //! [`Live`]: when the records are judged again, and what goes into a snapshot.
 
-use super::kept::{Horizon, Kept};
+use super::latest::{Horizon, LatestRecords};
 use super::seen::{self, Gone, Watched};
 use super::views::collected_views;
 use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
@@ -32,7 +32,7 @@ pub enum Urgency {
 pub struct Live {
     options: LiveOptions,
     judge: Judge,
-    pub(super) kept: Kept,
+    pub(super) kept: LatestRecords,
     pub(super) silent: BTreeSet<Rank>,
     changed: bool,
     number: u64,
@@ -48,7 +48,7 @@ impl Live {
         Self {
             options,
             judge,
-            kept: Kept::new(sources),
+            kept: LatestRecords::new(sources),
             silent: BTreeSet::new(),
             changed: false,
             number: 0,

@@ -6,7 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `judging` | [`Live`]: when the records are judged again, and what goes into a snapshot |
-//! | `kept` | what each source saw last |
+//! | `latest` | what each source saw last |
 //! | `seen` | findings that no record tells |
 //! | `views` | the ranks as views show them |
 //! | [`source`] | where records are read from: rings, endpoints, files, collectors |
@@ -15,7 +15,7 @@
 //! | [`simulate`] | a simulated job |
 
 mod judging;
-mod kept;
+mod latest;
 mod options;
 pub mod recording;
 mod seen;

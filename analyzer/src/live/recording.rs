@@ -36,12 +36,12 @@ struct FrameHead {
     at_ns: i64,
     elapsed_ns: u64,
     world_size: usize,
-    records: Vec<RecordHead>,
+    records: Vec<RecordedHead>,
     silent: Vec<SilentRank>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct RecordHead {
+struct RecordedHead {
     rank: Rank,
     part: u8,
     alive: Option<bool>,
@@ -116,7 +116,7 @@ impl RecordingWriter {
                 }
                 let blob = dump.newest(WINDOW).to_json();
                 self.last.insert(key, dump.clone());
-                records.push(RecordHead {
+                records.push(RecordedHead {
                     rank: view.rank,
                     part,
                     alive: match view.liveness {

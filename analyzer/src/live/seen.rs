@@ -1,12 +1,12 @@
 //! Findings that no record tells: they are about who answers, and about what others say.
 
 use super::RankView;
-use super::kept::is_open;
+use super::latest::is_open;
 use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use crate::live::source::Liveness;
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
-use rcomm_verdict::words::{name_ranks, name_time, rank_set};
+use rcomm_verdict::words::{format_ranks, format_time, rank_set};
 use rcomm_verdict::{Code, Finding};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
         _ => String::new(),
     };
     let next = format!("look whether the process lives{place}; its last record is shown as it was");
-    let sentence = format!("{subject} not answered for {}{reason}", name_time(age_ms));
+    let sentence = format!("{subject} not answered for {}{reason}", format_time(age_ms));
     let finding = found(Code::W150, 1.0, culprits, sentence, next);
     Some(Finding {
         age_ms: Some(age_ms),
@@ -128,11 +128,11 @@ pub(super) fn gone(
 fn gone_finding(culprits: Vec<Rank>, inside: Option<(Rank, String)>) -> Finding {
     let next = format!(
         "look for the end of {}: its log, its exit code, the kernel's log of its host",
-        name_ranks(&culprits[..1])
+        format_ranks(&culprits[..1])
     );
     let subject = match culprits.as_slice() {
         [one] => format!("the process of rank {one} is gone"),
-        many => format!("the processes of {} are gone", name_ranks(many)),
+        many => format!("the processes of {} are gone", format_ranks(many)),
     };
     let inside = match (inside, culprits.len()) {
         (Some((_, call)), 1) => format!(": it was inside {call}"),

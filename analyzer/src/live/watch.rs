@@ -60,44 +60,44 @@ impl Default for Pace {
 /// What the threads are told between two looks.
 #[derive(Default)]
 struct Orders {
-    told: Mutex<Told>,
+    pending: Mutex<PendingOrders>,
     bell: Condvar,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct PendingOrders {
     stopped: bool,
     /// When sources are to be looked at again although they could rest.
     look: Option<Duration>,
 }
 
 impl Orders {
-    fn tell(&self, change: impl FnOnce(&mut Told)) {
-        change(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner));
+    fn give(&self, change: impl FnOnce(&mut PendingOrders)) {
+        change(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.bell.notify_all();
     }
 
     fn is_stopped(&self) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.stopped
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.stopped
     }
 
     /// Rests until `rested`, or from `soonest` on until a look is wanted; true = stop.
     fn rest(&self, anchor: Anchor, soonest: Duration, rested: Duration) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let wanted = told.look.map_or(rested, |look| look.max(soonest));
+            let wanted = pending.look.map_or(rested, |look| look.max(soonest));
             let left = wanted.min(rested).saturating_sub(anchor.moment().elapsed);
-            if told.stopped || left.is_zero() {
-                return told.stopped;
+            if pending.stopped || left.is_zero() {
+                return pending.stopped;
             }
-            let woken = self.bell.wait_timeout(told, left);
-            told = woken.unwrap_or_else(PoisonError::into_inner).0;
+            let woken = self.bell.wait_timeout(pending, left);
+            pending = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-type Seen = (usize, Result<Poll, SourceError>, Moment);
+type PollResult = (usize, Result<Poll, SourceError>, Moment);
 
 /// See the module.
 pub struct Watch {
@@ -123,7 +123,7 @@ impl Watch {
             threads: Vec::new(),
         };
         // Bounded: a judge that lags behind slows the looking, and no record waits in a queue.
-        let (sender, receiver) = sync_channel::<Seen>(sources.len().max(1));
+        let (sender, receiver) = sync_channel::<PollResult>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
             let (orders, sender) = (watch.orders.clone(), sender.clone());
             let look = move || look_on(source, number, pace, anchor, &orders, &sender);
@@ -153,7 +153,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.orders.tell(|told| told.stopped = true);
+        self.orders.give(|pending| pending.stopped = true);
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so on its own.
             let _ = thread.join();
@@ -167,7 +167,7 @@ fn look_on(
     pace: Pace,
     anchor: Anchor,
     orders: &Orders,
-    sender: &SyncSender<Seen>,
+    sender: &SyncSender<PollResult>,
 ) {
     loop {
         let (began, spent) = (anchor.moment().elapsed, time_spent());
@@ -199,7 +199,7 @@ fn time_spent() -> Duration {
 
 fn judge_on(
     live: &mut Live,
-    receiver: &Receiver<Seen>,
+    receiver: &Receiver<PollResult>,
     anchor: Anchor,
     orders: &Orders,
     sink: &mut impl FnMut(Snapshot),
@@ -253,7 +253,7 @@ fn judge_on(
             .min()
             .map_or(at.elapsed + ROUND, |wake| wake.max(at.elapsed + MOMENT));
         let look = live.look_again(at);
-        orders.tell(|told| told.look = look);
+        orders.give(|pending| pending.look = look);
     }
 }
 

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
     let hosts = remote::hosts(args)?;
-    let command = remote::Command::parse(args)?;
+    let command = remote::RemoteCommand::parse(args)?;
     let mut archive = Archive::create(&args.output)?;
     local::collect(args, &mut archive)?;
     if let Some(command) = command {

@@ -26,11 +26,11 @@ const MAX_MEMBER: u64 = 1 << 30;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What is run for each host.
-pub(super) struct Command {
+pub(super) struct RemoteCommand {
     words: Vec<String>,
 }
 
-impl Command {
+impl RemoteCommand {
     /// `None` if no command was given.
     pub(super) fn parse(args: &CollectArgs) -> Result<Option<Self>, Failure> {
         let Some(text) = &args.command else {
@@ -107,7 +107,7 @@ struct Running {
 
 pub(super) fn collect(
     hosts: &[String],
-    command: &Command,
+    command: &RemoteCommand,
     args: &CollectArgs,
     archive: &mut Archive,
 ) -> Result<(), Failure> {
@@ -160,7 +160,7 @@ pub(super) fn collect(
 }
 
 /// Starts the command. What it prints goes to files without a name, so it can never block on us.
-fn start(host: &str, command: &Command, timeout: Duration) -> io::Result<Running> {
+fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<Running> {
     let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     let words = command.for_host(host);
     let child = std::process::Command::new(&words[0])

@@ -34,12 +34,12 @@ pub enum FindError {
 
 /// Something to read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Input {
+pub(super) enum InputFile {
     File(PathBuf),
     Stdin,
 }
 
-impl Input {
+impl InputFile {
     /// How it is called in problems.
     pub(super) fn name(&self) -> String {
         match self {
@@ -52,7 +52,7 @@ impl Input {
 #[derive(Default)]
 pub(super) struct Found {
     /// Sorted, each once.
-    pub(super) inputs: Vec<Input>,
+    pub(super) inputs: Vec<InputFile>,
     /// Folders that could not be listed.
     pub(super) problems: Vec<Problem>,
 }
@@ -61,7 +61,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     for path in paths {
         if path.as_os_str() == "-" {
-            found.inputs.push(Input::Stdin);
+            found.inputs.push(InputFile::Stdin);
             continue;
         }
         match fs::metadata(path) {
@@ -92,13 +92,13 @@ impl Found {
 
     fn add(&mut self, path: &Path, is_folder: bool) {
         if !is_folder {
-            self.inputs.push(Input::File(path.to_owned()));
+            self.inputs.push(InputFile::File(path.to_owned()));
             return;
         }
         let Self { inputs, problems } = self;
         walk(
             path,
-            &mut |file| inputs.push(Input::File(file)),
+            &mut |file| inputs.push(InputFile::File(file)),
             &mut |folder, error| problems.push(unlisted(folder, error)),
         );
     }

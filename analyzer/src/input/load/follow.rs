@@ -1,6 +1,6 @@
 //! Paths that are looked at again and again: each look reads only what changed since the last.
 
-use super::find::{self, FindError, Input};
+use super::find::{self, FindError, InputFile};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::Rank;
@@ -15,12 +15,12 @@ use std::time::SystemTime;
 pub struct Follower {
     paths: Vec<PathBuf>,
     /// By name.
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, FileStamp>,
 }
 
 /// What makes a file worth reading again if it differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct FileStamp {
     bytes: u64,
     modified: Option<SystemTime>,
     /// A file that came later may show which number in the names is the rank.
@@ -78,17 +78,19 @@ impl Follower {
                 Err(error @ FindError::Pattern { .. }) => return Err(error),
             }
         }
-        let names: Vec<String> = found.inputs.iter().map(Input::name).collect();
+        let names: Vec<String> = found.inputs.iter().map(InputFile::name).collect();
         let ranks = rank_name::ranks(&names);
         let mut now = BTreeMap::new();
         let mut fresh = Vec::new();
         for ((input, name), rank) in found.inputs.into_iter().zip(names).zip(ranks) {
-            let Input::File(path) = &input else { continue };
+            let InputFile::File(path) = &input else {
+                continue;
+            };
             // A file that vanished between two looks at it is not there.
             let Ok(about) = fs::metadata(path) else {
                 continue;
             };
-            let seen = Seen {
+            let seen = FileStamp {
                 bytes: about.len(),
                 modified: about.modified().ok(),
                 rank,

@@ -21,7 +21,7 @@ pub use follow::{Change, Follower, Look};
 pub use walk::walk;
 
 use crate::input::ras::RasReport;
-use find::Input;
+use find::InputFile;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
 use rcomm_verdict::{Code, Problem};
@@ -101,7 +101,7 @@ pub fn load(
         problems: found.problems,
         ..Loaded::default()
     };
-    let names: Vec<String> = found.inputs.iter().map(Input::name).collect();
+    let names: Vec<String> = found.inputs.iter().map(InputFile::name).collect();
     let ranks = rank_name::ranks(&names);
     let inputs: Vec<_> = found.inputs.into_iter().zip(ranks).collect();
     read(&inputs, options, |output| match output {
@@ -122,7 +122,11 @@ pub fn load(
 
 /// Reads inputs, each with the rank that its name tells, on several threads; what they find is handed
 /// over on the caller's.
-fn read(inputs: &[(Input, Option<Rank>)], options: &LoadOptions<'_>, mut take: impl FnMut(Output)) {
+fn read(
+    inputs: &[(InputFile, Option<Rank>)],
+    options: &LoadOptions<'_>,
+    mut take: impl FnMut(Output),
+) {
     let jobs = jobs(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (sender, receiver) = sync_channel(2 * jobs);

@@ -1,6 +1,6 @@
 //! From a file to the dumps in it: packed, archived, a ring, or plain.
 
-use super::find::Input;
+use super::find::InputFile;
 use super::zstd::Frames;
 use super::{Output, Worker, rank_name};
 use crate::input::rsum::{self, Piece};
@@ -58,11 +58,11 @@ impl Kind {
 }
 
 /// Reads one input, whatever it is.
-pub(super) fn unpack(input: &Input, rank: Option<Rank>, worker: &mut Worker<'_>) {
+pub(super) fn unpack(input: &InputFile, rank: Option<Rank>, worker: &mut Worker<'_>) {
     let name = input.name();
     let done = match input {
-        Input::File(path) => file(path, &name, rank, worker),
-        Input::Stdin => stdin(&name, worker),
+        InputFile::File(path) => file(path, &name, rank, worker),
+        InputFile::Stdin => stdin(&name, worker),
     };
     if let Err(error) = done {
         worker.unreadable(&name, error);
@@ -97,7 +97,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             // An archive is gone through twice: its members' names together tell their ranks.
             file.rewind()?;
             let budget = budget(about.len(), worker);
-            let ranks = Ranks::of(&mut file, name, rank, budget);
+            let ranks = RankNames::of(&mut file, name, rank, budget);
             file.rewind()?;
             stream(&mut file, name, 0, worker, &ranks)
         }
@@ -113,7 +113,7 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
         return Err(too_large(most));
     }
     let budget = budget(bytes.len() as u64, worker);
-    let ranks = Ranks::of(&mut &bytes[..], name, None, budget);
+    let ranks = RankNames::of(&mut &bytes[..], name, None, budget);
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
@@ -144,14 +144,14 @@ impl<R: Read> Read for Unpacked<R> {
 }
 
 /// The ranks that the names in an archive tell.
-struct Ranks {
+struct RankNames {
     of_name: HashMap<String, Option<Rank>>,
     of_archive: Option<Rank>,
     /// How much the archive may unpack to.
     budget: u64,
 }
 
-impl Ranks {
+impl RankNames {
     /// Lists the archive; what cannot be listed cannot be read either, and is told of then.
     fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
@@ -232,7 +232,7 @@ fn stream(
     name: &str,
     depth: usize,
     worker: &mut Worker<'_>,
-    ranks: &Ranks,
+    ranks: &RankNames,
 ) -> io::Result<()> {
     let head = head(reader)?;
     let mut whole = io::Cursor::new(&head).chain(&mut *reader);

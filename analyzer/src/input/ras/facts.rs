@@ -1,7 +1,7 @@
 //! From what RAS says of everybody to what is wrong with whom.
 
 use super::communicator::{Communicator, Member, MemberState};
-use super::{Fact, What, Who};
+use super::{Fact, RasState, RasSubject};
 
 /// What is wrong, in the order of the communicators.
 pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
@@ -13,10 +13,10 @@ pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
         };
         for member in &communicator.members {
             let what = match &member.state {
-                MemberState::Dead => What::Dead,
-                MemberState::Unresponsive => What::Unresponsive,
-                MemberState::Failed(error) => What::Error(error.clone()),
-                MemberState::Aborted => What::Aborted,
+                MemberState::Dead => RasState::Dead,
+                MemberState::Unresponsive => RasState::Unresponsive,
+                MemberState::Failed(error) => RasState::Error(error.clone()),
+                MemberState::Aborted => RasState::Aborted,
                 MemberState::Running
                 | MemberState::Initialising
                 | MemberState::Finalizing
@@ -25,7 +25,7 @@ pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
             facts.push(fact(member, what));
         }
         for late in communicator.behind() {
-            let what = What::Behind {
+            let what = RasState::Behind {
                 function: late.kind.to_owned(),
                 launched: late.launched,
                 others: late.others,
@@ -36,9 +36,9 @@ pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
     facts
 }
 
-fn who(member: &Member, communicator: &Communicator) -> Who {
+fn who(member: &Member, communicator: &Communicator) -> RasSubject {
     let process = &member.process;
-    Who {
+    RasSubject {
         host: process.host.clone(),
         pid: process.pid,
         device: process

@@ -1,6 +1,6 @@
 //! Facts of RAS beside a report's findings.
 
-use super::{Fact, RasReport, What, Who};
+use super::{Fact, RasReport, RasState, RasSubject};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
@@ -32,19 +32,19 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
 /// Dead processes and errors speak for themselves; silence and counts do not.
 const GRAVE: u8 = 1;
 
-fn gravity(what: &What) -> u8 {
+fn gravity(what: &RasState) -> u8 {
     match what {
-        What::Dead => 0,
-        What::Error(_) => 1,
-        What::Unresponsive => 2,
-        What::Behind { .. } => 3,
+        RasState::Dead => 0,
+        RasState::Error(_) => 1,
+        RasState::Unresponsive => 2,
+        RasState::Behind { .. } => 3,
         // Whose program waits too long aborts: victims do.
-        What::Aborted => 4,
+        RasState::Aborted => 4,
     }
 }
 
 /// The one rank that this can be.
-fn rank_of(who: &Who, report: &Report) -> Option<Rank> {
+fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     let only = |fits: &dyn Fn(&RankReport) -> bool| {
         let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
         let first = fitting.next()?;
@@ -85,17 +85,17 @@ fn short(host: &str) -> &str {
 
 fn say(fact: &Fact) -> String {
     let what = match &fact.what {
-        What::Dead => "is considered dead".to_owned(),
-        What::Unresponsive => "did not answer".to_owned(),
-        What::Error(error) => format!("reported {error}"),
-        What::Behind {
+        RasState::Dead => "is considered dead".to_owned(),
+        RasState::Unresponsive => "did not answer".to_owned(),
+        RasState::Error(error) => format!("reported {error}"),
+        RasState::Behind {
             function,
             launched,
             others,
         } => format!("launched {launched} {function} operations where most launched {others}"),
-        What::Aborted => "aborted its communicator".to_owned(),
+        RasState::Aborted => "aborted its communicator".to_owned(),
     };
-    let Who {
+    let RasSubject {
         host, pid, device, ..
     } = &fact.who;
     let mut process = if *pid == 0 {
@@ -119,7 +119,7 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
         .sentence
         .push_str(&format!("; NCCL RAS: {of}{}", say(fact)));
     // Absence alone proved little; that NCCL cannot reach the process either does.
-    if matches!(finding.code, Code::E102 | Code::E150) && fact.what == What::Dead {
+    if matches!(finding.code, Code::E102 | Code::E150) && fact.what == RasState::Dead {
         finding.confidence = finding.confidence.max(0.97);
     }
 }
@@ -185,8 +185,8 @@ mod tests {
         analyze(&dumps, &Policy::default())
     }
 
-    fn ras(host: &str, pid: u32, rank: Option<(u32, u32)>, what: What) -> RasReport {
-        let who = Who {
+    fn ras(host: &str, pid: u32, rank: Option<(u32, u32)>, what: RasState) -> RasReport {
+        let who = RasSubject {
             host: host.into(),
             pid,
             device: "1".into(),
@@ -206,7 +206,7 @@ mod tests {
         // Its rank in some smaller communicator does not matter then.
         join(
             &mut report,
-            &[ras(&host, pid, Some((1, 2)), What::Unresponsive)],
+            &[ras(&host, pid, Some((1, 2)), RasState::Unresponsive)],
         );
         let said = format!("NCCL RAS: its process {pid} on {host} (GPU 1) did not answer");
         assert!(
@@ -221,8 +221,8 @@ mod tests {
     fn a_process_that_is_none_of_the_job_changes_nothing() {
         let before = stuck(Situation::StuckRank);
         for who in [
-            ras("n7", 101, None, What::Dead),
-            ras("n0", 999, None, What::Dead),
+            ras("n7", 101, None, RasState::Dead),
+            ras("n0", 999, None, RasState::Dead),
         ] {
             let mut report = before.clone();
             join(&mut report, &[who]);
@@ -230,7 +230,7 @@ mod tests {
         }
         // Two ranks have this process id, on two hosts: an address cannot tell them apart.
         let mut report = before.clone();
-        join(&mut report, &[ras("10.0.0.7", 101, None, What::Dead)]);
+        join(&mut report, &[ras("10.0.0.7", 101, None, RasState::Dead)]);
         assert_eq!(report, before);
     }
 
@@ -238,9 +238,9 @@ mod tests {
     fn a_dead_process_that_no_finding_names_is_a_finding_and_a_silent_one_is_not() {
         let mut report = stuck(Situation::Healthy);
         let before = report.clone();
-        join(&mut report, &[ras("n1", 102, None, What::Unresponsive)]);
+        join(&mut report, &[ras("n1", 102, None, RasState::Unresponsive)]);
         assert_eq!(report, before);
-        join(&mut report, &[ras("n1", 102, None, What::Dead)]);
+        join(&mut report, &[ras("n1", 102, None, RasState::Dead)]);
         assert_eq!(report.findings[0].code, Code::E150);
         assert_eq!(report.findings[0].culprit_ranks, [10]);
         assert_eq!(report.verdict, Verdict::Stuck);

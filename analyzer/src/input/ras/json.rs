@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
-struct Report {
+struct RasDocument {
     communicators: Vec<Comm>,
 }
 
@@ -118,7 +118,7 @@ pub(super) fn is_report(bytes: &[u8]) -> bool {
 }
 
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
-    let report: Report = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let report: RasDocument = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let communicators = report.communicators.into_iter().map(|comm| {
         let ranks = comm.ranks.into_iter().map(|it| it.member(Listed::Present));
         let missing = comm.missing_ranks.into_iter();

@@ -36,14 +36,14 @@ pub struct RasReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     /// With whom.
-    pub who: Who,
+    pub who: RasSubject,
     /// What.
-    pub what: What,
+    pub what: RasState,
 }
 
 /// A process, or a rank of a communicator, as RAS names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Who {
+pub struct RasSubject {
     /// Host name or address; empty if RAS does not know.
     pub host: String,
     /// Process id; 0 if RAS does not know.
@@ -56,7 +56,7 @@ pub struct Who {
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum What {
+pub enum RasState {
     /// The RAS network has not reached the process for a minute.
     Dead,
     /// It did not answer this query.

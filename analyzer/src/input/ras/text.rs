@@ -19,7 +19,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
         let begin: String = report.chars().take(60).collect();
         return Err(format!("it begins with {begin:?}"));
     }
-    let mut reader = Reader::default();
+    let mut reader = TextParser::default();
     for line in report.lines() {
         reader.line(line.trim_end());
     }
@@ -27,7 +27,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
 }
 
 #[derive(Default)]
-struct Reader {
+struct TextParser {
     /// Ranks a communicator, by the number of its group.
     sizes: BTreeMap<u32, u32>,
     known: BTreeMap<String, Communicator>,
@@ -55,7 +55,7 @@ enum Block {
         /// What the counts are of.
         kind: String,
         /// What holds for the ranks listed below.
-        heading: Option<Said>,
+        heading: Option<Parsed>,
     },
     /// Processes in this state.
     Processes(MemberState),
@@ -63,12 +63,12 @@ enum Block {
 
 /// What a line says of one rank or of several.
 #[derive(Clone)]
-enum Said {
+enum Parsed {
     Launched(u64),
     Is(MemberState),
 }
 
-impl Said {
+impl Parsed {
     fn of(text: &str) -> Option<Self> {
         if let Some(error) = text.strip_prefix("reported ") {
             return Some(Self::Is(MemberState::Failed(error.to_owned())));
@@ -83,7 +83,7 @@ impl Said {
     }
 }
 
-impl Reader {
+impl TextParser {
     fn line(&mut self, line: &str) {
         let text = line.trim_start();
         if let Some((group, ranks)) = group_row(text) {
@@ -145,26 +145,26 @@ impl Reader {
                     let Ok(rank) = rank.parse() else { return };
                     let said = match said {
                         "" => heading.clone(),
-                        said => Said::of(said),
+                        said => Parsed::of(said),
                     };
                     let member = member(communicator, rank);
                     if let Some(process) = managed(process) {
                         member.process = process;
                     }
                     match said {
-                        Some(Said::Launched(count)) => {
+                        Some(Parsed::Launched(count)) => {
                             member.launched.retain(|(known, _)| known != kind);
                             member.launched.push((kind.clone(), count));
                         }
-                        Some(Said::Is(state)) => member.state = state,
+                        Some(Parsed::Is(state)) => member.state = state,
                         // A rank is listed in several sections; this one says nothing of its state.
                         None if *silent == MemberState::Running => {}
                         None => member.state = silent.clone(),
                     }
                 } else if let Some((_, said)) = text.split_once(" ranks ") {
-                    *heading = Said::of(said);
+                    *heading = Parsed::of(said);
                     // The most frequent count comes first.
-                    if let Some(Said::Launched(count)) = heading
+                    if let Some(Parsed::Launched(count)) = heading
                         && !communicator
                             .others_launched
                             .iter()

@@ -1,6 +1,6 @@
 //! A summary in, records out.
 
-use super::wire::{Part, Record, Tables};
+use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
@@ -70,7 +70,7 @@ const MAX_TABLE_BYTES: usize = 256 << 20;
 /// If it is cut, damaged or of a newer version; what came before has been handed over then.
 pub fn read(reader: impl Read, mut take: impl FnMut(Piece)) -> Result<(), RsumError> {
     let mut records = 0;
-    let result = Reader::new(reader).and_then(|mut reader| {
+    let result = PartReader::new(reader).and_then(|mut reader| {
         while let Some(part) = reader.part()? {
             if let Some(piece) = reader.piece(part, records)? {
                 records += u64::from(matches!(piece, Piece::Record { .. }));
@@ -109,14 +109,14 @@ fn damaged(what: impl ToString) -> Stop {
     Stop::Damaged(what.to_string())
 }
 
-struct Reader<R> {
+struct PartReader<R> {
     from: GzDecoder<R>,
-    tables: Tables,
+    tables: WireTables,
     table_bytes: usize,
     buffer: Vec<u8>,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> PartReader<R> {
     fn new(mut from: R) -> Result<Self, Stop> {
         let mut head = [0; MAGIC.len() + 2];
         from.read_exact(&mut head)?;
@@ -129,7 +129,7 @@ impl<R: Read> Reader<R> {
         }
         Ok(Self {
             from: GzDecoder::new(from),
-            tables: Tables::default(),
+            tables: WireTables::default(),
             table_bytes: 0,
             buffer: Vec::new(),
         })
@@ -173,7 +173,7 @@ impl<R: Read> Reader<R> {
 
     fn piece(&mut self, part: Part, records: u64) -> Result<Option<Piece>, Stop> {
         Ok(Some(match part {
-            Part::Tables(tables) => {
+            Part::WireTables(tables) => {
                 self.extend(tables)?;
                 return Ok(None);
             }
@@ -202,7 +202,7 @@ impl<R: Read> Reader<R> {
         Ok(Piece::Record { dump, path, cut })
     }
 
-    fn extend(&mut self, new: Tables) -> Result<(), Stop> {
+    fn extend(&mut self, new: WireTables) -> Result<(), Stop> {
         self.table_bytes += self.buffer.len();
         let tables = &mut self.tables;
         tables.signatures.extend(new.signatures);

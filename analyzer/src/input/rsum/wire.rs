@@ -13,7 +13,7 @@ use std::collections::HashMap;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Part {
     /// Comes before the first record that needs it.
-    Tables(Tables),
+    WireTables(WireTables),
     Record(Box<Record>),
     /// What was wrong with an input: code, path, sentence.
     Problem(String, String, String),
@@ -26,7 +26,7 @@ pub(super) enum Part {
 
 /// Rows that follow those of all tables before.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tables {
+pub(super) struct WireTables {
     pub(super) signatures: Vec<Signature>,
     pub(super) frames: Vec<Frame>,
     /// Rows of `frames`, innermost first.
@@ -35,7 +35,7 @@ pub(super) struct Tables {
     pub(super) members: Vec<Vec<Rank>>,
 }
 
-impl Tables {
+impl WireTables {
     pub(super) fn is_empty(&self) -> bool {
         self.signatures.is_empty()
             && self.frames.is_empty()
@@ -213,7 +213,7 @@ impl Record {
     pub(super) fn into_dump(
         self,
         captured: &[(u32, u64)],
-        tables: &Tables,
+        tables: &WireTables,
     ) -> Result<Dump, &'static str> {
         let mut budget = Budget(MAX_ITEMS);
         let mut signatures = Vec::new();

@@ -1,6 +1,6 @@
 //! Records in, a summary out.
 
-use super::wire::{End, Part, Record, Rows, Tables, captured};
+use super::wire::{End, Part, Record, Rows, WireTables, captured};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::input::load::{Loaded, LoadedDump};
 use flate2::Compression;
@@ -65,7 +65,7 @@ impl<W: Write> Writer<W> {
         } = loaded;
         let (tables, rows) = self.known.rows(dump);
         if !tables.is_empty() {
-            self.part(&Part::Tables(tables), path)?;
+            self.part(&Part::WireTables(tables), path)?;
         }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;
@@ -115,8 +115,8 @@ impl<W: Write> Writer<W> {
 
 impl Known {
     /// Where a dump's tables stand in ours, and what is new in them.
-    fn rows(&mut self, dump: &Dump) -> (Tables, Rows) {
-        let mut new = Tables::default();
+    fn rows(&mut self, dump: &Dump) -> (WireTables, Rows) {
+        let mut new = WireTables::default();
         let signatures = dump.signatures.iter();
         let signatures = signatures
             .map(|one| row(&mut self.signatures, one.clone(), &mut new.signatures))

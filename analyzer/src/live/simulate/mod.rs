@@ -97,7 +97,7 @@ struct Members {
 
 /// One operation of the program: its place (step, slot) decides everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct ProgramStep {
     step: u64,
     slot: u64,
 }
@@ -218,12 +218,12 @@ impl Simulation {
         }
     }
 
-    fn nominal_ns(&self, place: Place) -> i64 {
+    fn nominal_ns(&self, place: ProgramStep) -> i64 {
         self.start_ns + place.step as i64 * STEP_NS + place.slot as i64 * SLOT_NS
     }
 
     /// When `rank` reaches `place` if nothing holds it back: the nominal time and a little jitter.
-    fn arrival_ns(&self, rank: Rank, place: Place) -> i64 {
+    fn arrival_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
         let mut x = (u64::from(rank) << 32) ^ (place.step * SLOTS + place.slot);
         // splitmix64's finisher: the same jitter on every run.
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -248,7 +248,7 @@ impl Simulation {
     }
 
     /// When the operation at `place` is over on `rank`'s group, if all members came.
-    fn end_ns(&self, rank: Rank, place: Place) -> i64 {
+    fn end_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
         let slowest = if self.situation == Situation::Straggler {
             let slow = self.host_of(self.culprit());
             let here =

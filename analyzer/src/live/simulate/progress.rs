@@ -1,12 +1,12 @@
 //! How far each rank comes once something goes wrong.
 
-use super::{ALL_REDUCE, Place, SCATTER, Simulation, Situation};
+use super::{ALL_REDUCE, ProgramStep, SCATTER, Simulation, Situation};
 use rcomm_recorder::model::Rank;
 use std::collections::HashMap;
 
 /// How far each rank came after the fault.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct RankProgress {
     /// Operations issued from the step of the fault on.
     pub(super) issued: Vec<usize>,
     /// Whether the newest of them waits for somebody.
@@ -16,7 +16,7 @@ pub(super) struct Progress {
 impl Simulation {
     /// How many operations each rank has issued from the step of the fault on, or `None` while
     /// nothing is wrong.
-    pub(super) fn progress(&self, now_ns: i64) -> Option<Progress> {
+    pub(super) fn progress(&self, now_ns: i64) -> Option<RankProgress> {
         let stops = matches!(
             self.situation,
             Situation::StuckRank | Situation::Deadlock | Situation::Mismatch
@@ -27,13 +27,13 @@ impl Simulation {
         // What a rank wants to do next, as far as its clock allows, from the step of the fault on.
         // Blocked ranks never get further than two steps.
         let steps = Self::FAULT_STEP..Self::FAULT_STEP + 3;
-        let program: Vec<Vec<Place>> = (0..self.ranks)
+        let program: Vec<Vec<ProgramStep>> = (0..self.ranks)
             .map(|rank| {
                 steps
                     .clone()
                     .flat_map(|step| {
                         let slots = self.slots(rank, step);
-                        slots.iter().map(move |&slot| Place { step, slot })
+                        slots.iter().map(move |&slot| ProgramStep { step, slot })
                     })
                     .filter(|&place| self.arrival_ns(rank, place) <= now_ns)
                     .take_while(|&place| {
@@ -44,7 +44,7 @@ impl Simulation {
                     .collect()
             })
             .collect();
-        let mut entered: HashMap<(Place, u32), u32> = HashMap::new();
+        let mut entered: HashMap<(ProgramStep, u32), u32> = HashMap::new();
         let mut issued = vec![0usize; program.len()];
         let mut blocked = vec![false; program.len()];
         loop {
@@ -68,24 +68,24 @@ impl Simulation {
                 }
             }
             if !moved {
-                return Some(Progress { issued, blocked });
+                return Some(RankProgress { issued, blocked });
             }
         }
     }
 
     /// Whether the operation at `place` cannot end in `rank`'s group, although all members came.
-    fn is_broken(&self, rank: Rank, place: Place) -> bool {
+    fn is_broken(&self, rank: Rank, place: ProgramStep) -> bool {
         self.situation == Situation::Mismatch
             && place == Self::fault_of(Situation::Mismatch)
             && self.host_of(rank) == self.host_of(self.culprit())
     }
 
-    pub(super) fn fault_of(situation: Situation) -> Place {
+    pub(super) fn fault_of(situation: Situation) -> ProgramStep {
         let slot = match situation {
             Situation::StuckRank => ALL_REDUCE,
             _ => SCATTER,
         };
-        Place {
+        ProgramStep {
             step: Self::FAULT_STEP,
             slot,
         }

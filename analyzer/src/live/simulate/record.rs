@@ -1,8 +1,8 @@
 //! What each rank's recorder holds of the program at a moment.
 
-use super::progress::Progress;
+use super::progress::RankProgress;
 use super::{
-    ALL_REDUCE, BARRIER, GATHER, MS, Place, SCATTER, SLOTS, STEP_NS, Simulation, Situation,
+    ALL_REDUCE, BARRIER, GATHER, MS, ProgramStep, SCATTER, SLOTS, STEP_NS, Simulation, Situation,
 };
 use rcomm_recorder::model::{
     Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
@@ -12,7 +12,7 @@ use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder
 
 impl Simulation {
     /// Sequence number of the operation at `place` in its group, from 1.
-    fn seq(place: Place) -> u64 {
+    fn seq(place: ProgramStep) -> u64 {
         match place.slot {
             GATHER => place.step * 2 + 1,
             SCATTER => place.step * 2 + 2,
@@ -21,7 +21,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn dump(&self, rank: Rank, now_ns: i64, progress: Option<&Progress>) -> Dump {
+    pub(super) fn dump(&self, rank: Rank, now_ns: i64, progress: Option<&RankProgress>) -> Dump {
         let since = ((now_ns - self.start_ns).max(0) / STEP_NS) as u64;
         let last_step = match progress {
             Some(_) => since.min(Self::FAULT_STEP + 2),
@@ -34,7 +34,7 @@ impl Simulation {
         let mut beyond = 0;
         for step in first_step..=last_step {
             for &slot in self.slots(rank, step) {
-                let place = Place { step, slot };
+                let place = ProgramStep { step, slot };
                 if self.arrival_ns(rank, place) > now_ns {
                     break;
                 }
@@ -125,7 +125,13 @@ impl Simulation {
         }
     }
 
-    fn entry(&self, rank: Rank, place: Place, now_ns: i64, progress: Option<&Progress>) -> Entry {
+    fn entry(
+        &self,
+        rank: Rank,
+        place: ProgramStep,
+        now_ns: i64,
+        progress: Option<&RankProgress>,
+    ) -> Entry {
         let created = self.arrival_ns(rank, place);
         let started = created + 30_000;
         let ended = self.end_ns(rank, place);

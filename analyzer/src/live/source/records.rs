@@ -60,10 +60,10 @@ pub struct RecordHead {
 /// The records of one server, kept current by what it tells.
 #[derive(Default)]
 pub struct RecordsFollower {
-    records: BTreeMap<(Rank, u8), Record>,
+    records: BTreeMap<(Rank, u8), FollowedRecord>,
 }
 
-struct Record {
+struct FollowedRecord {
     head: RecordHead,
     followed: FollowedDump,
 }
@@ -191,14 +191,14 @@ impl RecordsFollower {
     }
 
     fn follow(&mut self, key: (Rank, u8), head: RecordHead, mut newer: Dump) -> Seen {
-        let same_process = |record: &&mut Record| {
+        let same_process = |record: &&mut FollowedRecord| {
             (record.head.attempt, record.head.pid) == (head.attempt, head.pid)
         };
         let known = self.records.get_mut(&key).filter(same_process);
         let Some(record) = known.filter(|_| !head.whole) else {
             let followed = FollowedDump::of(newer);
             let dump = followed.dump().clone();
-            self.records.insert(key, Record { head, followed });
+            self.records.insert(key, FollowedRecord { head, followed });
             return Seen::Changed(Box::new(dump));
         };
         let heartbeat_ns = newer

@@ -26,7 +26,7 @@ const GAP: u32 = 4;
 
 /// What a store tells of the endpoints of a job's newest attempt.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct StoreEndpoints {
     /// Which attempt that is.
     pub(super) attempt: u32,
     /// By rank, ascending.
@@ -34,13 +34,17 @@ pub(super) struct Told {
 }
 
 /// The endpoints of the newest attempt from this one on that has any; none is no error.
-pub(super) fn endpoints(store: &HostPort, from: u32, deadline: Instant) -> io::Result<Told> {
-    let mut told = Told {
+pub(super) fn endpoints(
+    store: &HostPort,
+    from: u32,
+    deadline: Instant,
+) -> io::Result<StoreEndpoints> {
+    let mut newest = StoreEndpoints {
         attempt: from,
-        ..Told::default()
+        ..StoreEndpoints::default()
     };
     let mut attempt = from;
-    while attempt - told.attempt <= GAP {
+    while attempt - newest.attempt <= GAP {
         let prefix = EndpointNotice::store_prefix(attempt);
         let found = read_by_rank(store, &prefix, None, deadline)?;
         if !found.is_empty() {
@@ -51,14 +55,14 @@ pub(super) fn endpoints(store: &HostPort, from: u32, deadline: Instant) -> io::R
                     Err(io::Error::new(io::ErrorKind::InvalidData, text))
                 }
             };
-            told = Told {
+            newest = StoreEndpoints {
                 attempt,
                 notices: found.into_iter().map(notice).collect::<io::Result<_>>()?,
             };
         }
         attempt += 1;
     }
-    Ok(told)
+    Ok(newest)
 }
 
 /// Names of the hosts that a job's ranks are on, as its store tells them: sorted, each once.
@@ -71,11 +75,11 @@ pub(super) fn endpoints(store: &HostPort, from: u32, deadline: Instant) -> io::R
 ///
 /// [`SourceError`] if the store cannot be read, or no rank of its job has an endpoint.
 pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>, SourceError> {
-    let told = endpoints(store, 0, deadline).map_err(|source| SourceError::Io {
+    let newest = endpoints(store, 0, deadline).map_err(|source| SourceError::Io {
         place: format!("store {store}"),
         source,
     })?;
-    let mut hosts: Vec<String> = told.notices.into_iter().map(|(_, it)| it.host).collect();
+    let mut hosts: Vec<String> = newest.notices.into_iter().map(|(_, it)| it.host).collect();
     hosts.sort();
     hosts.dedup();
     if hosts.is_empty() {

@@ -25,8 +25,8 @@ const LISTING: Duration = Duration::from_secs(10);
 const KEY: &str = "debug_server/rank";
 
 /// A recorder of a process, by the handlers that give its ring; the first one that exists is asked.
-type Recorder = &'static [&'static str];
-const RECORDERS: [Recorder; 2] = [
+type RecorderPaths = &'static [&'static str];
+const RECORDERS: [RecorderPaths; 2] = [
     &[
         // With call stacks, which the JSON form lacks.
         "dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false",
@@ -68,19 +68,19 @@ pub(super) type Answers = Vec<(Rank, Result<Vec<u8>, String>)>;
 pub struct WorkerServerSource {
     store: Option<HostPort>,
     world_size: Option<u32>,
-    workers: BTreeMap<Rank, Mutex<Worker>>,
+    workers: BTreeMap<Rank, Mutex<WorkerState>>,
     listed: Option<Instant>,
 }
 
 /// One rank's server, and what it said last.
-struct Worker {
+struct WorkerState {
     address: HttpAddress,
     reached: Option<EndpointAddress>,
     handlers: Option<Vec<String>>,
     last: [Option<Dump>; RECORDERS.len()],
 }
 
-impl Worker {
+impl WorkerState {
     fn new(address: HttpAddress) -> Mutex<Self> {
         Mutex::new(Self {
             address,
@@ -107,7 +107,7 @@ impl WorkerServerSource {
     pub fn at(given: Vec<WorkerAddress>) -> Self {
         let workers = (0..).zip(given).map(|(place, worker)| {
             let rank = worker.rank.unwrap_or(place);
-            (rank, Worker::new(worker.address))
+            (rank, WorkerState::new(worker.address))
         });
         Self {
             store: None,
@@ -162,7 +162,7 @@ impl WorkerServerSource {
         deadline: Instant,
     ) -> Result<Answers, SourceError> {
         self.list(deadline, &mut Vec::new())?;
-        let workers: Vec<(&Rank, &Mutex<Worker>)> = self.workers.iter().collect();
+        let workers: Vec<(&Rank, &Mutex<WorkerState>)> = self.workers.iter().collect();
         Ok(ask_all(&workers, |(rank, worker)| {
             let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
             (**rank, worker.run(handler, deadline))
@@ -175,7 +175,7 @@ impl WorkerServerSource {
             worker.address == address
         });
         if !known {
-            self.workers.insert(rank, Worker::new(address));
+            self.workers.insert(rank, WorkerState::new(address));
         }
     }
 }
@@ -227,7 +227,7 @@ impl Source for WorkerServerSource {
         let mut problems = Vec::new();
         self.list(deadline, &mut problems)?;
         let world_size = self.world_size;
-        let workers: Vec<(&Rank, &Mutex<Worker>)> = self.workers.iter().collect();
+        let workers: Vec<(&Rank, &Mutex<WorkerState>)> = self.workers.iter().collect();
         let looks = ask_all(&workers, |(rank, worker)| {
             let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
             worker.look(**rank, world_size, deadline)
@@ -246,7 +246,7 @@ impl Source for WorkerServerSource {
     }
 }
 
-impl Worker {
+impl WorkerState {
     /// Both recorders of one rank.
     fn look(
         &mut self,
@@ -342,7 +342,7 @@ impl Worker {
         }
     }
 
-    fn handler(&self, recorder: Recorder) -> Option<&'static str> {
+    fn handler(&self, recorder: RecorderPaths) -> Option<&'static str> {
         let known = self.handlers.as_deref().unwrap_or_default();
         let has = |handler: &&&str| known.iter().any(|known| known == plain(handler));
         recorder.iter().find(has).copied()

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Whatever `out` says.
 pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let timeline = Timeline::of(dumps);
-    let mut events = Events { out, first: true };
+    let mut events = TraceEvents { out, first: true };
     write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
     let about = json!({
         "title": words::printable(&crate::render::print::human::one_line(report)),
@@ -46,7 +46,7 @@ pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result
 }
 
 /// One collective over its members: group, `collective_seq_id`, place in a coalesced block.
-type Instance = (u32, u64, u32);
+type InstanceKey = (u32, u64, u32);
 
 /// Messages of one direction between two members: group, source, destination (ranks of the group).
 type Channel = (u32, u32, u32);
@@ -54,7 +54,7 @@ type Channel = (u32, u32, u32);
 /// What belongs together over the ranks.
 #[derive(Default)]
 struct Joins {
-    collectives: BTreeMap<Instance, Vec<Slice>>,
+    collectives: BTreeMap<InstanceKey, Vec<Slice>>,
     /// Receives and sends, each in order of issue: the n-th of one belongs to the n-th of the other.
     messages: BTreeMap<Channel, [Vec<Slice>; 2]>,
     /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from anybody.
@@ -141,7 +141,7 @@ impl Timeline {
         dump: &Dump,
         pid: u32,
         joins: &mut Joins,
-        events: &mut Events<'_>,
+        events: &mut TraceEvents<'_>,
     ) -> io::Result<()> {
         let name = match (dump.identity.rank, dump.identity.host.as_str()) {
             (Some(rank), "") => format!("rank {rank}"),
@@ -213,14 +213,14 @@ impl Timeline {
         Ok(())
     }
 
-    fn write_findings(&self, report: &Report, events: &mut Events<'_>) -> io::Result<()> {
+    fn write_findings(&self, report: &Report, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let roots = report
             .findings
             .iter()
             .filter(|finding| finding.caused_by.is_none() && finding.severity != Severity::Note);
         for finding in roots {
             for &rank in &finding.culprit_ranks {
-                events.emit(&Event {
+                events.emit(&TraceEvent {
                     name: &format!("{} {}", finding.code, finding.sentence),
                     ph: "i",
                     s: Some("p"),
@@ -228,7 +228,7 @@ impl Timeline {
                     pid: rank,
                     tid: Some(1),
                     ts: Some(Micros(self.end)),
-                    ..Event::default()
+                    ..TraceEvent::default()
                 })?;
             }
         }
@@ -287,7 +287,7 @@ impl Joins {
     }
 
     /// Arrows from the last to arrive to everybody who was there before it, and from sends to receives.
-    fn write_arrows(&self, events: &mut Events<'_>) -> io::Result<()> {
+    fn write_arrows(&self, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let mut arrows = Arrows { events, id: 0 };
         for members in self.collectives.values() {
             let Some(last) = members
@@ -315,7 +315,7 @@ impl Joins {
 
 /// Each arrow has an id of its own: viewers close an id at its first end.
 struct Arrows<'a, 'b> {
-    events: &'a mut Events<'b>,
+    events: &'a mut TraceEvents<'b>,
     id: u64,
 }
 
@@ -324,7 +324,7 @@ impl Arrows<'_, '_> {
     fn write(&mut self, (name, cat): (&str, &str), from: &Slice, to: &Slice) -> io::Result<()> {
         self.id += 1;
         let id = self.id;
-        let end = |slice: &Slice, ts: i64, ph, bp| Event {
+        let end = |slice: &Slice, ts: i64, ph, bp| TraceEvent {
             name,
             ph,
             bp,
@@ -333,7 +333,7 @@ impl Arrows<'_, '_> {
             pid: slice.pid,
             tid: Some(slice.tid),
             ts: Some(Micros(ts)),
-            ..Event::default()
+            ..TraceEvent::default()
         };
         self.events.emit(&end(from, from.start, "s", None))?;
         // Inside the slice, or the arrow binds to nothing.
@@ -353,7 +353,7 @@ impl Serialize for Micros {
 }
 
 #[derive(Default, Serialize)]
-struct Event<'a> {
+struct TraceEvent<'a> {
     name: &'a str,
     ph: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -376,13 +376,13 @@ struct Event<'a> {
 }
 
 /// The array of events under the pen.
-struct Events<'a> {
+struct TraceEvents<'a> {
     out: &'a mut dyn Write,
     first: bool,
 }
 
-impl Events<'_> {
-    fn emit(&mut self, event: &Event<'_>) -> io::Result<()> {
+impl TraceEvents<'_> {
+    fn emit(&mut self, event: &TraceEvent<'_>) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.first) {
             "\n"
         } else {
@@ -399,13 +399,13 @@ impl Events<'_> {
         tid: Option<u32>,
         args: &serde_json::Value,
     ) -> io::Result<()> {
-        self.emit(&Event {
+        self.emit(&TraceEvent {
             name: what,
             ph: "M",
             pid,
             tid,
             args: Some(args),
-            ..Event::default()
+            ..TraceEvent::default()
         })
     }
 
@@ -445,7 +445,7 @@ impl Events<'_> {
             let wait = entry.time_discovered_started_ns - entry.time_created_ns;
             args["started_after_us"] = (wait / 1000).into();
         }
-        self.emit(&Event {
+        self.emit(&TraceEvent {
             name: &name,
             ph: "X",
             cat: Some("operation"),
@@ -454,7 +454,7 @@ impl Events<'_> {
             ts: Some(Micros(slice.start)),
             dur: Some(Micros(slice.end - slice.start)),
             args: Some(&args),
-            ..Event::default()
+            ..TraceEvent::default()
         })
     }
 }

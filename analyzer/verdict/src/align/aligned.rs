@@ -40,12 +40,12 @@ pub(crate) enum Presence {
     /// The rank has not issued it.
     Absent,
     /// Its record does not tell.
-    Unknown(Why),
+    Unknown(UnknownReason),
 }
 
 /// Why a record does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Why {
+pub(crate) enum UnknownReason {
     /// No readable record.
     NoRecord,
     /// The file was cut before that.
@@ -80,14 +80,14 @@ pub(crate) struct Aligned<'a> {
 impl<'a> Aligned<'a> {
     /// Aligns `records`, which are sorted by rank.
     pub(crate) fn new(shared: &'a Shared, records: &'a [Record], world_size: Option<u32>) -> Self {
-        let mut aligned = Self::as_told(shared, records, world_size);
+        let mut aligned = Self::as_recorded(shared, records, world_size);
         aligned.reopen();
         aligned
     }
 
     /// As [`Aligned::new`], but calls that do not fit prove nothing yet: for the question which records
     /// belong together at all.
-    pub(crate) fn as_told(
+    pub(crate) fn as_recorded(
         shared: &'a Shared,
         records: &'a [Record],
         world_size: Option<u32>,
@@ -192,7 +192,7 @@ impl<'a> Aligned<'a> {
     }
 
     /// The entry of a block that tells the state of all: its closing marker if it has one.
-    pub(crate) fn teller(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
+    pub(crate) fn status_op(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
         let block = self.block(record, lane, first);
         self.op(record, lane.collectives[block.end - 1])
     }
@@ -222,20 +222,22 @@ impl<'a> Aligned<'a> {
     pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
         let rank = self.groups[group].ranks[member];
         let Some(record) = self.record_in(group, rank) else {
-            return Presence::Unknown(Why::NoRecord);
+            return Presence::Unknown(UnknownReason::NoRecord);
         };
         let presence = match self.groups[group].lanes[member] {
             Some((record, lane)) => self.presence_in(record, lane, seq),
-            None if self.records[record].cut => Presence::Unknown(Why::Cut),
+            None if self.records[record].cut => Presence::Unknown(UnknownReason::Cut),
             None if self.records[record].only_active && self.completes_together(group, seq) => {
                 Presence::Absent
             }
-            None if self.records[record].only_active => Presence::Unknown(Why::HistoryLost),
+            None if self.records[record].only_active => {
+                Presence::Unknown(UnknownReason::HistoryLost)
+            }
             None if self.records[record].wrapped() => self.by_peers(group, record, seq),
             None => Presence::Absent,
         };
         if presence == Presence::Absent && self.completed_to[group].is_some_and(|to| seq <= to) {
-            return Presence::Unknown(Why::Outdated);
+            return Presence::Unknown(UnknownReason::Outdated);
         }
         presence
     }
@@ -250,7 +252,7 @@ impl<'a> Aligned<'a> {
         }
         // Newer than everything in the window.
         if whole.cut {
-            return Presence::Unknown(Why::Cut);
+            return Presence::Unknown(UnknownReason::Cut);
         }
         let status = whole.groups[lane_at].status;
         if let Some(status) = status {
@@ -271,7 +273,7 @@ impl<'a> Aligned<'a> {
             return if self.completes_together(lane.group, seq) {
                 Presence::Absent
             } else {
-                Presence::Unknown(Why::HistoryLost)
+                Presence::Unknown(UnknownReason::HistoryLost)
             };
         }
         if lane.collectives.is_empty() && whole.wrapped() {
@@ -305,7 +307,7 @@ impl<'a> Aligned<'a> {
         if later {
             Presence::Absent
         } else {
-            Presence::Unknown(Why::HistoryLost)
+            Presence::Unknown(UnknownReason::HistoryLost)
         }
     }
 

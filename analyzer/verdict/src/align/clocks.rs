@@ -118,14 +118,14 @@ fn difference(
     let mut ends = Vec::with_capacity(SAMPLES);
     let mut issues = Vec::with_capacity(SAMPLES);
     for at in (0..a.pending_from).rev() {
-        let op = aligned.teller(one, a, at);
+        let op = aligned.status_op(one, a, at);
         if !needs_everybody(op.kind) {
             continue;
         }
         let Ok(there) = aligned.find(other, b, op.seq) else {
             continue;
         };
-        let peer = aligned.teller(other, b, there);
+        let peer = aligned.status_op(other, b, there);
         if let (Some(x), Some(y)) = (op.completed_ns(), peer.completed_ns()) {
             ends.push(y.saturating_sub(x));
         } else if retiring_is_all(aligned.records[one].recorder) {

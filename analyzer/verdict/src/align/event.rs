@@ -3,7 +3,7 @@
 //! An operation is compared between ranks by the part that its group plays (its family) and its
 //! sequence number; a message by its place among those of the two ranks.
 
-use crate::align::p2p::{Messages, Other, peer_of};
+use crate::align::p2p::{Counterpart, Messages, peer_of};
 use crate::align::record::{ANY, NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
 use rcomm_recorder::model::OpType;
@@ -67,7 +67,7 @@ impl Posted {
 
 /// When a rank did it, as its record tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum Occurrence {
     /// Before its window.
     Lost,
     /// Position in its operations.
@@ -198,7 +198,7 @@ pub(crate) fn when(
     messages: &Messages,
     record: RecordIx,
     event: Event,
-) -> Option<When> {
+) -> Option<Occurrence> {
     match event {
         Event::Collective {
             family,
@@ -219,10 +219,10 @@ pub(crate) fn when(
                             .key(aligned.op(record, position).call)
                             .class
                             == aligned.shared.calls.key(call).class;
-                    same.then_some(When::At(position))
+                    same.then_some(Occurrence::At(position))
                 }
-                Presence::Lost => Some(When::Lost),
-                Presence::Absent => Some(When::Never),
+                Presence::Lost => Some(Occurrence::Lost),
+                Presence::Absent => Some(Occurrence::Never),
                 Presence::Unknown(_) => None,
             }
         }
@@ -244,7 +244,7 @@ fn when_answered(
     messages: &Messages,
     record: RecordIx,
     posted: Posted,
-) -> Option<When> {
+) -> Option<Occurrence> {
     let Posted {
         member,
         peer,
@@ -257,7 +257,7 @@ fn when_answered(
         return None;
     }
     let (there, other) = aligned.lane(lane.group, member as usize)?;
-    let When::At(position) = when_posted(aligned, there, other, posted)? else {
+    let Occurrence::At(position) = when_posted(aligned, there, other, posted)? else {
         return None;
     };
     let ends = if sends {
@@ -276,10 +276,10 @@ fn when_answered(
         messages.send_of(pair, at)
     };
     match half {
-        Other::Posted(half) => Some(When::At(half.position)),
-        Other::Lost => Some(When::Lost),
-        Other::Missing if aligned.records[record].cut => None,
-        Other::Missing => Some(When::Never),
+        Counterpart::Posted(half) => Some(Occurrence::At(half.position)),
+        Counterpart::Lost => Some(Occurrence::Lost),
+        Counterpart::Missing if aligned.records[record].cut => None,
+        Counterpart::Missing => Some(Occurrence::Never),
     }
 }
 
@@ -306,7 +306,7 @@ fn when_posted(
     record: RecordIx,
     lane: &Lane,
     posted: Posted,
-) -> Option<When> {
+) -> Option<Occurrence> {
     let whole = &aligned.records[record];
     let like = |at: &u32| {
         let op = aligned.op(record, *at);
@@ -334,8 +334,8 @@ fn when_posted(
         }
     };
     match found {
-        Some(at) => Some(When::At(at)),
-        None => (!whole.cut).then_some(When::Never),
+        Some(at) => Some(Occurrence::At(at)),
+        None => (!whole.cut).then_some(Occurrence::Never),
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Group {
     /// Groups that play the same part for other ranks share a family.
     pub(crate) family: u32,
     /// Some record names the members; else they are those that name the group.
-    pub(crate) told: bool,
+    pub(crate) members_recorded: bool,
     /// The backend, where two of one process each number operations of the group by themselves; then
     /// each has a group of its own.
     pub(crate) backend: Option<String>,
@@ -75,7 +75,7 @@ pub(crate) fn resolve_groups(
             let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
-                let told = !group.ranks.is_empty()
+                let members_recorded = !group.ranks.is_empty()
                     || (nameless_world.is_some() && group.desc == "default_pg");
                 let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
                     group.ranks.clone()
@@ -95,7 +95,7 @@ pub(crate) fn resolve_groups(
                     },
                     lanes: vec![None; ranks.len()],
                     ranks,
-                    told,
+                    members_recorded,
                     backend,
                     family: 0,
                     shows_starts: false,
@@ -118,7 +118,7 @@ pub(crate) fn resolve_groups(
 
 /// One of several recorders' share in a group that each of them numbers by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Part<'a> {
+struct RecorderShare<'a> {
     recorder: &'a str,
     backend: &'a str,
 }
@@ -138,21 +138,21 @@ fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> 
 fn parts_of_groups<'a>(
     records: &[Record],
     used: &[Vec<Option<&'a str>>],
-) -> HashMap<u32, Vec<Part<'a>>> {
+) -> HashMap<u32, Vec<RecorderShare<'a>>> {
     let parts = |at: usize| {
         let groups = records[at].groups.iter().zip(&used[at]);
         groups.filter_map(move |(local, &backend)| {
             let recorder = records[at].recorder.name();
             Some((
                 local.group,
-                Part {
+                RecorderShare {
                     recorder,
                     backend: backend?,
                 },
             ))
         })
     };
-    let mut apart: HashMap<u32, Vec<Part<'a>>> = HashMap::new();
+    let mut apart: HashMap<u32, Vec<RecorderShare<'a>>> = HashMap::new();
     for (at, pair) in records.windows(2).enumerate() {
         if pair[0].rank != pair[1].rank {
             continue;
@@ -177,9 +177,10 @@ fn parts_of_groups<'a>(
 }
 
 /// Which part of a group a record tells of.
-fn part_of(parts: &[Part<'_>], record: &Record, backend: Option<&str>) -> usize {
-    let same = |part: &Part<'_>| part.recorder == record.recorder.name();
-    let exact = |part: &Part<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
+fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) -> usize {
+    let same = |part: &RecorderShare<'_>| part.recorder == record.recorder.name();
+    let exact =
+        |part: &RecorderShare<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
     let found = parts.iter().position(exact);
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }

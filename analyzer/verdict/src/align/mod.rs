@@ -18,5 +18,5 @@ pub(crate) mod signature;
 pub use aligned::needs_everybody;
 pub use record::Extent;
 
-pub(crate) use aligned::{Aligned, Lane, Presence, Why, is_collective, retiring_is_all};
+pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, is_collective, retiring_is_all};
 pub(crate) use membership::{GroupIx, RecordIx};

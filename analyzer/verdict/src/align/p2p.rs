@@ -21,7 +21,7 @@ pub(crate) struct Half {
     /// Position in the record's operations.
     pub(crate) position: u32,
     /// Position of the entry that tells its state: itself, or the marker that closes its batch.
-    pub(crate) teller: u32,
+    pub(crate) status_op: u32,
 }
 
 /// All messages of a group from one member to another, as each side recorded them, oldest first.
@@ -37,7 +37,7 @@ pub(crate) struct Pair {
 
 /// What is known of the other half of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Other {
+pub(crate) enum Counterpart {
     /// Posted: its half.
     Posted(Half),
     /// Fell off the ring.
@@ -56,7 +56,7 @@ pub(crate) struct Messages {
     /// By group and receiver: receives from whoever sends first, oldest first.
     pub(crate) any: BTreeMap<(GroupIx, u32), Vec<Half>>,
     /// By record, then lane: for each message of the lane the position of its teller.
-    tellers: Vec<Vec<Vec<u32>>>,
+    status_ops: Vec<Vec<Vec<u32>>>,
 }
 
 impl Messages {
@@ -64,13 +64,13 @@ impl Messages {
     pub(crate) fn new(aligned: &Aligned<'_>) -> Self {
         let mut messages = Self::default();
         for (record, lanes) in aligned.lanes.iter().enumerate() {
-            let mut tellers = Vec::with_capacity(lanes.len());
+            let mut status_ops = Vec::with_capacity(lanes.len());
             for lane in lanes {
                 let of_lane = tellers_of(aligned, record, lane);
                 messages.collect(aligned, record, lane, &of_lane);
-                tellers.push(of_lane);
+                status_ops.push(of_lane);
             }
-            messages.tellers.push(tellers);
+            messages.status_ops.push(status_ops);
         }
         let keys: Vec<(GroupIx, Ends)> = messages.pairs.keys().copied().collect();
         for key in keys {
@@ -82,28 +82,37 @@ impl Messages {
     }
 
     /// The tellers of a lane's messages, in the lane's order.
-    pub(crate) fn tellers(&self, record: RecordIx, lane: usize) -> &[u32] {
-        &self.tellers[record][lane]
+    pub(crate) fn status_ops(&self, record: RecordIx, lane: usize) -> &[u32] {
+        &self.status_ops[record][lane]
     }
 
     /// The other half of the `at`-th send of a pair.
-    pub(crate) fn receive_of(&self, pair: &Pair, at: usize) -> Other {
+    pub(crate) fn receive_of(&self, pair: &Pair, at: usize) -> Counterpart {
         other(&pair.receives, at as i64 - pair.shift)
     }
 
     /// The other half of the `at`-th receive of a pair.
-    pub(crate) fn send_of(&self, pair: &Pair, at: usize) -> Other {
+    pub(crate) fn send_of(&self, pair: &Pair, at: usize) -> Counterpart {
         other(&pair.sends, at as i64 + pair.shift)
     }
 
-    fn collect(&mut self, aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, tellers: &[u32]) {
+    fn collect(
+        &mut self,
+        aligned: &Aligned<'_>,
+        record: RecordIx,
+        lane: &Lane,
+        status_ops: &[u32],
+    ) {
         if lane.member == NONE {
             return;
         }
         let members = aligned.groups[lane.group].ranks.len() as u32;
-        for (&position, &teller) in lane.messages.iter().zip(tellers) {
+        for (&position, &status_op) in lane.messages.iter().zip(status_ops) {
             let op = aligned.op(record, position);
-            let half = Half { position, teller };
+            let half = Half {
+                position,
+                status_op,
+            };
             match (op.kind, peer_of(op, lane.member, members)) {
                 (OpType::Send, Some(peer)) => {
                     self.pairs
@@ -145,23 +154,23 @@ pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
 
 /// Whether a half is done, as its teller has it.
 pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
-    aligned.op(record, half.teller).completed()
+    aligned.op(record, half.status_op).completed()
 }
 
-fn other(list: &[Half], at: i64) -> Other {
+fn other(list: &[Half], at: i64) -> Counterpart {
     match usize::try_from(at) {
-        Err(_) => Other::Lost,
+        Err(_) => Counterpart::Lost,
         Ok(at) => list
             .get(at)
-            .map_or(Other::Missing, |&half| Other::Posted(half)),
+            .map_or(Counterpart::Missing, |&half| Counterpart::Posted(half)),
     }
 }
 
 fn tellers_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
-    let mut tellers = lane.messages.clone();
+    let mut status_ops = lane.messages.clone();
     // Our recorder and PyTorch's hook give each member of a batch its true state.
     if aligned.records[record].recorder != Recorder::Nccl {
-        return tellers;
+        return status_ops;
     }
     let mut open = 0;
     for at in 0..lane.messages.len() {
@@ -171,13 +180,13 @@ fn tellers_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> 
             open = at;
         }
         if op.kind == OpType::Coalesced {
-            for teller in &mut tellers[open..at] {
-                *teller = lane.messages[at];
+            for status_op in &mut status_ops[open..at] {
+                *status_op = lane.messages[at];
             }
             open = at + 1;
         }
     }
-    tellers
+    status_ops
 }
 
 fn align_pair(
@@ -313,7 +322,7 @@ fn misfit(
 fn in_company(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     let seq = aligned.op(record, half.position).p2p_seq;
     let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
-    half.teller != half.position
+    half.status_op != half.position
         && beside.into_iter().flatten().any(|at| {
             let op = aligned.records[record].ops.get(at as usize);
             op.is_some_and(|op| op.kind.is_p2p() && op.p2p_seq == seq)

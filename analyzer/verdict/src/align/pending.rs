@@ -24,13 +24,13 @@ pub(crate) struct Pending {
     pub(crate) group: GroupIx,
     /// Position in the record's operations of its first entry.
     pub(crate) position: u32,
-    pub(crate) what: What,
+    pub(crate) what: PendingKind,
     pub(crate) arrival: Arrival,
 }
 
 /// A collective, or a batch of messages.
 #[derive(Clone, Debug)]
-pub(crate) enum What {
+pub(crate) enum PendingKind {
     Collective { seq: u32 },
     Batch { halves: Vec<Half> },
 }
@@ -69,8 +69,8 @@ pub(crate) fn pending_of(
         let mut at = lane.pending_from;
         while at < lane.collectives.len() {
             let block = aligned.block(record, lane, at);
-            let teller = aligned.op(record, lane.collectives[block.end - 1]);
-            if !teller.completed() {
+            let status_op = aligned.op(record, lane.collectives[block.end - 1]);
+            if !status_op.completed() {
                 let any_started = block.clone().any(|at| {
                     let op = aligned.op(record, lane.collectives[at]);
                     op.state == EntryState::Started || op.started_us != NONE
@@ -78,37 +78,37 @@ pub(crate) fn pending_of(
                 pending.push(Pending {
                     group: lane.group,
                     position: lane.collectives[at],
-                    what: What::Collective { seq: teller.seq },
+                    what: PendingKind::Collective { seq: status_op.seq },
                     arrival: Arrival::Queued,
                 });
                 started.push(any_started);
             }
             at = block.end;
         }
-        let tellers = messages.tellers(record, lane_at);
+        let status_ops = messages.status_ops(record, lane_at);
         let mut at = 0;
         // Sends and receives that later ones of the same pair have overtaken are over.
-        let over = overtaken(aligned, record, &lane.messages, tellers);
+        let over = overtaken(aligned, record, &lane.messages, status_ops);
         while at < lane.messages.len() {
-            let teller = tellers[at];
+            let status_op = status_ops[at];
             let end = at
-                + tellers[at..]
+                + status_ops[at..]
                     .iter()
-                    .take_while(|&&other| other == teller)
+                    .take_while(|&&other| other == status_op)
                     .count();
-            let op = aligned.op(record, teller);
+            let op = aligned.op(record, status_op);
             let halves: Vec<Half> = (at..end)
                 .filter(|&at| !over[at] && aligned.op(record, lane.messages[at]).kind.is_p2p())
                 .map(|at| Half {
                     position: lane.messages[at],
-                    teller,
+                    status_op,
                 })
                 .collect();
             if p2p::pending(op) && !halves.is_empty() {
                 pending.push(Pending {
                     group: lane.group,
                     position: halves[0].position,
-                    what: What::Batch { halves },
+                    what: PendingKind::Batch { halves },
                     arrival: Arrival::Queued,
                 });
                 started.push(op.state == EntryState::Started || op.started_us != NONE);
@@ -126,7 +126,7 @@ pub(crate) fn pending_of(
     let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
     for (nth, &at) in order.iter().enumerate() {
         let one = &mut pending[at];
-        let is_message = matches!(one.what, What::Batch { .. });
+        let is_message = matches!(one.what, PendingKind::Batch { .. });
         // A device runs a group's messages and collectives in one order; a host does not.
         let lane = (one.group, is_message && !device);
         let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
@@ -165,7 +165,12 @@ pub(crate) fn pending_of(
 }
 
 /// Marks the halves that a later completed one of the same peer and direction has overtaken.
-fn overtaken(aligned: &Aligned<'_>, record: RecordIx, list: &[u32], tellers: &[u32]) -> Vec<bool> {
+fn overtaken(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    list: &[u32],
+    status_ops: &[u32],
+) -> Vec<bool> {
     let mut over = vec![false; list.len()];
     let mut done_after: Vec<(OpType, u32)> = Vec::new();
     for at in (0..list.len()).rev() {
@@ -174,7 +179,7 @@ fn overtaken(aligned: &Aligned<'_>, record: RecordIx, list: &[u32], tellers: &[u
             continue;
         }
         let key = (op.kind, op.peer);
-        if aligned.op(record, tellers[at]).completed() {
+        if aligned.op(record, status_ops[at]).completed() {
             if !done_after.contains(&key) {
                 done_after.push(key);
             }

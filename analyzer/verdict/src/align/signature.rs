@@ -32,7 +32,7 @@ pub(crate) struct MatchKey {
 
 /// How two members' records of one collective differ, gravest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Difference {
+pub(crate) enum CallDifference {
     Op,
     Dtype,
     Size,
@@ -41,18 +41,18 @@ pub(crate) enum Difference {
 
 impl MatchKey {
     /// The gravest difference between two members, if there is one.
-    pub(crate) fn difference(&self, other: &Self) -> Option<Difference> {
+    pub(crate) fn difference(&self, other: &Self) -> Option<CallDifference> {
         fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
             matches!((a, b), (Some(a), Some(b)) if a != b)
         }
         if self.class != other.class {
-            Some(Difference::Op)
+            Some(CallDifference::Op)
         } else if differ(&self.dtype, &other.dtype) {
-            Some(Difference::Dtype)
+            Some(CallDifference::Dtype)
         } else if differ(&self.size, &other.size) || differ(&self.tensors, &other.tensors) {
-            Some(Difference::Size)
+            Some(CallDifference::Size)
         } else if differ(&self.root, &other.root) || differ(&self.reduce_op, &other.reduce_op) {
-            Some(Difference::Argument)
+            Some(CallDifference::Argument)
         } else {
             None
         }
@@ -251,18 +251,18 @@ impl Calls {
     }
 
     /// The gravest difference between two calls; `None` if members may issue the one and the other.
-    pub(crate) fn difference(&self, a: u32, b: u32) -> Option<Difference> {
+    pub(crate) fn difference(&self, a: u32, b: u32) -> Option<CallDifference> {
         if a == b {
             return None;
         }
         let difference = self.key(a).difference(self.key(b));
         // A broadcast is compared by bytes: as many elements in other bytes is another type.
         let elements = |id| self.get(id).signature.input_elements();
-        if difference == Some(Difference::Size)
+        if difference == Some(CallDifference::Size)
             && self.get(a).op == OpType::Broadcast
             && elements(a) == elements(b)
         {
-            return Some(Difference::Dtype);
+            return Some(CallDifference::Dtype);
         }
         difference
     }
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    fn difference(a: Call, b: Call) -> Option<Difference> {
+    fn difference(a: Call, b: Call) -> Option<CallDifference> {
         let mut calls = Calls::default();
         let (a, b) = (calls.intern(a), calls.intern(b));
         calls.difference(a, b)
@@ -320,11 +320,11 @@ mod tests {
         let a = call(OpType::AllReduce, &[64], &[64], "Float");
         assert_eq!(
             difference(a.clone(), call(OpType::AllReduce, &[96], &[96], "Float")),
-            Some(Difference::Size)
+            Some(CallDifference::Size)
         );
         assert_eq!(
             difference(a, call(OpType::AllReduce, &[64], &[64], "BFloat16")),
-            Some(Difference::Dtype)
+            Some(CallDifference::Dtype)
         );
     }
 
@@ -365,11 +365,11 @@ mod tests {
         );
         assert_eq!(
             difference(a.clone(), call(OpType::Broadcast, &[8], &[8], "Float")),
-            Some(Difference::Dtype)
+            Some(CallDifference::Dtype)
         );
         assert_eq!(
             difference(a, call(OpType::Broadcast, &[9], &[9], "Byte")),
-            Some(Difference::Size)
+            Some(CallDifference::Size)
         );
     }
 }

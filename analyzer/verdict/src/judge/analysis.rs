@@ -3,11 +3,11 @@
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
 use crate::align::{Aligned, clocks, comm_counter};
-use crate::judge::case::Case;
+use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::WaitGraph;
-use crate::judge::{assemble, check, disagreement, provenance, sink};
+use crate::judge::{assemble, check, disagreement, provenance, wait_root};
 use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::Dump;
 use std::borrow::Borrow;
@@ -120,23 +120,23 @@ fn judge(
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
     let messages = Messages::new(&aligned);
     let mut graph = WaitGraph::new(&aligned, &messages, policy);
-    let sinks = sink::find(&aligned, &mut graph);
+    let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned);
-    let case = Case {
+    let ctx = Context {
         policy,
         aligned: &aligned,
         messages: &messages,
         reversed: graph.reversed(),
         graph: &graph,
-        sinks,
+        wait_roots,
         disagreements,
         lateness: &lateness,
         clocks,
     };
     let mut drafts = Vec::new();
     for check in check::ALL {
-        let found = check.run(&case, &drafts);
+        let found = check.run(&ctx, &drafts);
         debug_assert!(
             found
                 .iter()
@@ -150,7 +150,7 @@ fn judge(
         ranks_read: aligned.ranks_read(),
         entries,
     };
-    assemble::report(&case, drafts, problems, input)
+    assemble::report(&ctx, drafts, problems, input)
 }
 
 /// How much of an input could not be read.

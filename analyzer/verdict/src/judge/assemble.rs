@@ -1,9 +1,9 @@
 //! The report: findings ranked, consequences under their causes, victims counted.
 
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::summary;
 use crate::judge::wait_graph::{Missing, Node};
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use crate::report::{Code, Finding, Input, Problem, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
@@ -11,21 +11,21 @@ use std::collections::BTreeSet;
 
 /// Puts everything together.
 pub(crate) fn report(
-    case: &Case<'_>,
-    drafts: Vec<Draft>,
+    ctx: &Context<'_>,
+    drafts: Vec<FindingDraft>,
     mut problems: Vec<Problem>,
     input: Input,
 ) -> Report {
-    let mut drafts: Vec<(Draft, Vec<Rank>)> = drafts
+    let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()
         .map(|draft| {
-            let victims = victims(case, &draft);
+            let victims = victims(ctx, &draft);
             (draft, victims)
         })
         .collect();
     drafts.sort_by(before);
-    let shortfall = Shortfall::of(case, &problems);
-    note_absences(case, &drafts, &shortfall, &mut problems);
+    let shortfall = Shortfall::of(ctx, &problems);
+    note_absences(ctx, &drafts, &shortfall, &mut problems);
     problems.sort();
     problems.dedup();
     let root = drafts
@@ -35,26 +35,29 @@ pub(crate) fn report(
     let findings: Vec<Finding> = drafts
         .into_iter()
         .enumerate()
-        .map(|(at, (draft, victims))| finding(case, at as u32 + 1, draft, victims, root))
+        .map(|(at, (draft, victims))| finding(ctx, at as u32 + 1, draft, victims, root))
         .collect();
-    let verdict = verdict(case, &findings, &input, &shortfall);
+    let verdict = verdict(ctx, &findings, &input, &shortfall);
     Report {
         schema: Report::SCHEMA.to_owned(),
         verdict,
         findings,
         problems,
         input,
-        groups: summary::groups(case),
-        ranks: summary::ranks(case),
-        in_flight: summary::in_flight(case),
-        waits: summary::waits(case),
-        stacks: summary::stacks(case),
+        groups: summary::groups(ctx),
+        ranks: summary::ranks(ctx),
+        in_flight: summary::in_flight(ctx),
+        waits: summary::waits(ctx),
+        stacks: summary::stacks(ctx),
     }
 }
 
 /// Errors first, then roots, then the surest, then what most wait for; then what comes first.
-fn before((a, a_victims): &(Draft, Vec<Rank>), (b, b_victims): &(Draft, Vec<Rank>)) -> Ordering {
-    let grave = |draft: &Draft| draft.code.severity();
+fn before(
+    (a, a_victims): &(FindingDraft, Vec<Rank>),
+    (b, b_victims): &(FindingDraft, Vec<Rank>),
+) -> Ordering {
+    let grave = |draft: &FindingDraft| draft.code.severity();
     grave(a)
         .cmp(&grave(b))
         .then(b.is_root.cmp(&a.is_root))
@@ -65,41 +68,41 @@ fn before((a, a_victims): &(Draft, Vec<Rank>), (b, b_victims): &(Draft, Vec<Rank
         .then_with(|| a.sentence.cmp(&b.sentence))
 }
 
-fn victims(case: &Case<'_>, draft: &Draft) -> Vec<Rank> {
+fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
     let mut targets: Vec<Node> = draft.targets.clone();
     targets.sort_unstable();
     targets.dedup();
-    let mut victims: BTreeSet<Rank> = case
-        .ranks(&case.graph.waiting_for(&targets, &case.reversed))
+    let mut victims: BTreeSet<Rank> = ctx
+        .ranks(&ctx.graph.waiting_for(&targets, &ctx.reversed))
         .into_iter()
         .collect();
     // Members of a cycle wait too, but they are named already.
     victims.extend(
         targets
             .iter()
-            .filter(|&&node| node < case.graph.ranks)
-            .map(|&node| case.rank(node)),
+            .filter(|&&node| node < ctx.graph.ranks)
+            .map(|&node| ctx.rank(node)),
     );
     for rank in &draft.culprits {
         victims.remove(rank);
     }
     let waits = |rank: &Rank| {
-        let node = case.graph.node(*rank);
-        node.is_some_and(|node| !case.graph.waits_in[node].is_empty())
+        let node = ctx.graph.node(*rank);
+        node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
     };
     victims.into_iter().filter(waits).collect()
 }
 
 fn finding(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     id: u32,
-    draft: Draft,
+    draft: FindingDraft,
     victims: Vec<Rank>,
     root: Option<u32>,
 ) -> Finding {
     let victim_count = victims.len();
     let mut victim_ranks = victims;
-    victim_ranks.truncate(case.policy.max_victims);
+    victim_ranks.truncate(ctx.policy.max_victims);
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
     Finding {
         id,
@@ -111,14 +114,14 @@ fn finding(
         alternatives: draft.alternatives,
         victim_ranks,
         victim_count,
-        group: draft.at.as_ref().map(|spot| case.group_ref(spot.group)),
-        seq: draft.at.as_ref().map(|spot| spot.seq),
-        seq_kind: draft.at.as_ref().map(|spot| spot.kind),
-        op: draft.at.map(|spot| spot.op),
+        group: draft.at.as_ref().map(|op_ref| ctx.group_ref(op_ref.group)),
+        seq: draft.at.as_ref().map(|op_ref| op_ref.seq),
+        seq_kind: draft.at.as_ref().map(|op_ref| op_ref.kind),
+        op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
         sentence: draft.sentence,
-        age_ms: draft.age_ms.filter(|_| case.policy.snapshot),
+        age_ms: draft.age_ms.filter(|_| ctx.policy.snapshot),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
         frames: draft.frames,
@@ -138,7 +141,7 @@ struct Shortfall {
 }
 
 impl Shortfall {
-    fn of(case: &Case<'_>, problems: &[Problem]) -> Self {
+    fn of(ctx: &Context<'_>, problems: &[Problem]) -> Self {
         // What a newer record of the rank takes the place of is not missed, however damaged.
         let replaced: BTreeSet<&str> = problems
             .iter()
@@ -151,14 +154,14 @@ impl Shortfall {
             .map(|problem| problem.path.as_str())
             .filter(|path| !replaced.contains(path))
             .collect();
-        let records = case.aligned.records.iter();
+        let records = ctx.aligned.records.iter();
         let torn = records.filter(|record| {
             record.cut || (!record.path.is_empty() && damaged.contains(record.path.as_str()))
         });
-        let expected = case.aligned.expected.iter().copied();
+        let expected = ctx.aligned.expected.iter().copied();
         Self {
             absent: expected
-                .filter(|rank| case.aligned.record_of(*rank).is_none())
+                .filter(|rank| ctx.aligned.record_of(*rank).is_none())
                 .collect(),
             torn: torn.map(|record| record.rank).collect(),
             unusable: !damaged.is_empty(),
@@ -173,21 +176,21 @@ impl Shortfall {
 
 /// Ranks that left no readable record and that no finding accuses: said, not blamed.
 fn note_absences(
-    case: &Case<'_>,
-    drafts: &[(Draft, Vec<Rank>)],
+    ctx: &Context<'_>,
+    drafts: &[(FindingDraft, Vec<Rank>)],
     shortfall: &Shortfall,
     problems: &mut Vec<Problem>,
 ) {
     let accused: BTreeSet<Rank> = drafts
         .iter()
         .flat_map(|(draft, _)| draft.culprits.iter().copied())
-        .chain(case.policy.silent.iter().copied())
+        .chain(ctx.policy.silent.iter().copied())
         .collect();
     let absent = shortfall.absent.iter().copied();
     let absent: Vec<Rank> = absent.filter(|rank| !accused.contains(rank)).collect();
     let mut told: Vec<String> = Vec::new();
     if !absent.is_empty() {
-        let waited_for: BTreeSet<Node> = case
+        let waited_for: BTreeSet<Node> = ctx
             .graph
             .missing
             .iter()
@@ -195,7 +198,7 @@ fn note_absences(
             .filter(|(_, why)| matches!(why, Missing::Unknown(_)))
             .map(|&(node, _)| node)
             .collect();
-        let missed = absent.iter().filter_map(|&rank| case.graph.node(rank));
+        let missed = absent.iter().filter_map(|&rank| ctx.graph.node(rank));
         let missed = missed.filter(|node| waited_for.contains(node)).count();
         let more = if missed > 0 && drafts.iter().any(|(draft, _)| draft.is_root) {
             format!("; others wait for {missed} of them, which the findings explain without them")
@@ -204,7 +207,7 @@ fn note_absences(
         };
         told.push(format!(
             "{} left no readable record{more}",
-            name_ranks(&absent)
+            format_ranks(&absent)
         ));
     }
     let explained = drafts
@@ -214,7 +217,7 @@ fn note_absences(
         let several = if shortfall.torn.len() == 1 { "" } else { "s" };
         told.push(format!(
             "only a part of the record{several} of {} could be read: what came after it is not known",
-            name_ranks(&shortfall.torn)
+            format_ranks(&shortfall.torn)
         ));
     }
     if !told.is_empty() {
@@ -224,19 +227,19 @@ fn note_absences(
             sentence: told.join("; "),
         });
     }
-    note_lost_history(case, problems);
+    note_lost_history(ctx, problems);
 }
 
 /// N302: a place where it could not be told whether a rank had come.
-fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
-    use crate::align::Why;
-    let lost: BTreeSet<Rank> = case
+fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
+    use crate::align::UnknownReason;
+    let lost: BTreeSet<Rank> = ctx
         .graph
         .missing
         .iter()
         .flatten()
-        .filter(|&&(_, why)| why == Missing::Unknown(Why::HistoryLost))
-        .map(|&(node, _)| case.rank(node))
+        .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::HistoryLost))
+        .map(|&(node, _)| ctx.rank(node))
         .collect();
     if !lost.is_empty() {
         let lost: Vec<Rank> = lost.into_iter().collect();
@@ -245,18 +248,18 @@ fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
             path: String::new(),
             sentence: format!(
                 "the rings of {} had dropped what tells whether {} came to where others wait",
-                name_ranks(&lost),
+                format_ranks(&lost),
                 if lost.len() == 1 { "it" } else { "they" }
             ),
         });
     }
-    let outdated: BTreeSet<Rank> = case
+    let outdated: BTreeSet<Rank> = ctx
         .graph
         .missing
         .iter()
         .flatten()
-        .filter(|&&(_, why)| why == Missing::Unknown(Why::Outdated))
-        .map(|&(node, _)| case.rank(node))
+        .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::Outdated))
+        .map(|&(node, _)| ctx.rank(node))
         .collect();
     if !outdated.is_empty() {
         let outdated: Vec<Rank> = outdated.into_iter().collect();
@@ -266,13 +269,18 @@ fn note_lost_history(case: &Case<'_>, problems: &mut Vec<Problem>) {
             sentence: format!(
                 "the record of {} was taken earlier than the others': peers have completed operations since that \
                  need it; what it waits in now cannot be told",
-                name_ranks(&outdated)
+                format_ranks(&outdated)
             ),
         });
     }
 }
 
-fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input, shortfall: &Shortfall) -> Verdict {
+fn verdict(
+    ctx: &Context<'_>,
+    findings: &[Finding],
+    input: &Input,
+    shortfall: &Shortfall,
+) -> Verdict {
     use Code::*;
     let root = findings
         .iter()
@@ -291,18 +299,18 @@ fn verdict(case: &Case<'_>, findings: &[Finding], input: &Input, shortfall: &Sho
     }
     // No finding in a part of the records is no proof that nothing is wrong in the rest. A live view
     // is told of ranks that do not answer by itself (W150), and judges those that do.
-    let live = case.policy.snapshot && case.policy.now_ns.is_some();
+    let live = ctx.policy.snapshot && ctx.policy.now_ns.is_some();
     if !live && !shortfall.is_none() {
         return Verdict::Inconclusive;
     }
-    let pending = case.graph.pending.iter().any(|pending| !pending.is_empty());
-    let waits = case.graph.waits_in.iter().any(|places| !places.is_empty());
+    let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
+    let waits = ctx.graph.waits_in.iter().any(|places| !places.is_empty());
     // Something is unfinished and nothing explains it.
-    let unexplained = case.graph.missing.iter().any(|missing| !missing.is_empty());
-    if !case.policy.snapshot && (unexplained || (pending && !waits)) {
+    let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
+    if !ctx.policy.snapshot && (unexplained || (pending && !waits)) {
         return Verdict::Inconclusive;
     }
-    if pending || case.graph.young.iter().any(|young| !young.is_empty()) {
+    if pending || ctx.graph.young.iter().any(|young| !young.is_empty()) {
         Verdict::Running
     } else {
         Verdict::Healthy

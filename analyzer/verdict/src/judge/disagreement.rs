@@ -5,7 +5,7 @@
 //! asked what they issued under that number, then the group's own past: what followed the same calls
 //! before. What that cannot decide stays ambiguous, with every part as an alternative.
 
-use crate::align::signature::Difference;
+use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{OpType, Rank};
 
@@ -26,7 +26,7 @@ pub(crate) enum Ground {
 
 /// Members that issued what agrees.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct AgreeingMembers {
     /// Ascending.
     pub(crate) ranks: Vec<Rank>,
     pub(crate) records: Vec<RecordIx>,
@@ -40,9 +40,9 @@ pub(crate) struct Disagreement {
     pub(crate) group: GroupIx,
     pub(crate) seq: u32,
     /// The right one first, the others by size.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<AgreeingMembers>,
     /// The gravest difference.
-    pub(crate) difference: Difference,
+    pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
     /// Every member's record says that it completed.
     pub(crate) completed: bool,
@@ -175,7 +175,7 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, b
 }
 
 /// The gravest difference of two blocks, and the place of the first difference.
-fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(Difference, usize)> {
+fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(CallDifference, usize)> {
     let calls = &aligned.shared.calls;
     let pairs = a.iter().zip(b).enumerate();
     for (at, (&a, &b)) in pairs {
@@ -183,7 +183,7 @@ fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(Difference
             return Some((difference, at));
         }
     }
-    (a.len() != b.len()).then(|| (Difference::Op, a.len().min(b.len()).saturating_sub(1)))
+    (a.len() != b.len()).then(|| (CallDifference::Op, a.len().min(b.len()).saturating_sub(1)))
 }
 
 fn judge(
@@ -193,8 +193,8 @@ fn judge(
     blocks: &[Block],
     completed: bool,
 ) -> Option<Disagreement> {
-    let mut parts: Vec<(Vec<u32>, Part)> = Vec::new();
-    let mut gravest: Option<Difference> = None;
+    let mut parts: Vec<(Vec<u32>, AgreeingMembers)> = Vec::new();
+    let mut gravest: Option<CallDifference> = None;
     for (rank, record, calls) in blocks {
         let fits = parts
             .iter_mut()
@@ -214,7 +214,7 @@ fn judge(
                 }
                 parts.push((
                     calls.clone(),
-                    Part {
+                    AgreeingMembers {
                         ranks: vec![*rank],
                         records: vec![*record],
                         call: calls[0],
@@ -232,7 +232,7 @@ fn judge(
     for (calls, part) in &mut parts {
         part.call = calls.get(at).or(calls.last()).copied().unwrap_or(part.call);
     }
-    let mut parts: Vec<Part> = parts.into_iter().map(|(_, part)| part).collect();
+    let mut parts: Vec<AgreeingMembers> = parts.into_iter().map(|(_, part)| part).collect();
     parts.sort_by(|a, b| (b.ranks.len(), &a.ranks).cmp(&(a.ranks.len(), &b.ranks)));
     let ground = put_right_first(aligned, group, seq, &mut parts);
     Some(Disagreement {
@@ -245,7 +245,12 @@ fn judge(
     })
 }
 
-fn put_right_first(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &mut [Part]) -> Ground {
+fn put_right_first(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    seq: u32,
+    parts: &mut [AgreeingMembers],
+) -> Ground {
     let most = parts[0].ranks.len();
     let tied = parts
         .iter()
@@ -255,7 +260,7 @@ fn put_right_first(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &mut 
         return Ground::Majority;
     }
     let (told, members) = (
-        aligned.groups[group].told,
+        aligned.groups[group].members_recorded,
         aligned.groups[group].ranks.len() as u64,
     );
     let consistent: Vec<usize> = parts[..tied]
@@ -297,7 +302,12 @@ fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
     }
 }
 
-fn ask_siblings(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &[Part]) -> Vec<usize> {
+fn ask_siblings(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    seq: u32,
+    parts: &[AgreeingMembers],
+) -> Vec<usize> {
     let mut votes = vec![0; parts.len()];
     let family = aligned.groups[group].family;
     for sibling in 0..aligned.groups.len() {
@@ -321,7 +331,12 @@ fn ask_siblings(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &[Part])
 }
 
 /// What followed the same calls before, in the group's own past: the longest context that was seen.
-fn ask_past(aligned: &Aligned<'_>, group: GroupIx, seq: u32, parts: &[Part]) -> Vec<usize> {
+fn ask_past(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    seq: u32,
+    parts: &[AgreeingMembers],
+) -> Vec<usize> {
     const CONTEXT: usize = 6;
     let mut votes = vec![0; parts.len()];
     let record = parts[0].records[0];

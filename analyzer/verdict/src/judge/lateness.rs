@@ -79,7 +79,7 @@ impl Lateness {
             ..Self::default()
         };
         let mut usual = Vec::new();
-        let mut row = Row::default();
+        let mut row = InstanceArrivals::default();
         let mut waits = message_waits(aligned);
         for group in 0..aligned.groups.len() {
             each_instance(aligned, group, &mut row, |row| {
@@ -111,7 +111,7 @@ impl Lateness {
         &mut self,
         aligned: &Aligned<'_>,
         group: GroupIx,
-        row: &Row,
+        row: &InstanceArrivals,
         waits: &[Vec<f32>],
         usual: &mut Vec<f32>,
     ) {
@@ -164,7 +164,12 @@ impl Lateness {
 
     /// The same with hosts for ranks: a host is late if all its ranks are, so its earliest counts, and
     /// one that waited for another rank since, on whatever host, excuses it.
-    fn take_hosts(&mut self, aligned: &Aligned<'_>, row: &Row, waited: impl Fn(&Arrived) -> f32) {
+    fn take_hosts(
+        &mut self,
+        aligned: &Aligned<'_>,
+        row: &InstanceArrivals,
+        waited: impl Fn(&Arrived) -> f32,
+    ) {
         let host = |record: RecordIx| aligned.records[record].identity.host.as_str();
         if row.members.iter().any(|one| host(one.record).is_empty()) {
             return;
@@ -236,7 +241,7 @@ struct Arrived {
 
 /// All members' parts in one instance.
 #[derive(Default)]
-struct Row {
+struct InstanceArrivals {
     members: Vec<Arrived>,
     /// How far the differences of their waits may be off.
     doubt_ms: f32,
@@ -255,7 +260,12 @@ fn message_waits(aligned: &Aligned<'_>) -> Vec<Vec<f32>> {
 }
 
 /// Walks a group's completed instances that all members recorded.
-fn each_instance(aligned: &Aligned<'_>, group: GroupIx, row: &mut Row, mut see: impl FnMut(&Row)) {
+fn each_instance(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    row: &mut InstanceArrivals,
+    mut see: impl FnMut(&InstanceArrivals),
+) {
     let lanes: Vec<(RecordIx, usize)> = aligned.groups[group]
         .lanes
         .iter()
@@ -282,7 +292,12 @@ fn each_instance(aligned: &Aligned<'_>, group: GroupIx, row: &mut Row, mut see: 
 }
 
 /// The waits of all members in one instance; `false` if one is not known.
-fn read_row(aligned: &Aligned<'_>, lanes: &[(RecordIx, usize)], seq: u32, row: &mut Row) -> bool {
+fn read_row(
+    aligned: &Aligned<'_>,
+    lanes: &[(RecordIx, usize)],
+    seq: u32,
+    row: &mut InstanceArrivals,
+) -> bool {
     row.members.clear();
     row.doubt_ms = 0.0;
     let mut measured = true;
@@ -295,7 +310,7 @@ fn read_row(aligned: &Aligned<'_>, lanes: &[(RecordIx, usize)], seq: u32, row: &
         if at >= lane.pending_from {
             return false;
         }
-        let op = aligned.teller(record, lane, at);
+        let op = aligned.status_op(record, lane, at);
         let mut wait_ms = 0.0;
         if retiring_is_all(aligned.records[record].recorder) {
             newest = newest.max(Some(aligned.created_ns(record, op)));
@@ -322,7 +337,7 @@ fn read_row(aligned: &Aligned<'_>, lanes: &[(RecordIx, usize)], seq: u32, row: &
         let Ok(at) = aligned.find(record, lane, seq) else {
             return false;
         };
-        let op = aligned.teller(record, lane, at);
+        let op = aligned.status_op(record, lane, at);
         if let Some(newest) = newest {
             let wait_ms = newest.saturating_sub(aligned.created_ns(record, op)) as f32 / 1e6;
             one.wait_ms = if wait_ms < ISSUE_NOISE_MS {

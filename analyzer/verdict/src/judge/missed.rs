@@ -7,7 +7,7 @@
 use crate::align::event::{self, Event};
 use crate::align::p2p::peer_of;
 use crate::align::{Aligned, RecordIx};
-use crate::judge::case::Case;
+use crate::judge::context::Context;
 use crate::judge::program_order::ask;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
@@ -16,29 +16,29 @@ use std::cmp::Reverse;
 const MOST: usize = 24;
 
 /// The place that a rank would have come to first, of all those where it is missed.
-pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missing)> {
-    let mut places = case.missed_at(node);
+pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Missing)> {
+    let mut places = ctx.missed_at(node);
     // A certain absence before one that is only possible.
     if places.iter().any(|&(_, why)| why != Missing::Candidate) {
         places.retain(|&(_, why)| why != Missing::Candidate);
     }
-    places.sort_by_key(|&(place, _)| (case.waiting_since(place).unwrap_or(i64::MAX), place));
+    places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
     places.truncate(MOST);
-    let rank = case.rank(node);
+    let rank = ctx.rank(node);
     let events: Vec<Option<Event>> = places
         .iter()
-        .map(|&(place, _)| event_for(case, place, rank))
+        .map(|&(place, _)| event_for(ctx, place, rank))
         .collect();
     let wins: Vec<i64> = (0..places.len())
         .map(|one| {
             let others = (0..places.len()).filter(|&other| other != one);
             let score = others.map(|other| match (events[one], events[other]) {
                 (Some(a), Some(b)) if a != b => {
-                    let like = case
+                    let like = ctx
                         .record_at(places[one].0, node)
-                        .or_else(|| witness(case, places[one].0));
+                        .or_else(|| witness(ctx, places[one].0));
                     let votes = like
-                        .map(|like| ask(case.aligned, case.messages, like, a, b))
+                        .map(|like| ask(ctx.aligned, ctx.messages, like, a, b))
                         .unwrap_or_default();
                     (votes.first as i64 - votes.second as i64).signum()
                 }
@@ -52,20 +52,20 @@ pub(crate) fn first_missed(case: &Case<'_>, node: Node) -> Option<(usize, Missin
 }
 
 /// Somebody who is at the place: as good a measure of the point of the program as the missing rank.
-fn witness(case: &Case<'_>, place: usize) -> Option<RecordIx> {
-    case.graph.arrived[place]
+fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
+    ctx.graph.arrived[place]
         .iter()
-        .find_map(|&node| case.record_at(place, node))
+        .find_map(|&node| ctx.record_at(place, node))
 }
 
 /// What `rank` would do to come to a place.
-pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Event> {
-    let aligned = case.aligned;
-    match case.graph.places[place] {
+pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Event> {
+    let aligned = ctx.aligned;
+    match ctx.graph.places[place] {
         Place::Collective { group, seq } => {
             let like = aligned
                 .record_in(group, rank)
-                .or_else(|| witness(case, place))?;
+                .or_else(|| witness(ctx, place))?;
             Some(event::collective(aligned, like, group, seq))
         }
         Place::Batch {
@@ -73,7 +73,7 @@ pub(crate) fn event_for(case: &Case<'_>, place: usize, rank: u32) -> Option<Even
             record,
             pending,
         } => {
-            let halves = case.halves(record, pending);
+            let halves = ctx.halves(record, pending);
             let position = halves
                 .iter()
                 .map(|half| half.position)
@@ -99,9 +99,9 @@ pub(crate) fn peer_rank(
 }
 
 /// What a rank that waits at a place has done there.
-pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event> {
-    let aligned = case.aligned;
-    match case.graph.places[place] {
+pub(crate) fn event_at(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Event> {
+    let aligned = ctx.aligned;
+    match ctx.graph.places[place] {
         Place::Collective { group, seq } => Some(event::collective(
             aligned,
             aligned.record_in(group, rank)?,
@@ -112,6 +112,6 @@ pub(crate) fn event_at(case: &Case<'_>, place: usize, rank: u32) -> Option<Event
             group,
             record,
             pending,
-        } => event::message(aligned, record, group, case.first_of_batch(record, pending)),
+        } => event::message(aligned, record, group, ctx.first_of_batch(record, pending)),
     }
 }

@@ -5,7 +5,7 @@
 //! one of them. This is what tells the odd rank in a wait cycle, and which of several things a silent
 //! rank would have done next.
 
-use crate::align::event::{Event, Posted, When, lane_of_family, when};
+use crate::align::event::{Event, Occurrence, Posted, lane_of_family, when};
 use crate::align::p2p::Messages;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::programs::Point;
@@ -63,10 +63,12 @@ pub(crate) fn ask(
             }
         };
         let is_first = match (a, b) {
-            (When::At(a), When::At(b)) if before((one, a), (other, b)) => true,
-            (When::At(a), When::At(b)) if before((other, b), (one, a)) => false,
-            (When::Lost, When::At(_) | When::Never) | (When::At(_), When::Never) => true,
-            (When::At(_) | When::Never, When::Lost) | (When::Never, When::At(_)) => false,
+            (Occurrence::At(a), Occurrence::At(b)) if before((one, a), (other, b)) => true,
+            (Occurrence::At(a), Occurrence::At(b)) if before((other, b), (one, a)) => false,
+            (Occurrence::Lost, Occurrence::At(_) | Occurrence::Never)
+            | (Occurrence::At(_), Occurrence::Never) => true,
+            (Occurrence::At(_) | Occurrence::Never, Occurrence::Lost)
+            | (Occurrence::Never, Occurrence::At(_)) => false,
             _ => continue,
         };
         if !is_first {
@@ -74,7 +76,7 @@ pub(crate) fn ask(
             continue;
         }
         votes.first += 1;
-        if let (When::At(position), None) = (a, votes.shown_by) {
+        if let (Occurrence::At(position), None) = (a, votes.shown_by) {
             let record = one;
             votes.shown_by = Some(Point { record, position });
         }

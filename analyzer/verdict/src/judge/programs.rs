@@ -2,8 +2,8 @@
 
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
-use crate::judge::case::Case;
-use crate::report::words::name_ranks;
+use crate::judge::context::Context;
+use crate::report::words::format_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const AFTER_IN_ALL: usize = 6;
 /// Ranks that issued one call, by where in the source they did: one line for each place and its caller,
 /// since the call itself often stands in a wrapper that all share.
 pub(crate) fn sites(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     group: GroupIx,
     seq: u32,
     records: &[RecordIx],
@@ -26,50 +26,52 @@ pub(crate) fn sites(
 ) -> Vec<String> {
     let mut by_site: BTreeMap<Option<String>, Vec<Rank>> = BTreeMap::new();
     for &record in records {
-        let position = position_of(case, record, group, seq);
-        let frames = position.map(|at| case.own_frames(case.aligned.op(record, at)));
+        let position = position_of(ctx, record, group, seq);
+        let frames = position.map(|at| ctx.own_frames(ctx.aligned.op(record, at)));
         let mut frames = frames.into_iter().flatten();
         let site = frames.next().map(|frame| {
             let called = frames.next();
-            let called = called.map(|frame| format!(", called from {}", Case::name_site(frame)));
-            format!("{}{}", Case::name_site(frame), called.unwrap_or_default())
+            let called = called.map(|frame| format!(", called from {}", Context::name_site(frame)));
+            format!(
+                "{}{}",
+                Context::name_site(frame),
+                called.unwrap_or_default()
+            )
         });
         let ranks = by_site.entry(site).or_default();
-        ranks.push(case.aligned.records[record].rank);
+        ranks.push(ctx.aligned.records[record].rank);
     }
-    let described = case.aligned.shared.calls.get(call).describe();
+    let described = ctx.aligned.shared.calls.get(call).describe();
     let line = |(site, mut ranks): (Option<String>, Vec<Rank>)| {
         ranks.sort_unstable();
         let site = site.map_or(String::new(), |site| format!(" at {site}"));
-        format!("{}: {described} #{seq}{site}", name_ranks(&ranks))
+        format!("{}: {described} #{seq}{site}", format_ranks(&ranks))
     };
     by_site.into_iter().map(line).collect()
 }
 
 /// ` (train.py:88)`: where in its source a rank issued a collective; empty where that is not recorded.
-pub(crate) fn at_site(case: &Case<'_>, group: GroupIx, seq: u32, record: RecordIx) -> String {
-    let position = position_of(case, record, group, seq);
-    position.map_or(String::new(), |at| {
-        case.at_site(case.aligned.op(record, at))
-    })
+pub(crate) fn at_site(ctx: &Context<'_>, group: GroupIx, seq: u32, record: RecordIx) -> String {
+    let position = position_of(ctx, record, group, seq);
+    position.map_or(String::new(), |at| ctx.at_site(ctx.aligned.op(record, at)))
 }
 
 /// The steps of two ranks in a group from just before number `seq` on, as a diff under the names of the
 /// two: ` ` both, `-` only `usual`, `+` only `odd`.
 pub(crate) fn next_steps(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     group: GroupIx,
     seq: u32,
     usual: RecordIx,
     odd: RecordIx,
 ) -> Vec<String> {
-    let rank = |record: RecordIx| case.aligned.records[record].rank;
+    let rank = |record: RecordIx| ctx.aligned.records[record].rank;
     let mut lines = vec![
         format!("--- rank {}", rank(usual)),
         format!("+++ rank {}", rank(odd)),
     ];
-    let (usual, odd) = (steps(case, usual, group, seq), steps(case, odd, group, seq));
-    lines.extend(difference(case, &usual, &odd));
+    let (usual, odd) = (steps(ctx, usual, group, seq), steps(ctx, odd, group, seq));
+    lines.extend(difference(ctx, &usual, &odd));
     lines
 }
 
@@ -84,23 +86,23 @@ pub(crate) struct Point {
 /// The steps of two ranks in all their groups from just before these points on, in the order in which
 /// they issued them, as [`next_steps`] shows them. `usual` and `odd` have programs like theirs.
 pub(crate) fn orders(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     (usual, first): (&[Rank], Point),
     (odd, second): (&[Rank], Point),
 ) -> Vec<String> {
     let mut lines = vec![
-        format!("--- {}", name_ranks(usual)),
-        format!("+++ {}", name_ranks(odd)),
+        format!("--- {}", format_ranks(usual)),
+        format!("+++ {}", format_ranks(odd)),
     ];
-    let (usual, odd) = (steps_in_all(case, first), steps_in_all(case, second));
-    lines.extend(difference(case, &usual, &odd));
+    let (usual, odd) = (steps_in_all(ctx, first), steps_in_all(ctx, second));
+    lines.extend(difference(ctx, &usual, &odd));
     lines
 }
 
 /// Whether two ranks did the same, over all groups, around these points and from them on.
-pub(crate) fn same_order(case: &Case<'_>, one: Point, other: Point) -> bool {
-    let (one, other) = (steps_in_all(case, one), steps_in_all(case, other));
-    one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(case, a, b))
+pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
+    let (one, other) = (steps_in_all(ctx, one), steps_in_all(ctx, other));
+    one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
 }
 
 struct Step {
@@ -112,8 +114,8 @@ struct Step {
     common: String,
 }
 
-fn same(case: &Case<'_>, a: &Step, b: &Step) -> bool {
-    let calls = &case.aligned.shared.calls;
+fn same(ctx: &Context<'_>, a: &Step, b: &Step) -> bool {
+    let calls = &ctx.aligned.shared.calls;
     a.family == b.family
         && match a.kind.is_p2p() {
             // Each rank has peers of its own.
@@ -122,12 +124,12 @@ fn same(case: &Case<'_>, a: &Step, b: &Step) -> bool {
         }
 }
 
-fn difference(case: &Case<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
+fn difference(ctx: &Context<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
     // Longest common part of what follows, by length of what is left of each.
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
         for b in (0..odd.len()).rev() {
-            common[a][b] = if same(case, &usual[a], &odd[b]) {
+            common[a][b] = if same(ctx, &usual[a], &odd[b]) {
                 common[a + 1][b + 1] + 1
             } else {
                 common[a + 1][b].max(common[a][b + 1])
@@ -137,7 +139,7 @@ fn difference(case: &Case<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
     let mut lines = Vec::new();
     let (mut a, mut b) = (0, 0);
     while a < usual.len() || b < odd.len() {
-        if a < usual.len() && b < odd.len() && same(case, &usual[a], &odd[b]) {
+        if a < usual.len() && b < odd.len() && same(ctx, &usual[a], &odd[b]) {
             let text = match usual[a].text == odd[b].text {
                 true => &usual[a].text,
                 false => &usual[a].common,
@@ -155,12 +157,12 @@ fn difference(case: &Case<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
     lines
 }
 
-fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Step> {
-    let lane = case.aligned.lanes[record]
+fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Step> {
+    let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group);
     let Some(lane) = lane else { return Vec::new() };
-    let Ok(at) = case.aligned.find(record, lane, seq) else {
+    let Ok(at) = ctx.aligned.find(record, lane, seq) else {
         return Vec::new();
     };
     let shown = lane.collectives[at.saturating_sub(BEFORE)..].iter();
@@ -168,11 +170,11 @@ fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Ste
     shown
         .take(before + AFTER)
         .map(|&at| {
-            let op = case.aligned.op(record, at);
-            let described = case.aligned.shared.calls.get(op.call).describe();
-            let text = format!("{described}{}", case.at_site(op));
+            let op = ctx.aligned.op(record, at);
+            let described = ctx.aligned.shared.calls.get(op.call).describe();
+            let text = format!("{described}{}", ctx.at_site(op));
             Step {
-                family: case.aligned.groups[group].family,
+                family: ctx.aligned.groups[group].family,
                 kind: op.kind,
                 call: op.call,
                 common: text.clone(),
@@ -182,22 +184,22 @@ fn steps(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Ste
         .collect()
 }
 
-fn steps_in_all(case: &Case<'_>, point: Point) -> Vec<Step> {
+fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<Step> {
     let Point { record, position } = point;
-    let lanes = &case.aligned.lanes[record];
+    let lanes = &ctx.aligned.lanes[record];
     let step = |op: &Op| {
         let group = lanes[usize::from(op.group)].group;
-        let name = case.aligned.shared.calls.get(op.call).op_name();
+        let name = ctx.aligned.shared.calls.get(op.call).op_name();
         Step {
-            family: case.aligned.groups[group].family,
+            family: ctx.aligned.groups[group].family,
             kind: op.kind,
             call: op.call,
-            text: format!("{}{}", case.describe_op(record, op), case.at_site(op)),
-            common: format!("{name} on group {}", case.group_name(group)),
+            text: format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op)),
+            common: format!("{name} on group {}", ctx.group_name(group)),
         }
     };
     let is_step = |op: &&Op| op.kind != OpType::Coalesced;
-    let ops = &case.aligned.records[record].ops;
+    let ops = &ctx.aligned.records[record].ops;
     let (before, after) = ops.split_at((position as usize).min(ops.len()));
     let before = before.iter().rev().filter(is_step).take(BEFORE_IN_ALL);
     let mut steps: Vec<Step> = before.map(step).collect();
@@ -206,10 +208,10 @@ fn steps_in_all(case: &Case<'_>, point: Point) -> Vec<Step> {
     steps
 }
 
-fn position_of(case: &Case<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Option<u32> {
-    let lane = case.aligned.lanes[record]
+fn position_of(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Option<u32> {
+    let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group)?;
-    let at = case.aligned.find(record, lane, seq).ok()?;
+    let at = ctx.aligned.find(record, lane, seq).ok()?;
     Some(lane.collectives[at])
 }

@@ -6,7 +6,7 @@
 //! produce, such as two ranks having completed different operations under one number.
 
 use crate::align::record::{NONE, Record, Shared};
-use crate::align::signature::Difference;
+use crate::align::signature::CallDifference;
 use crate::align::{Aligned, RecordIx, clocks, needs_everybody};
 use crate::judge::policy::Policy;
 use crate::report::{Code, Problem};
@@ -274,7 +274,7 @@ fn leave_contradicting(
     let tallies;
     let clocks;
     {
-        let aligned = Aligned::as_told(shared, records, None);
+        let aligned = Aligned::as_recorded(shared, records, None);
         tallies = tally(&aligned);
         clocks = clocks::offsets(&aligned);
     }
@@ -444,7 +444,7 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
     let contradicts = |a: u32, b: u32| {
         matches!(
             calls.difference(a, b),
-            Some(Difference::Op | Difference::Dtype | Difference::Size)
+            Some(CallDifference::Op | CallDifference::Dtype | CallDifference::Size)
         )
     };
     for &(record, call) in row {

@@ -1,9 +1,9 @@
 //! Every group, rank, unfinished operation and wait, beside the findings.
 
-use crate::align::pending::{Arrival, Pending, What};
+use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::bandwidth;
-use crate::judge::case::Case;
+use crate::judge::context::Context;
 use crate::judge::wait_graph::{Missing, Node, Place, now_ns};
 use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
@@ -12,15 +12,18 @@ use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
 /// What a record shows as unfinished, with whether it is overdue.
-fn pending<'a>(case: &'a Case<'_>, record: RecordIx) -> impl Iterator<Item = (&'a Pending, bool)> {
-    let overdue = case.graph.pending[record].iter().map(|one| (one, true));
-    overdue.chain(case.graph.young[record].iter().map(|one| (one, false)))
+fn pending<'a>(
+    ctx: &'a Context<'_>,
+    record: RecordIx,
+) -> impl Iterator<Item = (&'a Pending, bool)> {
+    let overdue = ctx.graph.pending[record].iter().map(|one| (one, true));
+    overdue.chain(ctx.graph.young[record].iter().map(|one| (one, false)))
 }
 
 /// Every group that somebody used, the largest first, then by name.
-pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
-    let aligned = case.aligned;
-    let now = now_ns(aligned, case.policy);
+pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
+    let aligned = ctx.aligned;
+    let now = now_ns(aligned, ctx.policy);
     let mut reports: Vec<GroupReport> = (0..aligned.groups.len())
         .map(|group| {
             let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
@@ -41,9 +44,9 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
             let mut in_flight: Vec<u32> = Vec::new();
             let mut oldest: Option<i64> = None;
             for &&(record, _) in &lanes {
-                for (one, _) in pending(case, record) {
+                for (one, _) in pending(ctx, record) {
                     if one.group == group
-                        && let What::Collective { seq } = one.what
+                        && let PendingKind::Collective { seq } = one.what
                     {
                         in_flight.push(seq);
                         let created = aligned.created_ns(record, aligned.op(record, one.position));
@@ -55,7 +58,7 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
             in_flight.dedup();
             let numbers = || lanes.iter().filter_map(newest);
             GroupReport {
-                group: case.group_ref(group),
+                group: ctx.group_ref(group),
                 backend: call
                     .map(|call| call.signature.backend.clone())
                     .unwrap_or_default(),
@@ -66,8 +69,8 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
                 oldest_ms: oldest
                     .zip(now)
                     .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
-                lag_p50_ms: case.lateness.group_lag_ms(group, 0.5),
-                lag_p99_ms: case.lateness.group_lag_ms(group, 0.99),
+                lag_p50_ms: ctx.lateness.group_lag_ms(group, 0.5),
+                lag_p99_ms: ctx.lateness.group_lag_ms(group, 0.99),
                 busbw_gbs: bandwidth::busbw_gbs(aligned, group),
                 timeout_ms: call.map_or(0, |call| call.timeout_ms),
             }
@@ -79,8 +82,8 @@ pub(crate) fn groups(case: &Case<'_>) -> Vec<GroupReport> {
 }
 
 /// Every rank that is expected, ascending.
-pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
-    let aligned = case.aligned;
+pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
+    let aligned = ctx.aligned;
     aligned
         .expected
         .iter()
@@ -89,7 +92,7 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
             let whole = record.map(|record| &aligned.records[record]);
             // Several recorders of one process each tell a part.
             let all = || aligned.records_of(rank);
-            let costs = all().map(|record| case.lateness.ranks[record].cost_ms);
+            let costs = all().map(|record| ctx.lateness.ranks[record].cost_ms);
             let cost_ms = costs.fold(0.0, f64::max);
             let status = whole.and_then(|whole| whole.status.as_ref());
             RankReport {
@@ -105,58 +108,58 @@ pub(crate) fn ranks(case: &Case<'_>) -> Vec<RankReport> {
                 step: status
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
-                pending: all().map(|record| pending(case, record).count()).sum(),
+                pending: all().map(|record| pending(ctx, record).count()).sum(),
                 lost: all().map(|record| aligned.records[record].lost()).sum(),
                 last_call: record
-                    .and_then(|record| Some(case.describe_op(record, case.last_op(record)?))),
-                lag_p50_ms: record.and_then(|record| case.lateness.ranks[record].lag_p50_ms()),
+                    .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
+                lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
                 lag_share: record
-                    .filter(|_| case.lateness.span_ms > 0.0)
-                    .map(|_| (cost_ms / case.lateness.span_ms).clamp(0.0, 1.0)),
+                    .filter(|_| ctx.lateness.span_ms > 0.0)
+                    .map(|_| (cost_ms / ctx.lateness.span_ms).clamp(0.0, 1.0)),
             }
         })
         .collect()
 }
 
 /// What somebody has issued and not everybody has completed, oldest first.
-pub(crate) fn in_flight(case: &Case<'_>) -> Vec<InstanceReport> {
-    let aligned = case.aligned;
-    let now = now_ns(aligned, case.policy);
+pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
+    let aligned = ctx.aligned;
+    let now = now_ns(aligned, ctx.policy);
     let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
     let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
     for record in 0..aligned.records.len() {
-        for (one, overdue) in pending(case, record) {
+        for (one, overdue) in pending(ctx, record) {
             let created = aligned.created_ns(record, aligned.op(record, one.position));
             match one.what {
-                What::Collective { seq } => {
+                PendingKind::Collective { seq } => {
                     let known = instances.entry((one.group, seq));
                     let (since, is_overdue) = known.or_insert((created, overdue));
                     *since = (*since).min(created);
                     *is_overdue |= overdue;
                 }
-                What::Batch { .. } if !overdue && one.arrival == Arrival::Arrived => {
-                    let missing =
-                        case.graph
-                            .missing_from_batch(aligned, case.messages, record, one);
-                    reports.push((created, message(case, record, one, &missing, overdue)));
+                PendingKind::Batch { .. } if !overdue && one.arrival == Arrival::Arrived => {
+                    let missing = ctx
+                        .graph
+                        .missing_from_batch(aligned, ctx.messages, record, one);
+                    reports.push((created, message(ctx, record, one, &missing, overdue)));
                 }
                 // What is overdue has a place.
-                What::Batch { .. } => {}
+                PendingKind::Batch { .. } => {}
             }
         }
     }
-    for (place, missing) in case.graph.places.iter().zip(&case.graph.missing) {
+    for (place, missing) in ctx.graph.places.iter().zip(&ctx.graph.missing) {
         if let Place::Batch {
             record, pending, ..
         } = *place
         {
-            let one = &case.graph.pending[record][pending];
+            let one = &ctx.graph.pending[record][pending];
             let created = aligned.created_ns(record, aligned.op(record, one.position));
-            reports.push((created, message(case, record, one, missing, true)));
+            reports.push((created, message(ctx, record, one, missing, true)));
         }
     }
     for ((group, seq), (since, overdue)) in instances {
-        reports.push((since, collective(case, group, seq, overdue)));
+        reports.push((since, collective(ctx, group, seq, overdue)));
     }
     for (since, report) in &mut reports {
         report.age_ms = now.map(|now| now.saturating_sub(*since).max(0) as f64 / 1e6);
@@ -178,24 +181,24 @@ fn nodes(missing: &[(Node, Missing)], unknown: bool) -> Vec<Node> {
 }
 
 fn message(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     record: RecordIx,
     batch: &Pending,
     missing: &[(Node, Missing)],
     overdue: bool,
 ) -> InstanceReport {
-    let aligned = case.aligned;
-    let spot = case.spot_of_message(record, batch.group, batch.position);
+    let aligned = ctx.aligned;
+    let op_ref = ctx.op_ref_of_message(record, batch.group, batch.position);
     let op = aligned.op(record, batch.position);
     InstanceReport {
-        group: case.group_ref(batch.group),
-        seq: spot.seq,
-        seq_kind: spot.kind,
-        op: spot.op,
+        group: ctx.group_ref(batch.group),
+        seq: op_ref.seq,
+        seq_kind: op_ref.kind,
+        op: op_ref.op,
         bytes: aligned.shared.calls.get(op.call).bytes(),
         joined: vec![aligned.records[record].rank],
-        missing: case.ranks(&nodes(missing, false)),
-        unknown: case.ranks(&nodes(missing, true)),
+        missing: ctx.ranks(&nodes(missing, false)),
+        unknown: ctx.ranks(&nodes(missing, true)),
         state: if missing.is_empty() {
             InstanceState::Running
         } else {
@@ -206,8 +209,8 @@ fn message(
     }
 }
 
-fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
-    let aligned = case.aligned;
+fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
+    let aligned = ctx.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut bytes = 0;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
@@ -224,7 +227,7 @@ fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> Insta
             Presence::Unknown(_) => unknown.push(rank),
         }
     }
-    let differs = case
+    let differs = ctx
         .disagreements
         .iter()
         .any(|one| one.group == group && one.seq == seq);
@@ -235,15 +238,15 @@ fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> Insta
     } else {
         InstanceState::Waiting
     };
-    let spot = case.spot(group, seq);
+    let op_ref = ctx.op_ref(group, seq);
     for ranks in [&mut joined, &mut missing, &mut unknown] {
         ranks.sort_unstable();
     }
     InstanceReport {
-        group: case.group_ref(group),
-        seq: spot.seq,
+        group: ctx.group_ref(group),
+        seq: op_ref.seq,
         seq_kind: SeqKind::CollectiveSeqId,
-        op: spot.op,
+        op: op_ref.op,
         bytes,
         joined,
         missing,
@@ -258,13 +261,13 @@ fn collective(case: &Case<'_>, group: GroupIx, seq: u32, overdue: bool) -> Insta
 const LISTED: usize = 1 << 22;
 
 /// The wait-for graph, rank by rank, as far as it can be listed.
-pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
+pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
     let mut waits = Vec::new();
     let mut listed = 0;
-    for (node, places) in case.graph.waits_in.iter().enumerate() {
+    for (node, places) in ctx.graph.waits_in.iter().enumerate() {
         for &place in places {
-            let mut on = case.ranks(
-                &case.graph.missing[place]
+            let mut on = ctx.ranks(
+                &ctx.graph.missing[place]
                     .iter()
                     .map(|&(node, _)| node)
                     .collect::<Vec<_>>(),
@@ -273,18 +276,18 @@ pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
             if on.is_empty() {
                 continue;
             }
-            let spot = case.spot_of_place(place);
-            listed += on.len() + case.aligned.groups[spot.group].ranks.len();
+            let op_ref = ctx.op_ref_of_place(place);
+            listed += on.len() + ctx.aligned.groups[op_ref.group].ranks.len();
             if listed > LISTED {
                 return waits;
             }
             waits.push(Wait {
-                rank: case.rank(node),
+                rank: ctx.rank(node),
                 on,
-                group: case.group_ref(spot.group),
-                op: spot.op,
-                seq: spot.seq,
-                seq_kind: spot.kind,
+                group: ctx.group_ref(op_ref.group),
+                op: op_ref.op,
+                seq: op_ref.seq,
+                seq_kind: op_ref.kind,
             });
         }
     }
@@ -292,11 +295,11 @@ pub(crate) fn waits(case: &Case<'_>) -> Vec<Wait> {
 }
 
 /// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
-pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
+pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
-    for (at, record) in case.aligned.records.iter().enumerate() {
+    for (at, record) in ctx.aligned.records.iter().enumerate() {
         // The newest call of the rank, whichever of its recorders tells of it.
-        if case.aligned.record_of(record.rank) != Some(at) {
+        if ctx.aligned.record_of(record.rank) != Some(at) {
             continue;
         }
         let newest = record
@@ -305,15 +308,15 @@ pub(crate) fn stacks(case: &Case<'_>) -> Vec<StackNode> {
             .rev()
             .find(|op| op.kind != OpType::Coalesced || op.stack != crate::align::record::NONE);
         if let Some(op) = newest
-            && (op.stack as usize) < case.aligned.shared.stacks.len()
+            && (op.stack as usize) < ctx.aligned.shared.stacks.len()
         {
             by_stack
                 .entry(op.stack)
                 .or_default()
-                .push(case.aligned.records[at].rank);
+                .push(ctx.aligned.records[at].rank);
         }
     }
-    let shared = &case.aligned.shared;
+    let shared = &ctx.aligned.shared;
     StackNode::merge(by_stack.into_iter().map(|(stack, ranks)| {
         let frames = shared.stacks[stack as usize].iter().rev();
         (frames.map(|&frame| &shared.frames[frame as usize]), ranks)

@@ -12,9 +12,9 @@
 //! unfinished operation of a rank is where it is. A host backend runs the groups independently, so
 //! there the oldest unfinished operation of each group is.
 
-use crate::align::p2p::{self, Half, Messages, Other};
-use crate::align::pending::{Arrival, Pending, What, front_is_lost, pending_of};
-use crate::align::{Aligned, GroupIx, Presence, RecordIx, Why};
+use crate::align::p2p::{self, Counterpart, Half, Messages};
+use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
+use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
 use crate::judge::policy::Policy;
 use rcomm_recorder::model::{OpType, Rank};
@@ -44,7 +44,7 @@ pub(crate) enum Missing {
     /// Issued it, and is held by something older.
     Held(Arrival),
     /// Its record does not tell.
-    Unknown(Why),
+    Unknown(UnknownReason),
     /// May or may not be the one: a receive from anybody, or a record that names no peer.
     Candidate,
 }
@@ -142,7 +142,7 @@ impl WaitGraph {
             for (node, why) in &mut graph.missing[place] {
                 let record = aligned.record_in(group, aligned.expected[*node]);
                 if record.is_some_and(|record| front_is_lost(&aligned.records[record])) {
-                    *why = Missing::Unknown(Why::HistoryLost);
+                    *why = Missing::Unknown(UnknownReason::HistoryLost);
                 }
             }
             prefer_what_is_known(&mut graph.missing[place]);
@@ -163,7 +163,7 @@ impl WaitGraph {
     /// How a record's unfinished collective stands, if it is unfinished.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|one| {
-            one.group == group && matches!(one.what, What::Collective { seq: s } if s == seq)
+            one.group == group && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
         });
         found.map(|one| one.arrival)
     }
@@ -254,7 +254,7 @@ impl WaitGraph {
                 continue;
             }
             let place = match one.what {
-                What::Collective { seq } => {
+                PendingKind::Collective { seq } => {
                     let group = one.group;
                     match self.by_collective.get(&(group, seq)) {
                         Some(&place) => place,
@@ -265,7 +265,7 @@ impl WaitGraph {
                         }
                     }
                 }
-                What::Batch { .. } => {
+                PendingKind::Batch { .. } => {
                     let group = one.group;
                     self.add(Place::Batch {
                         group,
@@ -321,7 +321,7 @@ impl WaitGraph {
         record: RecordIx,
         batch: &Pending,
     ) -> Vec<(Node, Missing)> {
-        let What::Batch { halves } = &batch.what else {
+        let PendingKind::Batch { halves } = &batch.what else {
             return Vec::new();
         };
         let mut missing: BTreeMap<Node, Missing> = BTreeMap::new();
@@ -370,7 +370,7 @@ impl WaitGraph {
         let other = messages
             .pairs
             .get(&(group, ends))
-            .map_or(Other::Missing, |pair| {
+            .map_or(Counterpart::Missing, |pair| {
                 let list = if op.kind == OpType::Send {
                     &pair.sends
                 } else {
@@ -379,30 +379,32 @@ impl WaitGraph {
                 match list.binary_search_by_key(&half.position, |half| half.position) {
                     Ok(at) if op.kind == OpType::Send => messages.receive_of(pair, at),
                     Ok(at) => messages.send_of(pair, at),
-                    Err(_) => Other::Lost,
+                    Err(_) => Counterpart::Lost,
                 }
             });
         let Some(there) = aligned.record_in(group, rank) else {
-            return vec![(rank, Missing::Unknown(Why::NoRecord))];
+            return vec![(rank, Missing::Unknown(UnknownReason::NoRecord))];
         };
         match other {
-            Other::Lost => Vec::new(),
-            Other::Posted(other) => {
+            Counterpart::Lost => Vec::new(),
+            Counterpart::Posted(other) => {
                 let held = self.pending[there].iter().find(
-                    |one| matches!(&one.what, What::Batch { halves } if halves.contains(&other)),
+                    |one| matches!(&one.what, PendingKind::Batch { halves } if halves.contains(&other)),
                 );
                 match held.map(|one| one.arrival) {
                     None | Some(Arrival::Arrived) => Vec::new(),
                     Some(arrival) => vec![(rank, Missing::Held(arrival))],
                 }
             }
-            Other::Missing if aligned.records[there].cut => {
-                vec![(rank, Missing::Unknown(Why::Cut))]
+            Counterpart::Missing if aligned.records[there].cut => {
+                vec![(rank, Missing::Unknown(UnknownReason::Cut))]
             }
-            Other::Missing if op.kind == OpType::Send && takes_from_any(messages, group, peer) => {
+            Counterpart::Missing
+                if op.kind == OpType::Send && takes_from_any(messages, group, peer) =>
+            {
                 vec![(rank, Missing::Candidate)]
             }
-            Other::Missing => vec![(rank, Missing::Absent)],
+            Counterpart::Missing => vec![(rank, Missing::Absent)],
         }
     }
 }
@@ -424,8 +426,8 @@ fn possible_senders(
         let record = aligned.record_in(group, rank);
         let record = record.map(|at| &aligned.records[at]);
         let why = match record {
-            None => Missing::Unknown(Why::NoRecord),
-            Some(record) if record.cut => Missing::Unknown(Why::Cut),
+            None => Missing::Unknown(UnknownReason::NoRecord),
+            Some(record) if record.cut => Missing::Unknown(UnknownReason::Cut),
             Some(record) => {
                 all_tell &= !record.wrapped() && !record.only_active;
                 Missing::Candidate

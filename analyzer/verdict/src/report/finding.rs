@@ -1,6 +1,6 @@
 //! One finding: what is wrong, who is to blame, and the proof.
 
-use crate::report::words::name_time;
+use crate::report::words::format_time;
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -212,7 +212,7 @@ impl Finding {
         let Some(age_ms) = self.age_ms else {
             return Cow::Borrowed(&self.sentence);
         };
-        let (then, now) = (name_time(age_ms), name_time(age_ms + later_ms));
+        let (then, now) = (format_time(age_ms), format_time(age_ms + later_ms));
         let whole_word = |&(at, _): &(usize, &str)| {
             let before = self.sentence[..at].chars().next_back();
             let after = self.sentence[at + then.len()..].chars().next();

@@ -68,7 +68,7 @@ fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) ->
         }
         match run {
             [a, b] => _ = write!(text, "{a},{b}"),
-            run => text.push_str(&name_run(run, to)),
+            run => text.push_str(&format_run(run, to)),
         }
         left -= run.len();
     }
@@ -86,7 +86,7 @@ pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &
 }
 
 /// `7`, `0-3`.
-pub(crate) fn name_run<N: Display>(run: &[N], to: &str) -> String {
+pub(crate) fn format_run<N: Display>(run: &[N], to: &str) -> String {
     match run {
         [] => String::new(),
         [one] => one.to_string(),
@@ -134,7 +134,7 @@ pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
 }
 
 /// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
-pub fn name_ranks(ranks: &[Rank]) -> String {
+pub fn format_ranks(ranks: &[Rank]) -> String {
     const SHOWN: usize = 6;
     let [_, _, ..] = ranks else {
         return ranks
@@ -149,7 +149,7 @@ pub fn name_ranks(ranks: &[Rank]) -> String {
     };
     let mut said: Vec<String> = spans[..shown]
         .iter()
-        .map(|span| name_run(span, "-"))
+        .map(|span| format_run(span, "-"))
         .collect();
     let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
     let last = match left {
@@ -208,7 +208,7 @@ pub fn duration_ms(ms: f64) -> String {
 }
 
 /// `102 s`, `1.5 s`, `20 ms`.
-pub fn name_time(ms: f64) -> String {
+pub fn format_time(ms: f64) -> String {
     if ms >= 10_000.0 {
         format!("{:.0} s", ms / 1000.0)
     } else if ms >= 1000.0 {
@@ -244,18 +244,18 @@ pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
 }
 
 /// Where a rank is or was: `rank 6 was last seen in load (data.py:88)`.
-pub fn say_frame(frame: &FrameRef) -> String {
+pub fn format_frame(frame: &FrameRef) -> String {
     let when = match frame.when.as_str() {
         "last_seen" => "was last seen in",
         "waiting" => "waits in",
         "now" => "is now in",
         _ => "in",
     };
-    format!("rank {} {when} {}", frame.rank, say_place(frame))
+    format!("rank {} {when} {}", frame.rank, format_place(frame))
 }
 
 /// `load (data.py:88)`, with what is unknown left out.
-pub fn say_place(frame: &FrameRef) -> String {
+pub fn format_place(frame: &FrameRef) -> String {
     let place = match (frame.filename.as_str(), frame.line) {
         ("", _) => String::new(),
         (file, 0) => file.to_owned(),

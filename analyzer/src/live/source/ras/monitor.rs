@@ -20,19 +20,19 @@ const MOST_EVENT: usize = 1 << 20;
 /// Listens on a thread of its own, `rcomm/ras-monitor`, until it is dropped or the server closes.
 pub(super) struct Monitor {
     stream: TcpStream,
-    shared: Arc<Shared>,
+    shared: Arc<MonitorState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct MonitorState {
     over: AtomicBool,
     /// Processes that the events say are in trouble.
     troubled: Mutex<Vec<(Process, MemberState)>>,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct RasEvent {
     event: String,
     peer: Option<Peer>,
 }
@@ -61,7 +61,7 @@ impl Monitor {
         let listened = stream.into_inner().into_stream();
         listened.set_read_timeout(None).ok()?;
         let stream = listened.try_clone().ok()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(MonitorState::default());
         let told = shared.clone();
         let builder = std::thread::Builder::new().name("rcomm/ras-monitor".into());
         let thread = builder.spawn(move || {
@@ -103,7 +103,7 @@ impl Drop for Monitor {
     }
 }
 
-fn listen(begun: Vec<u8>, stream: TcpStream, shared: &Shared) {
+fn listen(begun: Vec<u8>, stream: TcpStream, shared: &MonitorState) {
     let mut objects = Objects::default();
     for &byte in &begun {
         objects.take(byte, shared);
@@ -127,7 +127,7 @@ struct Objects {
 }
 
 impl Objects {
-    fn take(&mut self, byte: u8, shared: &Shared) {
+    fn take(&mut self, byte: u8, shared: &MonitorState) {
         if self.depth == 0 && byte != b'{' {
             return;
         }
@@ -142,7 +142,7 @@ impl Objects {
         }
         if self.depth == 0 {
             // An event that is none of ours is passed over.
-            if let Ok(event) = serde_json::from_slice::<Event>(&self.text) {
+            if let Ok(event) = serde_json::from_slice::<RasEvent>(&self.text) {
                 shared.happened(event);
             }
             self.text.clear();
@@ -150,8 +150,8 @@ impl Objects {
     }
 }
 
-impl Shared {
-    fn happened(&self, event: Event) {
+impl MonitorState {
+    fn happened(&self, event: RasEvent) {
         let Some(peer) = event.peer else { return };
         let process = Process {
             host: peer.host,

@@ -1,7 +1,7 @@
 //! Findings as cards: roots first, consequences under their causes.
 
 use super::Text;
-use rcomm_verdict::words::{Ranks, counter, group_label, say_frame, say_place};
+use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
@@ -101,9 +101,9 @@ fn write_card(
     for frame in &finding.frames {
         let same = stack.replace((frame.rank, &frame.when)) == Some((frame.rank, &frame.when));
         if same {
-            item("", &format!("called from {}", say_place(frame)))?;
+            item("", &format!("called from {}", format_place(frame)))?;
         } else {
-            item("Where", &say_frame(frame))?;
+            item("Where", &format_frame(frame))?;
         }
     }
     for reason in &finding.ruled_out {

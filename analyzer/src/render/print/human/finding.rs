@@ -3,7 +3,7 @@
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
 use rcomm_recorder::model::EntryState;
-use rcomm_verdict::words::{Ranks, counter, group_label, operation, say_frame, say_place};
+use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_label, operation};
 use rcomm_verdict::{Evidence, Finding, FrameRef, Report};
 use std::io;
 
@@ -82,9 +82,9 @@ fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
     for frame in frames {
         let stack = (frame.rank, frame.when.as_str());
         lines.push(if before.replace(stack) == Some(stack) {
-            format!("called from {}", say_place(frame))
+            format!("called from {}", format_place(frame))
         } else {
-            say_frame(frame)
+            format_frame(frame)
         });
     }
     lines

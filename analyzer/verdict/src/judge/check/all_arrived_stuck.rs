@@ -7,11 +7,11 @@
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
-use crate::judge::case::{Case, Draft};
-use crate::judge::sink::Sink;
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, name_time};
+use crate::report::words::{count_ranks, format_time};
 
 pub(super) struct AllArrivedStuck;
 
@@ -20,22 +20,25 @@ impl Check for AllArrivedStuck {
         &[Code::E135]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         if so_far.iter().any(|draft| draft.is_root) {
             return Vec::new();
         }
-        let full = case.sinks.iter().filter_map(|sink| match sink {
-            &Sink::Full(place) => Some(place),
-            _ => None,
-        });
-        full.filter(|&place| nobody_finished(case, place))
-            .map(|place| draft(case, place))
+        let full = ctx
+            .wait_roots
+            .iter()
+            .filter_map(|wait_root| match wait_root {
+                &WaitRoot::Full(place) => Some(place),
+                _ => None,
+            });
+        full.filter(|&place| nobody_finished(ctx, place))
+            .map(|place| draft(ctx, place))
             .collect()
     }
 }
 
-fn nobody_finished(case: &Case<'_>, place: usize) -> bool {
-    let (group, seq) = match case.graph.places[place] {
+fn nobody_finished(ctx: &Context<'_>, place: usize) -> bool {
+    let (group, seq) = match ctx.graph.places[place] {
         Place::Collective { group, seq } => (group, seq),
         // A half whose other one the ring has dropped is not known to be met.
         Place::Batch {
@@ -43,36 +46,36 @@ fn nobody_finished(case: &Case<'_>, place: usize) -> bool {
             record,
             pending,
         } => {
-            let mut halves = case.halves(record, pending).iter();
-            return halves.all(|&half| both_ends(case, group, record, half).is_some());
+            let mut halves = ctx.halves(record, pending).iter();
+            return halves.all(|&half| both_ends(ctx, group, record, half).is_some());
         }
     };
-    (0..case.aligned.groups[group].ranks.len()).all(|member| {
-        let Presence::Issued(at) = case.aligned.presence(group, member, seq) else {
+    (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
+        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
             return true;
         };
-        let lane = case.aligned.lane(group, member);
-        lane.is_none_or(|(record, lane)| !case.aligned.teller(record, lane, at).completed())
+        let lane = ctx.aligned.lane(group, member);
+        lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, at).completed())
     })
 }
 
-fn draft(case: &Case<'_>, place: usize) -> Draft {
-    let spot = case.spot_of_place(place);
-    let inside = case.graph.arrived[place].len();
-    let waited = case
+fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let inside = ctx.graph.arrived[place].len();
+    let waited = ctx
         .waited_ms(place)
-        .map_or(String::new(), |ms| format!(" after {}", name_time(ms)));
+        .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));
     let sentence = format!(
         "{} inside {} #{} on group {} and nobody has finished{waited}: the fabric, a device or the library",
         count_ranks(inside, "is", "are all"),
-        spot.op,
-        spot.seq,
-        case.group_name(spot.group)
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group)
     );
-    let mut draft = Draft::new(Code::E135, sentence);
-    draft.age_ms = case.waited_ms(place);
+    let mut draft = FindingDraft::new(Code::E135, sentence);
+    draft.age_ms = ctx.waited_ms(place);
     draft.confidence = 0.7;
-    draft.evidence = case.evidence_of_place(place, 2);
+    draft.evidence = ctx.evidence_of_place(place, 2);
     draft.ruled_out = vec![
         "not_joined: every member has issued it".to_owned(),
         "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
@@ -80,7 +83,7 @@ fn draft(case: &Case<'_>, place: usize) -> Draft {
     draft.next =
         "look at links and devices: errors of the network cards, of the switches, of the GPUs"
             .to_owned();
-    draft.targets = vec![place + case.graph.ranks];
-    draft.at = Some(spot);
+    draft.targets = vec![place + ctx.graph.ranks];
+    draft.at = Some(op_ref);
     draft
 }

@@ -8,9 +8,9 @@
 
 use super::Check;
 use crate::align::clocks::sum;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
-use crate::report::words::name_time;
+use crate::report::words::format_time;
 use rcomm_recorder::model::Rank;
 
 pub(super) struct ClockUncertain;
@@ -20,11 +20,11 @@ impl Check for ClockUncertain {
         &[Code::W260]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let asked = so_far.iter().filter(|draft| draft.is_root);
         let uncertain = asked.filter_map(|draft| {
             let (ranks, gap_ns) = draft.by_clock?;
-            let known_ns = uncertainty_ns(case, ranks);
+            let known_ns = uncertainty_ns(ctx, ranks);
             known_ns
                 .is_none_or(|known_ns| gap_ns <= known_ns)
                 .then(|| warn(draft.code, ranks, gap_ns, known_ns))
@@ -35,23 +35,23 @@ impl Check for ClockUncertain {
 
 /// How far apart the clocks of two ranks may be after what is known of them was taken off, ns; `None` if
 /// that is not known. One host has one clock.
-fn uncertainty_ns(case: &Case<'_>, ranks: [Rank; 2]) -> Option<i64> {
-    let [a, b] = ranks.map(|rank| case.aligned.record_of(rank));
+fn uncertainty_ns(ctx: &Context<'_>, ranks: [Rank; 2]) -> Option<i64> {
+    let [a, b] = ranks.map(|rank| ctx.aligned.record_of(rank));
     let (a, b) = (a?, b?);
-    let host = |record: usize| case.aligned.records[record].identity.host.as_str();
+    let host = |record: usize| ctx.aligned.records[record].identity.host.as_str();
     if a == b || (!host(a).is_empty() && host(a) == host(b)) {
         return Some(0);
     }
-    sum(case.clocks[a]?.spread_ns, case.clocks[b]?.spread_ns)
+    sum(ctx.clocks[a]?.spread_ns, ctx.clocks[b]?.spread_ns)
 }
 
-fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> Draft {
-    let ms = |ns: i64| name_time(ns as f64 / 1e6);
+fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> FindingDraft {
+    let ms = |ns: i64| format_time(ns as f64 / 1e6);
     let known = known_ns.map_or_else(
         || "too few collectives that both completed tell how far their clocks are apart".to_owned(),
         |known| format!("their clocks are known within {} only", ms(known)),
     );
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::W260,
         format!(
             "{} ({code}) rests on moments of rank {one} and rank {other} that are {} apart, and {known}",

@@ -12,15 +12,15 @@
 
 use super::Check;
 use crate::align::event::Event;
-use crate::align::pending::What;
-use crate::judge::case::{Case, Draft, Spot};
+use crate::align::pending::PendingKind;
+use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::{event_at, event_for};
 use crate::judge::program_order::{Votes, ask, past};
 use crate::judge::programs::{self, Point};
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -31,19 +31,19 @@ impl Check for CrossGroupDeadlock {
         &[Code::E130, Code::E103]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
-        for sink in &case.sinks {
-            let Sink::Cycle { ranks, places } = sink else {
+        for wait_root in &ctx.wait_roots {
+            let WaitRoot::Cycle { ranks, places } = wait_root else {
                 continue;
             };
             let known = places
                 .iter()
-                .any(|&place| explained(place + case.graph.ranks))
+                .any(|&place| explained(place + ctx.graph.ranks))
                 || ranks.iter().any(|&rank| explained(rank));
             if !known {
-                drafts.push(draft(case, ranks, places));
+                drafts.push(draft(ctx, ranks, places));
             }
         }
         drafts
@@ -51,7 +51,7 @@ impl Check for CrossGroupDeadlock {
 }
 
 /// A rank that stands against most: how many against how many, and where it should have been first.
-pub(super) struct Odd {
+pub(super) struct MinorityRank {
     pub(super) node: Node,
     votes: Votes,
     /// Nobody but the rank's own past decided.
@@ -60,29 +60,29 @@ pub(super) struct Odd {
     at: usize,
 }
 
-fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
-    let cycle = walk(case, ranks, places);
-    let odd = oddest(case, ranks, places);
-    let mut draft = if odd.is_empty() || odd.len() * 2 > ranks.len() {
-        ambiguous(case, ranks, places)
+fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
+    let cycle = walk(ctx, ranks, places);
+    let minority = strongest_minority(ctx, ranks, places);
+    let mut draft = if minority.is_empty() || minority.len() * 2 > ranks.len() {
+        ambiguous(ctx, ranks, places)
     } else {
-        let mut draft = blamed(case, &odd);
-        if odd.iter().any(|one| one.by_past) {
+        let mut draft = blamed(ctx, &minority);
+        if minority.iter().any(|one| one.by_past) {
             draft.confidence = 0.6;
-            draft.alternatives = sides(case, ranks, places);
+            draft.alternatives = sides(ctx, ranks, places);
             draft
                 .ruled_out
                 .push("two equal sides: the past of the job continues with the other".into());
         }
         draft
     };
-    draft.cycle = case.ranks(&cycle);
-    let own = draft.at.as_ref().map(|spot| spot.group);
-    for &place in places_of(case, &cycle, places).iter().take(16) {
-        let group = case.group_at(place);
-        let mut evidence = case.evidence_of_place(place, 1);
+    draft.cycle = ctx.ranks(&cycle);
+    let own = draft.at.as_ref().map(|op_ref| op_ref.group);
+    for &place in places_of(ctx, &cycle, places).iter().take(16) {
+        let group = ctx.group_at(place);
+        let mut evidence = ctx.evidence_of_place(place, 1);
         for one in &mut evidence {
-            one.group = (own != Some(group)).then(|| case.group_ref(group));
+            one.group = (own != Some(group)).then(|| ctx.group_ref(group));
         }
         draft.evidence.extend(evidence);
     }
@@ -93,125 +93,125 @@ fn draft(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
     draft
 }
 
-pub(super) fn blamed(case: &Case<'_>, odd: &[Odd]) -> Draft {
-    let culprits: Vec<Rank> = odd.iter().map(|one| case.rank(one.node)).collect();
-    let first = &odd[0];
-    let (spot, at) = (
-        case.spot_of_place(first.instead),
-        case.spot_of_place(first.at),
+pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDraft {
+    let culprits: Vec<Rank> = minority.iter().map(|one| ctx.rank(one.node)).collect();
+    let first = &minority[0];
+    let (op_ref, at) = (
+        ctx.op_ref_of_place(first.instead),
+        ctx.op_ref_of_place(first.at),
     );
-    let name = |spot: &Spot| {
+    let name = |op_ref: &OpRef| {
         format!(
             "{} #{} on group {}",
-            spot.op,
-            spot.seq,
-            case.group_name(spot.group)
+            op_ref.op,
+            op_ref.seq,
+            ctx.group_name(op_ref.group)
         )
     };
-    let here = case.record_at(first.at, first.node).and_then(|record| {
-        let at = position_of(case, record, first.at)?;
-        let position = case.graph.pending[record][at].position;
+    let here = ctx.record_at(first.at, first.node).and_then(|record| {
+        let at = position_of(ctx, record, first.at)?;
+        let position = ctx.graph.pending[record][at].position;
         Some(Point { record, position })
     });
     let site = here.map_or(String::new(), |here| {
-        case.at_site(case.aligned.op(here.record, here.position))
+        ctx.at_site(ctx.aligned.op(here.record, here.position))
     });
     let sentence = format!(
         "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
          round",
-        name_ranks(&culprits),
+        format_ranks(&culprits),
         name(&at),
-        name(&spot),
+        name(&op_ref),
         first.votes.first,
         first.votes.first + first.votes.second,
     );
-    let skipped = odd.iter().all(|one| left_out(case, one));
+    let skipped = minority.iter().all(|one| left_out(ctx, one));
     let (code, sentence) = if skipped {
         let sentence = format!(
             "{} left out {} and went on to {}{site}, where it waits for those that wait for it",
-            name_ranks(&culprits),
-            name(&spot),
+            format_ranks(&culprits),
+            name(&op_ref),
             name(&at)
         );
         (Code::E103, sentence)
     } else {
         (Code::E130, sentence)
     };
-    let mut draft = Draft::new(code, sentence);
+    let mut draft = FindingDraft::new(code, sentence);
     let all = (first.votes.first + first.votes.second) as f64;
     draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
-    for one in odd.iter().take(4) {
-        let Some(record) = case.record_at(one.at, one.node) else {
+    for one in minority.iter().take(4) {
+        let Some(record) = ctx.record_at(one.at, one.node) else {
             continue;
         };
-        if let Some(op) = case.last_op(record) {
-            draft.frames.extend(case.frames_of(record, op, "waiting"));
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
         }
     }
     draft.next = format!(
         "compare the order in which {} issues {} and {} with another rank's",
-        name_ranks(&culprits),
+        format_ranks(&culprits),
         name(&at),
-        name(&spot)
+        name(&op_ref)
     );
-    if let (Some(usual), Some(odd)) = (first.votes.shown_by, here) {
-        let rank = |point: Point| [case.aligned.records[point.record].rank];
-        let (usual, odd) = ((&rank(usual)[..], usual), (&rank(odd)[..], odd));
-        draft.diff = programs::orders(case, usual, odd);
+    if let (Some(usual), Some(minority)) = (first.votes.shown_by, here) {
+        let rank = |point: Point| [ctx.aligned.records[point.record].rank];
+        let (usual, minority) = ((&rank(usual)[..], usual), (&rank(minority)[..], minority));
+        draft.diff = programs::orders(ctx, usual, minority);
     }
     draft.culprits = culprits;
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }
 
 /// Whether a rank issued more after the place where it waits, and still not what it is missed at.
-fn left_out(case: &Case<'_>, one: &Odd) -> bool {
-    let Some(record) = case.record_at(one.at, one.node) else {
+fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
+    let Some(record) = ctx.record_at(one.at, one.node) else {
         return false;
     };
-    let Some(here) = position_of(case, record, one.at) else {
+    let Some(here) = position_of(ctx, record, one.at) else {
         return false;
     };
-    match position_of(case, record, one.instead) {
-        None => here + 1 < case.graph.pending[record].len(),
+    match position_of(ctx, record, one.instead) {
+        None => here + 1 < ctx.graph.pending[record].len(),
         // It comes under that number much later: then it is the next one of its kind.
         Some(there) => there > here + 2,
     }
 }
 
 /// Where a place stands in what a rank has issued and not completed.
-fn position_of(case: &Case<'_>, record: usize, place: usize) -> Option<usize> {
-    let pending = &case.graph.pending[record];
+fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> {
+    let pending = &ctx.graph.pending[record];
     pending
         .iter()
-        .position(|pending| match (&pending.what, &case.graph.places[place]) {
-            (What::Collective { seq }, Place::Collective { group, seq: at }) => {
+        .position(|pending| match (&pending.what, &ctx.graph.places[place]) {
+            (PendingKind::Collective { seq }, Place::Collective { group, seq: at }) => {
                 pending.group == *group && seq == at
             }
             (
-                What::Batch { .. },
+                PendingKind::Batch { .. },
                 Place::Batch {
                     record: of,
                     pending: at,
                     ..
                 },
-            ) => *of == record && case.graph.pending[record][*at].position == pending.position,
+            ) => *of == record && ctx.graph.pending[record][*at].position == pending.position,
             _ => false,
         })
 }
 
 /// The sides of a cycle: who waits in the same kind of place.
-fn sides(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
+fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
-        let at = case.graph.waits_in[rank]
+        let at = ctx.graph.waits_in[rank]
             .iter()
             .find(|place| places.contains(place));
-        let side = at.map(|&place| match case.graph.places[place] {
-            Place::Collective { group, seq } => (case.aligned.groups[group].family, u64::from(seq)),
-            Place::Batch { group, .. } => (case.aligned.groups[group].family, u64::MAX),
+        let side = at.map(|&place| match ctx.graph.places[place] {
+            Place::Collective { group, seq } => (ctx.aligned.groups[group].family, u64::from(seq)),
+            Place::Batch { group, .. } => (ctx.aligned.groups[group].family, u64::MAX),
         });
-        sides.entry(side).or_default().push(case.rank(rank));
+        sides.entry(side).or_default().push(ctx.rank(rank));
     }
     let mut sides: Vec<Vec<Rank>> = sides.into_values().collect();
     sides.sort();
@@ -220,87 +220,91 @@ fn sides(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
 }
 
 /// Where a rank of a cycle stands in its program: at the oldest that it waits in at these places.
-fn waits_at(case: &Case<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
-    let node = case.graph.node(rank)?;
-    let mut at = case.graph.waits_in[node].iter();
+fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
+    let node = ctx.graph.node(rank)?;
+    let mut at = ctx.graph.waits_in[node].iter();
     let &place = at.find(|place| places.contains(place))?;
-    let record = case.record_at(place, node)?;
-    let at = position_of(case, record, place)?;
-    let position = case.graph.pending[record][at].position;
+    let record = ctx.record_at(place, node)?;
+    let at = position_of(ctx, record, place)?;
+    let position = ctx.graph.pending[record][at].position;
     Some(Point { record, position })
 }
 
-fn ambiguous(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Draft {
-    let all = case.ranks(ranks);
-    let alternatives = sides(case, ranks, places);
+fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
+    let all = ctx.ranks(ranks);
+    let alternatives = sides(ctx, ranks, places);
     let sentence = format!(
         "{} wait on each other in a cycle across groups; which of them took the wrong order cannot be told",
-        name_ranks(&all)
+        format_ranks(&all)
     );
-    let mut draft = Draft::new(Code::E130, sentence);
+    let mut draft = FindingDraft::new(Code::E130, sentence);
     draft.confidence = 0.5;
     if let [one, other, ..] = &alternatives[..] {
-        let waits_at = |rank: &Rank| waits_at(case, *rank, places);
+        let waits_at = |rank: &Rank| waits_at(ctx, *rank, places);
         if let (Some(here), Some(there)) = (waits_at(&one[0]), waits_at(&other[0])) {
             let like = |side: &[Rank], point| -> Vec<Rank> {
                 let ranks = side.iter().copied();
-                let same = |at| programs::same_order(case, point, at);
+                let same = |at| programs::same_order(ctx, point, at);
                 ranks
                     .filter(|rank| waits_at(rank).is_some_and(same))
                     .collect()
             };
             let (one, other) = (like(one, here), like(other, there));
-            draft.diff = programs::orders(case, (&one, here), (&other, there));
+            draft.diff = programs::orders(ctx, (&one, here), (&other, there));
         }
         draft.alternatives = alternatives;
     }
     let first = places
         .iter()
         .copied()
-        .min_by_key(|&place| (case.waiting_since(place), place));
-    draft.at = first.map(|place| case.spot_of_place(place));
+        .min_by_key(|&place| (ctx.waiting_since(place), place));
+    draft.at = first.map(|place| ctx.op_ref_of_place(place));
     draft.next =
         "compare the order of the operations that these ranks issue on their groups".to_owned();
     draft
 }
 
 /// The ranks that stand against most; who only follows an odd rank is not odd.
-pub(super) fn oddest(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
-    let mut odd = odd_ranks(case, ranks, places);
-    let against = |one: &Odd| one.votes.first - one.votes.second;
-    let strongest = odd.iter().map(against).max().unwrap_or(0);
-    odd.retain(|one| against(one) * 2 >= strongest);
-    odd.sort_by_key(|one| one.node);
-    odd.dedup_by_key(|one| one.node);
-    odd
+pub(super) fn strongest_minority(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+) -> Vec<MinorityRank> {
+    let mut minority = minority_ranks(ctx, ranks, places);
+    let against = |one: &MinorityRank| one.votes.first - one.votes.second;
+    let strongest = minority.iter().map(against).max().unwrap_or(0);
+    minority.retain(|one| against(one) * 2 >= strongest);
+    minority.sort_by_key(|one| one.node);
+    minority.dedup_by_key(|one| one.node);
+    minority
 }
 
-fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
+fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
     let mut asked: HashMap<(Event, Event), Votes> = HashMap::new();
-    let mut odd: Vec<Odd> = Vec::new();
-    let mut contradicted: Vec<Odd> = Vec::new();
+    let mut minority: Vec<MinorityRank> = Vec::new();
+    let mut contradicted: Vec<MinorityRank> = Vec::new();
     for &place in places {
-        for &(node, why) in &case.graph.missing[place] {
+        for &(node, why) in &ctx.graph.missing[place] {
             if !inside.contains(&node) || why == Missing::Candidate {
                 continue;
             }
-            let rank = case.rank(node);
-            let Some(record) = case.record_at(place, node) else {
+            let rank = ctx.rank(node);
+            let Some(record) = ctx.record_at(place, node) else {
                 continue;
             };
-            let Some(expected) = event_for(case, place, rank) else {
+            let Some(expected) = event_for(ctx, place, rank) else {
                 continue;
             };
-            for &at in &case.graph.waits_in[node] {
+            for &at in &ctx.graph.waits_in[node] {
                 if !places.contains(&at) {
                     continue;
                 }
-                let Some(done) = event_at(case, at, rank) else {
+                let Some(done) = event_at(ctx, at, rank) else {
                     continue;
                 };
                 let mut ask = |done: Event| {
-                    let answer = || ask(case.aligned, case.messages, record, expected, done);
+                    let answer = || ask(ctx.aligned, ctx.messages, record, expected, done);
                     *asked.entry((expected, done)).or_insert_with(answer)
                 };
                 let mut votes = ask(done);
@@ -316,8 +320,8 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                     }
                 }
                 let by_past = votes.first == votes.second
-                    && past(case.aligned, record, expected, done) == Some(true);
-                let one = Odd {
+                    && past(ctx.aligned, record, expected, done) == Some(true);
+                let one = MinorityRank {
                     node,
                     votes,
                     by_past,
@@ -325,7 +329,7 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
                     at,
                 };
                 if votes.first > votes.second || by_past {
-                    odd.push(one);
+                    minority.push(one);
                 } else if votes.first > 0 {
                     contradicted.push(one);
                 }
@@ -334,34 +338,34 @@ fn odd_ranks(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Odd> {
     }
     // One against one says nothing alone. It does if everybody else does what all others do.
     let first = contradicted.first().map(|one| one.node);
-    let is_alone = |one: &Odd| Some(one.node) == first && one.votes.second <= 1;
-    if odd.is_empty() && contradicted.iter().all(is_alone) {
-        odd = contradicted;
+    let is_alone = |one: &MinorityRank| Some(one.node) == first && one.votes.second <= 1;
+    if minority.is_empty() && contradicted.iter().all(is_alone) {
+        minority = contradicted;
     }
-    odd.sort_by_key(|one| {
+    minority.sort_by_key(|one| {
         (
             one.node,
             std::cmp::Reverse(one.votes.first - one.votes.second),
             one.instead,
         )
     });
-    odd
+    minority
 }
 
 /// A shortest cycle through the first rank, as ranks: each waits for the next.
-pub(super) fn walk(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
+pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
     let Some(&start) = ranks.first() else {
         return Vec::new();
     };
     let inside: HashSet<Node> = ranks
         .iter()
         .copied()
-        .chain(places.iter().map(|&place| place + case.graph.ranks))
+        .chain(places.iter().map(|&place| place + ctx.graph.ranks))
         .collect();
     let mut before: HashMap<Node, Node> = HashMap::new();
     let mut queue = VecDeque::from([start]);
     while let Some(node) = queue.pop_front() {
-        for next in case.graph.successors(node) {
+        for next in ctx.graph.successors(node) {
             if next == start {
                 let mut path = vec![node];
                 let mut at = node;
@@ -370,7 +374,7 @@ pub(super) fn walk(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Nod
                     at = previous;
                 }
                 path.reverse();
-                path.retain(|&node| node < case.graph.ranks);
+                path.retain(|&node| node < ctx.graph.ranks);
                 return path;
             }
             if inside.contains(&next) && next != start && !before.contains_key(&next) {
@@ -383,9 +387,9 @@ pub(super) fn walk(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Vec<Nod
 }
 
 /// The places where the ranks of a cycle wait, in its order.
-fn places_of(case: &Case<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
+fn places_of(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
     let at = |node: &Node| {
-        case.graph.waits_in[*node]
+        ctx.graph.waits_in[*node]
             .iter()
             .copied()
             .find(|place| places.contains(place))

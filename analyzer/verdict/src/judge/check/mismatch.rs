@@ -5,12 +5,12 @@
 //! shifted, or in another order, the finding is not this one but [`shifted`](super::shifted)'s.
 
 use super::Check;
-use crate::align::signature::Difference;
-use crate::judge::case::{Case, Draft};
-use crate::judge::disagreement::{Disagreement, Ground, Part, Shift, shift};
+use crate::align::signature::CallDifference;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
 use crate::judge::programs;
 use crate::report::Code;
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
@@ -21,16 +21,16 @@ impl Check for Mismatch {
         &[Code::E110, Code::E111, Code::E112, Code::E114]
     }
 
-    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
-        case.disagreements
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        ctx.disagreements
             .iter()
-            .filter_map(|one| judge(case, one))
+            .filter_map(|one| judge(ctx, one))
             .collect()
     }
 }
 
-fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
-    let wrong: Vec<&Part> = one
+fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
+    let wrong: Vec<&AgreeingMembers> = one
         .parts
         .iter()
         .skip(1)
@@ -39,30 +39,31 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
                 || part
                     .records
                     .iter()
-                    .all(|&record| shift(case.aligned, one, record) == Shift::None)
+                    .all(|&record| shift(ctx.aligned, one, record) == Shift::None)
         })
         .collect();
     let first = wrong.first()?;
-    let calls = &case.aligned.shared.calls;
+    let calls = &ctx.aligned.shared.calls;
     let difference = wrong
         .iter()
         .filter_map(|part| calls.difference(one.parts[0].call, part.call))
         .min()
         .unwrap_or(one.difference);
     let code = match difference {
-        Difference::Op => Code::E110,
-        Difference::Dtype => Code::E111,
-        Difference::Size => Code::E112,
-        Difference::Argument => Code::E114,
+        CallDifference::Op => Code::E110,
+        CallDifference::Dtype => Code::E111,
+        CallDifference::Size => Code::E112,
+        CallDifference::Argument => Code::E114,
     };
     let culprits: Vec<Rank> = sorted(wrong.iter().flat_map(|part| part.ranks.iter().copied()));
-    let site = |part: &Part| {
+    let site = |part: &AgreeingMembers| {
         let record = part.records.first();
         record.map_or(String::new(), |&record| {
-            programs::at_site(case, one.group, one.seq, record)
+            programs::at_site(ctx, one.group, one.seq, record)
         })
     };
-    let issued = |part: &Part| format!("{}{}", calls.get(part.call).describe(), site(part));
+    let issued =
+        |part: &AgreeingMembers| format!("{}{}", calls.get(part.call).describe(), site(part));
     let odd = calls.get(first.call).describe();
     let here = site(first);
     // One line of the source says nothing new when it is said twice.
@@ -71,52 +72,52 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Option<Draft> {
     } else {
         issued(&one.parts[0])
     };
-    let group = case.group_name(one.group);
-    let spot = case.spot(one.group, one.seq);
+    let group = ctx.group_name(one.group);
+    let op_ref = ctx.op_ref(one.group, one.seq);
     let others = one.parts[0].ranks.len();
     let mut draft = if one.ground == Ground::Nothing {
         let sides: Vec<String> = one
             .parts
             .iter()
-            .map(|part| format!("{} issued {}", name_ranks(&part.ranks), issued(part)))
+            .map(|part| format!("{} issued {}", format_ranks(&part.ranks), issued(part)))
             .collect();
         let sentence = format!(
             "members of group {group} disagree on #{}: {}; which side is wrong cannot be told",
-            spot.seq,
+            op_ref.seq,
             sides.join(", ")
         );
-        let mut draft = Draft::new(code, sentence);
+        let mut draft = FindingDraft::new(code, sentence);
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
         draft
     } else {
         let sentence = format!(
             "{} issued {odd} as #{} on group {group}{here}, where {} issued {right}",
-            name_ranks(&culprits),
-            spot.seq,
+            format_ranks(&culprits),
+            op_ref.seq,
             match others {
-                1 => name_ranks(&one.parts[0].ranks),
+                1 => format_ranks(&one.parts[0].ranks),
                 n => format!("{n} ranks"),
             },
         );
-        let mut draft = Draft::new(code, sentence);
+        let mut draft = FindingDraft::new(code, sentence);
         draft.culprits = culprits.clone();
         if one.ground == Ground::Past {
             draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
         }
         draft
     };
-    draft.confidence = confidence(case, one);
-    draft.ruled_out = grounds(case, one, difference);
-    describe(case, one, &wrong, &mut draft);
-    draft.at = Some(spot);
+    draft.confidence = confidence(ctx, one);
+    draft.ruled_out = grounds(ctx, one, difference);
+    describe(ctx, one, &wrong, &mut draft);
+    draft.at = Some(op_ref);
     Some(draft)
 }
 
 /// How sure it is which side is right.
-pub(super) fn confidence(case: &Case<'_>, one: &Disagreement) -> f64 {
+pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
     // Where a recorder's numbers were counted from the middle of a ring, they may be off.
     let guessed = |&record: &usize| {
-        let record = &case.aligned.records[record];
+        let record = &ctx.aligned.records[record];
         record.recorder == Recorder::Torchcomms && record.wrapped()
     };
     if one.parts.iter().flat_map(|part| &part.records).any(guessed) {
@@ -138,7 +139,7 @@ pub(super) fn confidence(case: &Case<'_>, one: &Disagreement) -> f64 {
     if one.completed { sure * 0.8 } else { sure }
 }
 
-fn grounds(case: &Case<'_>, one: &Disagreement, difference: Difference) -> Vec<String> {
+fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) -> Vec<String> {
     let mut told = Vec::new();
     match one.ground {
         Ground::Siblings => {
@@ -156,19 +157,21 @@ fn grounds(case: &Case<'_>, one: &Disagreement, difference: Difference) -> Vec<S
         _ => {}
     }
     match difference {
-        Difference::Dtype => told.push("op_mismatch: all issued the same operation".into()),
-        Difference::Size => {
+        CallDifference::Dtype => told.push("op_mismatch: all issued the same operation".into()),
+        CallDifference::Size => {
             told.push("op_mismatch, dtype_mismatch: operation and type agree".into())
         }
-        Difference::Argument => told.push("size_mismatch: operation, type and size agree".into()),
-        Difference::Op => {
+        CallDifference::Argument => {
+            told.push("size_mismatch: operation, type and size agree".into())
+        }
+        CallDifference::Op => {
             told.push("skipped_collective: no later operation matches shifted".into());
         }
     }
-    let missing = case
+    let missing = ctx
         .graph
         .collective(one.group, one.seq)
-        .map_or(0, |place| case.graph.missing[place].len());
+        .map_or(0, |place| ctx.graph.missing[place].len());
     if missing == 0 {
         told.push("not_joined: every member that left a record issued this number".into());
     }
@@ -176,12 +179,17 @@ fn grounds(case: &Case<'_>, one: &Disagreement, difference: Difference) -> Vec<S
 }
 
 /// Evidence, frames, diff and what to do, common to all findings on a disagreement.
-pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], draft: &mut Draft) {
+pub(super) fn describe(
+    ctx: &Context<'_>,
+    one: &Disagreement,
+    wrong: &[&AgreeingMembers],
+    draft: &mut FindingDraft,
+) {
     let entry = |record: usize| {
-        let lane = case.aligned.lanes[record]
+        let lane = ctx.aligned.lanes[record]
             .iter()
             .find(|lane| lane.group == one.group)?;
-        let at = case.aligned.find(record, lane, one.seq).ok()?;
+        let at = ctx.aligned.find(record, lane, one.seq).ok()?;
         Some(lane.collectives[at])
     };
     for part in std::iter::once(&one.parts[0]).chain(wrong.iter().copied()) {
@@ -193,21 +201,21 @@ pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], dra
         };
         draft
             .evidence
-            .push(case.evidence(record, position, one.group));
+            .push(ctx.evidence(record, position, one.group));
         let seq = one.seq;
-        let sites = programs::sites(case, one.group, seq, &part.records, part.call);
+        let sites = programs::sites(ctx, one.group, seq, &part.records, part.call);
         draft.diff.extend(sites);
     }
     let first = wrong.first().and_then(|part| part.records.first());
     if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), first) {
-        let steps = programs::next_steps(case, one.group, one.seq, usual, odd);
+        let steps = programs::next_steps(ctx, one.group, one.seq, usual, odd);
         draft.diff.extend(steps);
     }
     if let Some(&record) = wrong.first().and_then(|part| part.records.first())
         && let Some(position) = entry(record)
     {
-        let op = case.aligned.op(record, position);
-        draft.frames = case.frames_of(
+        let op = ctx.aligned.op(record, position);
+        draft.frames = ctx.frames_of(
             record,
             op,
             if op.completed() {
@@ -216,27 +224,27 @@ pub(super) fn describe(case: &Case<'_>, one: &Disagreement, wrong: &[&Part], dra
                 "waiting"
             },
         );
-        let rank = case.aligned.records[record].rank;
-        draft.next = match case.call_site(op) {
+        let rank = ctx.aligned.records[record].rank;
+        draft.next = match ctx.call_site(op) {
             Some(frame) => format!(
                 "compare what rank {rank} does at {} with the other ranks' call",
-                Case::name_site(frame)
+                Context::name_site(frame)
             ),
             None => format!(
                 "look for a branch in the program that rank {rank} takes and the others do not, before #{} on \
                  group {}",
                 one.seq,
-                case.group_name(one.group)
+                ctx.group_name(one.group)
             ),
         };
     }
-    if let Some(place) = case.graph.collective(one.group, one.seq) {
-        draft.targets.push(place + case.graph.ranks);
+    if let Some(place) = ctx.graph.collective(one.group, one.seq) {
+        draft.targets.push(place + ctx.graph.ranks);
     }
     for part in wrong {
         draft
             .targets
-            .extend(part.ranks.iter().filter_map(|&rank| case.graph.node(rank)));
+            .extend(part.ranks.iter().filter_map(|&rank| ctx.graph.node(rank)));
     }
 }
 

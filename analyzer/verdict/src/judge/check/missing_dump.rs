@@ -6,15 +6,15 @@
 //! explains the waits too: the one without a record may be the missing link of a cycle.
 
 use super::Check;
-use super::cross_group_deadlock::{blamed, oddest};
+use super::cross_group_deadlock::{blamed, strongest_minority};
 use super::rank_failed::first_failure;
 use crate::align::record::Record;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::first_missed;
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, name_ranks, name_time};
+use crate::report::words::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
@@ -26,30 +26,32 @@ impl Check for MissingDump {
         &[Code::E102, Code::E103, Code::E130]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         if so_far.iter().any(|draft| draft.is_root) {
             return Vec::new();
         }
-        let by_order = out_of_order(case);
+        let by_order = out_of_order(ctx);
         let mut by_place: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
-        for sink in &case.sinks {
-            let &Sink::Unread(node) = sink else { continue };
-            if let Some((place, _)) = first_missed(case, node) {
+        for wait_root in &ctx.wait_roots {
+            let &WaitRoot::Unread(node) = wait_root else {
+                continue;
+            };
+            if let Some((place, _)) = first_missed(ctx, node) {
                 by_place.entry(place).or_default().push(node);
             }
         }
         let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
-        places.sort_by_key(|&(place, _)| (case.waiting_since(place).unwrap_or(i64::MAX), place));
+        places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
         let several = places.len() > 1;
-        let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| case.ranks(nodes)).collect();
+        let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| ctx.ranks(nodes)).collect();
         let drafts = places.iter().enumerate().map(|(nth, (place, nodes))| {
-            let mut draft = draft(case, *place, nodes);
+            let mut draft = draft(ctx, *place, nodes);
             if several {
                 draft.confidence = if nth == 0 { 0.4 } else { 0.3 };
                 draft.is_root = nth == 0;
                 if nth == 0 {
                     draft.alternatives.extend(all[1..].iter().take(16).cloned());
-                    draft.by_clock = gap(case, places[0].0, places[1].0);
+                    draft.by_clock = gap(ctx, places[0].0, places[1].0);
                     draft.ruled_out.push(
                         "no certainty: other ranks without a record are waited for too; this one was missed first"
                             .to_owned(),
@@ -62,129 +64,126 @@ impl Check for MissingDump {
             }
             draft
         });
-        let mut drafts: Vec<Draft> = drafts.collect();
-        if let (Some(mut odd), false) = (by_order, drafts.is_empty()) {
-            odd.targets.extend(
+        let mut drafts: Vec<FindingDraft> = drafts.collect();
+        if let (Some(mut minority), false) = (by_order, drafts.is_empty()) {
+            minority.targets.extend(
                 drafts
                     .iter()
                     .flat_map(|draft| draft.targets.iter().copied()),
             );
-            odd.alternatives
+            minority
+                .alternatives
                 .extend(drafts.iter().take(16).map(|draft| draft.culprits.clone()));
-            drafts.insert(0, odd);
+            drafts.insert(0, minority);
         }
         drafts
     }
 }
 
 /// Who waited first at each of two places, and how much later the second was, ns.
-fn gap(case: &Case<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
-    let rank = |place: usize| {
-        case.graph.arrived[place]
-            .first()
-            .map(|&node| case.rank(node))
-    };
-    let gap = case
+fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
+    let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
+    let gap = ctx
         .waiting_since(second)?
-        .saturating_sub(case.waiting_since(first)?);
+        .saturating_sub(ctx.waiting_since(first)?);
     Some(([rank(first)?, rank(second)?], gap))
 }
 
 /// A readable rank that left the order of the program: it explains the waits for a rank without a
 /// record, which may well wait for it in turn.
-fn out_of_order(case: &Case<'_>) -> Option<Draft> {
+fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     const MOST: usize = 1 << 14;
-    let asked: usize = case.graph.missing.iter().map(Vec::len).sum();
+    let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     // torchcomms names no peers: the order of its messages proves nothing.
     let nameless = |record: &Record| record.recorder == Recorder::Torchcomms;
-    if case.aligned.records.iter().any(nameless) {
+    if ctx.aligned.records.iter().any(nameless) {
         return None;
     }
-    if !case
-        .sinks
+    if !ctx
+        .wait_roots
         .iter()
-        .any(|sink| matches!(sink, Sink::Unread(_)))
+        .any(|wait_root| matches!(wait_root, WaitRoot::Unread(_)))
         || asked > MOST
     {
         return None;
     }
-    let ranks: Vec<Node> = (0..case.graph.ranks)
-        .filter(|&node| !case.graph.waits_in[node].is_empty())
+    let ranks: Vec<Node> = (0..ctx.graph.ranks)
+        .filter(|&node| !ctx.graph.waits_in[node].is_empty())
         .collect();
-    let places: Vec<usize> = (0..case.graph.places.len()).collect();
-    let odd = oddest(case, &ranks, &places);
-    if odd.is_empty() || odd.len() * 2 > ranks.len() {
+    let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
+    let minority = strongest_minority(ctx, &ranks, &places);
+    if minority.is_empty() || minority.len() * 2 > ranks.len() {
         return None;
     }
-    let mut draft = blamed(case, &odd);
+    let mut draft = blamed(ctx, &minority);
     draft.confidence = 0.5;
-    draft.targets = odd.iter().map(|one| one.node).collect();
+    draft.targets = minority.iter().map(|one| one.node).collect();
     draft
         .ruled_out
         .push("missing_dump: a readable rank explains the waits".to_owned());
     Some(draft)
 }
 
-fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
-    let spot = case.spot_of_place(place);
-    let culprits = case.ranks(nodes);
-    let waiting = case.graph.arrived[place].len();
-    let waited = case.waited_ms(place).map_or("waited".to_owned(), |ms| {
-        format!("waited {}", name_time(ms))
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let culprits = ctx.ranks(nodes);
+    let waiting = ctx.graph.arrived[place].len();
+    let waited = ctx.waited_ms(place).map_or("waited".to_owned(), |ms| {
+        format!("waited {}", format_time(ms))
     });
     let read = culprits
         .iter()
-        .any(|&rank| case.aligned.record_of(rank).is_some());
+        .any(|&rank| ctx.aligned.record_of(rank).is_some());
     let sentence = format!(
         "{} {}; {} in {} #{} on group {} for {}",
-        name_ranks(&culprits),
+        format_ranks(&culprits),
         if read {
             "left a record that does not hold what it does now"
         } else {
             "left no readable record"
         },
         count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
-        spot.op,
-        spot.seq,
-        case.group_name(spot.group),
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
         if culprits.len() == 1 { "it" } else { "them" },
     );
-    let mut draft = Draft::new(Code::E102, sentence);
-    draft.age_ms = case.waited_ms(place);
+    let mut draft = FindingDraft::new(Code::E102, sentence);
+    draft.age_ms = ctx.waited_ms(place);
     // Had it been inside, and the operation stuck, the others would have left the same records.
     draft.confidence = 0.5;
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
     }
-    let failed = failed_there(case, place);
+    let failed = failed_there(ctx, place);
     if !failed.is_empty() {
         draft.ruled_out.push(format!(
             "no certainty: the operation failed on {}, which may be the cause or an echo",
-            name_ranks(&failed)
+            format_ranks(&failed)
         ));
         draft
             .alternatives
             .extend(failed.iter().map(|&rank| vec![rank]));
     }
-    if let &[alone] = case.graph.arrived[place].as_slice() {
+    if let &[alone] = ctx.graph.arrived[place].as_slice() {
         draft.ruled_out.push(
             "no certainty: a rank that waits alone may have come to what its peers never issue"
                 .to_owned(),
         );
-        draft.alternatives.push(vec![case.rank(alone)]);
+        draft.alternatives.push(vec![ctx.rank(alone)]);
     }
-    let peers = known_to_nobody_else(case, &culprits);
+    let peers = known_to_nobody_else(ctx, &culprits);
     if !peers.is_empty() {
         draft.ruled_out.push(format!(
             "no certainty: what {} did or left out with it, only its own record would tell",
-            name_ranks(&peers)
+            format_ranks(&peers)
         ));
     }
-    let ended = ended_early(case, &culprits);
+    let ended = ended_early(ctx, &culprits);
     if !ended.is_empty() {
         draft.ruled_out.push(format!(
             "no certainty: {} ended early, and it may be what it waits for itself",
-            name_ranks(&ended)
+            format_ranks(&ended)
         ));
     }
     for rank in ended.into_iter().chain(peers).take(16) {
@@ -196,52 +195,52 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node]) -> Draft {
         "no certainty: had it come there too, and nobody finished, the others would have left the same records"
             .to_owned(),
     );
-    draft.evidence = case.evidence_of_place(place, 3);
+    draft.evidence = ctx.evidence_of_place(place, 3);
     draft
         .ruled_out
         .push("not_joined: no readable rank explains the wait".to_owned());
     draft.next = format!(
         "look for a crash of {}: its log, its exit code, the kernel's log of its host",
-        name_ranks(&culprits)
+        format_ranks(&culprits)
     );
     draft.targets = nodes.to_vec();
     draft.culprits = culprits;
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }
 
 /// Ranks on which the collective that others wait in has failed.
-fn failed_there(case: &Case<'_>, place: usize) -> Vec<Rank> {
+fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     const MOST: usize = 8;
-    let Place::Collective { group, seq } = case.graph.places[place] else {
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
         return Vec::new();
     };
-    let failed = case.graph.arrived[place].iter().filter(|&&node| {
-        let record = case.record_at(place, node);
+    let failed = ctx.graph.arrived[place].iter().filter(|&&node| {
+        let record = ctx.record_at(place, node);
         record.is_some_and(|record| {
-            let lane = case.aligned.lanes[record]
+            let lane = ctx.aligned.lanes[record]
                 .iter()
                 .find(|lane| lane.group == group);
             lane.is_some_and(|lane| {
-                case.aligned.find(record, lane, seq).is_ok_and(|at| {
-                    case.aligned.teller(record, lane, at).state == EntryState::Failed
+                ctx.aligned.find(record, lane, seq).is_ok_and(|at| {
+                    ctx.aligned.status_op(record, lane, at).state == EntryState::Failed
                 })
             })
         })
     });
-    let mut failed: Vec<Rank> = failed.map(|&node| case.rank(node)).collect();
+    let mut failed: Vec<Rank> = failed.map(|&node| ctx.rank(node)).collect();
     failed.sort_unstable();
     failed.truncate(MOST);
     failed
 }
 
 /// Ranks that share with one of these what no third one takes part in: messages, and groups of two.
-fn known_to_nobody_else(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
-    let messages = case.messages.pairs.keys().map(|&(group, (one, other))| {
-        let ranks = &case.aligned.groups[group].ranks;
+fn known_to_nobody_else(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let messages = ctx.messages.pairs.keys().map(|&(group, (one, other))| {
+        let ranks = &ctx.aligned.groups[group].ranks;
         [one, other].map(|end| ranks.get(end as usize).copied())
     });
-    let groups = case.aligned.groups.iter();
+    let groups = ctx.aligned.groups.iter();
     let twos = groups.filter_map(|group| match *group.ranks {
         [one, other] => Some([Some(one), Some(other)]),
         _ => None,
@@ -261,15 +260,15 @@ fn known_to_nobody_else(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
 }
 
 /// Other ranks whose process is gone, or of which an operation failed by itself.
-fn ended_early(case: &Case<'_>, culprits: &[Rank]) -> Vec<Rank> {
-    let records = case.aligned.records.iter().enumerate();
+fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let records = ctx.aligned.records.iter().enumerate();
     let ended = records
-        .filter(|&(at, record)| record.died() || first_failure(case, at).is_some())
+        .filter(|&(at, record)| record.died() || first_failure(ctx, at).is_some())
         .map(|(_, record)| record.rank);
     let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
     ended.dedup();
     // All may have been ended because of the hang.
-    if ended.len() * 2 > case.aligned.ranks_read() {
+    if ended.len() * 2 > ctx.aligned.ranks_read() {
         ended.clear();
     }
     ended

@@ -21,7 +21,7 @@ mod unequal_parts;
 mod uneven_bytes;
 mod watchdog_stalled;
 
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 
 /// One question.
@@ -30,7 +30,7 @@ pub(crate) trait Check: Sync {
     fn codes(&self) -> &'static [Code];
 
     /// Looks, and hands in what it finds. `so_far` are the findings of the checks before it in [`ALL`].
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft>;
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft>;
 }
 
 /// All checks. Those that need no other's answer come first.

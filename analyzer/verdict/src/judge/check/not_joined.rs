@@ -5,12 +5,12 @@
 
 use super::Check;
 use crate::align::retiring_is_all;
-use crate::judge::case::{Case, Draft, Spot};
+use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::first_missed;
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, name_ranks, name_time};
+use crate::report::words::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 
@@ -21,41 +21,43 @@ impl Check for NotJoined {
         &[Code::E101]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         // Ranks missed first at the same place are one finding.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
-        for sink in &case.sinks {
-            let &Sink::Idle(node) = sink else { continue };
+        for wait_root in &ctx.wait_roots {
+            let &WaitRoot::Idle(node) = wait_root else {
+                continue;
+            };
             if so_far.iter().any(|draft| draft.targets.contains(&node)) {
                 continue;
             }
-            if let Some((place, why)) = first_missed(case, node)
-                && matches!(case.graph.places[place], Place::Collective { .. })
+            if let Some((place, why)) = first_missed(ctx, node)
+                && matches!(ctx.graph.places[place], Place::Collective { .. })
             {
                 by_place.entry(place).or_default().push((node, why));
             }
         }
         by_place
             .into_iter()
-            .map(|(place, nodes)| draft(case, place, &nodes))
+            .map(|(place, nodes)| draft(ctx, place, &nodes))
             .collect()
     }
 }
 
-fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
-    let spot = case.spot_of_place(place);
-    let culprits: Vec<Rank> = nodes.iter().map(|&(node, _)| case.rank(node)).collect();
-    let arrived = &case.graph.arrived[place];
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let culprits: Vec<Rank> = nodes.iter().map(|&(node, _)| ctx.rank(node)).collect();
+    let arrived = &ctx.graph.arrived[place];
     let records: Vec<usize> = culprits
         .iter()
-        .filter_map(|&rank| case.aligned.record_of(rank))
+        .filter_map(|&rank| ctx.aligned.record_of(rank))
         .collect();
     let held = nodes
         .iter()
         .all(|&(_, why)| matches!(why, Missing::Held(_)));
-    let waited = case
+    let waited = ctx
         .waited_ms(place)
-        .map_or(String::new(), |ms| format!(" {}", name_time(ms)));
+        .map_or(String::new(), |ms| format!(" {}", format_time(ms)));
     let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
     let waiting = if waited.is_empty() {
         count_ranks(arrived.len(), "waits", "wait")
@@ -66,8 +68,8 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
             &format!("have waited{waited}"),
         )
     };
-    let group = case.group_name(spot.group);
-    let who = name_ranks(&culprits);
+    let group = ctx.group_name(op_ref.group);
+    let who = format_ranks(&culprits);
     let verb = if held {
         "issued but never started"
     } else {
@@ -75,56 +77,56 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[(Node, Missing)]) -> Draft {
     };
     let mut sentence = format!(
         "{who} {verb} {} #{} on group {group}; {waiting}",
-        spot.op, spot.seq
+        op_ref.op, op_ref.seq
     );
     if let [record] = records[..] {
-        sentence.push_str(&format!("; {}", case.last_seen(record)));
+        sentence.push_str(&format!("; {}", ctx.last_seen(record)));
     }
-    let mut draft = Draft::new(Code::E101, sentence);
-    draft.age_ms = case.waited_ms(place);
-    draft.confidence = confidence(case, arrived.len(), nodes);
+    let mut draft = FindingDraft::new(Code::E101, sentence);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued one that nobody else would.
-        draft.alternatives.push(case.ranks(arrived));
+        draft.alternatives.push(ctx.ranks(arrived));
     }
-    draft.evidence = case.evidence_of_place(place, 2);
+    draft.evidence = ctx.evidence_of_place(place, 2);
     for &(node, _) in nodes.iter().take(4) {
-        let newest = case.record_at(place, node);
-        let newest = newest.and_then(|record| case.evidence_of_newest(record, spot.group));
+        let newest = ctx.record_at(place, node);
+        let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    draft.ruled_out = ruled_out(case, place, &spot);
-    let unread = unread_and_vague(case, nodes);
+    draft.ruled_out = ruled_out(ctx, place, &op_ref);
+    let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.ruled_out.push(format!(
             "no certainty: gloo records neither members nor completions, and {} left no record that would tell",
-            name_ranks(&unread)
+            format_ranks(&unread)
         ));
         let unread = unread.iter().take(16).map(|&rank| vec![rank]);
         draft.alternatives.extend(unread);
     }
     for &record in records.iter().take(8) {
-        if let Some(op) = case.last_op(record) {
-            draft.frames.extend(case.frames_of(record, op, "last_seen"));
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    draft.next = next(case, &culprits, &records);
+    draft.next = next(ctx, &culprits, &records);
     draft.targets = targets;
     draft.culprits = culprits;
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }
 
-fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
+fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
     let mut sure: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
     if nodes.len() >= arrived * 3 {
         sure = 0.6;
     }
     let lossy = nodes.iter().any(|&(node, _)| {
-        let mut records = case.aligned.records_of(case.rank(node));
-        records.any(|record| case.aligned.records[record].only_active)
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| ctx.aligned.records[record].only_active)
     });
-    if !unread_and_vague(case, nodes).is_empty() {
+    if !unread_and_vague(ctx, nodes).is_empty() {
         sure = sure.min(0.5);
     }
     if lossy { sure * 0.9 } else { sure }
@@ -132,30 +134,30 @@ fn confidence(case: &Case<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64
 
 /// Gloo's recorder tells neither members nor completion: a rank without a record may be the one that these
 /// wait for. Those ranks, ascending; none where the record tells.
-fn unread_and_vague(case: &Case<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
+fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
-        let mut records = case.aligned.records_of(case.rank(node));
-        records.any(|record| retiring_is_all(case.aligned.records[record].recorder))
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| retiring_is_all(ctx.aligned.records[record].recorder))
     });
-    let expected = case.aligned.expected.iter().copied();
+    let expected = ctx.aligned.expected.iter().copied();
     expected
-        .filter(|&rank| vague && case.aligned.record_of(rank).is_none())
+        .filter(|&rank| vague && ctx.aligned.record_of(rank).is_none())
         .collect()
 }
 
-fn ruled_out(case: &Case<'_>, place: usize, spot: &Spot) -> Vec<String> {
-    let arrived = case.graph.arrived[place].len();
+fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
+    let arrived = ctx.graph.arrived[place].len();
     let mut told = Vec::new();
-    if case.disagreement_at(place).is_none() && arrived > 1 {
+    if ctx.disagreement_at(place).is_none() && arrived > 1 {
         told.push(format!(
             "op_mismatch: all {arrived} arrived ranks issued {}",
-            spot.op
+            op_ref.op
         ));
     }
-    let absent = case.graph.missing[place].len();
-    let held = case.graph.missing[place]
+    let absent = ctx.graph.missing[place].len();
+    let held = ctx.graph.missing[place]
         .iter()
-        .filter(|&&(node, _)| !case.graph.waits_in[node].is_empty())
+        .filter(|&&(node, _)| !ctx.graph.waits_in[node].is_empty())
         .count();
     if held > 0 {
         told.push(format!(
@@ -166,12 +168,12 @@ fn ruled_out(case: &Case<'_>, place: usize, spot: &Spot) -> Vec<String> {
     told
 }
 
-fn next(case: &Case<'_>, culprits: &[Rank], records: &[usize]) -> String {
+fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
     let Some(&record) = records.first() else {
-        return format!("find out what {} did", name_ranks(culprits));
+        return format!("find out what {} did", format_ranks(culprits));
     };
-    let rank = case.aligned.records[record].rank;
-    let done = case.aligned.records[record]
+    let rank = ctx.aligned.records[record].rank;
+    let done = ctx.aligned.records[record]
         .ops
         .iter()
         .rev()
@@ -179,11 +181,11 @@ fn next(case: &Case<'_>, culprits: &[Rank], records: &[usize]) -> String {
     let done = done.map(|op| {
         format!(
             "; its last completed operation was {}",
-            case.describe_op(record, op)
+            ctx.describe_op(record, op)
         )
     });
-    let site = case.last_op(record).and_then(|op| case.call_site(op));
-    let site = site.map(|frame| format!(" after {}", Case::name_site(frame)));
+    let site = ctx.last_op(record).and_then(|op| ctx.call_site(op));
+    let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
     format!(
         "look at what rank {rank} does{}: take its stack{}",
         site.unwrap_or_default(),

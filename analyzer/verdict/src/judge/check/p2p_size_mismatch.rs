@@ -1,9 +1,9 @@
 //! E121: both halves of a message are posted and their sizes differ.
 
 use super::Check;
-use crate::align::p2p::{Half, Other};
-use crate::align::pending::What;
-use crate::judge::case::{Case, Draft};
+use crate::align::p2p::{Counterpart, Half};
+use crate::align::pending::PendingKind;
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::report::Code;
 use rcomm_recorder::model::OpType;
@@ -16,10 +16,10 @@ impl Check for P2pSizeMismatch {
         &[Code::E121]
     }
 
-    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let mut drafts = Vec::new();
         let mut seen: BTreeSet<(usize, u32, usize, u32)> = BTreeSet::new();
-        for place in &case.graph.places {
+        for place in &ctx.graph.places {
             let &Place::Batch {
                 group,
                 record,
@@ -28,16 +28,16 @@ impl Check for P2pSizeMismatch {
             else {
                 continue;
             };
-            let What::Batch { halves } = &case.graph.pending[record][pending].what else {
+            let PendingKind::Batch { halves } = &ctx.graph.pending[record][pending].what else {
                 continue;
             };
             for &half in halves {
-                let Some((sender, send, receiver, receive)) = both_ends(case, group, record, half)
+                let Some((sender, send, receiver, receive)) = both_ends(ctx, group, record, half)
                 else {
                     continue;
                 };
                 if seen.insert((sender, send.position, receiver, receive.position)) {
-                    drafts.extend(judge(case, group, (sender, send), (receiver, receive)));
+                    drafts.extend(judge(ctx, group, (sender, send), (receiver, receive)));
                 }
             }
         }
@@ -47,12 +47,12 @@ impl Check for P2pSizeMismatch {
 
 /// The record and half of the sender, then of the receiver, if both are posted.
 pub(super) fn both_ends(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     group: usize,
     record: usize,
     half: Half,
 ) -> Option<(usize, Half, usize, Half)> {
-    let aligned = case.aligned;
+    let aligned = ctx.aligned;
     let op = aligned.op(record, half.position);
     let ranks = &aligned.groups[group].ranks;
     let me = ranks
@@ -62,17 +62,17 @@ pub(super) fn both_ends(
     let there = aligned.record_in(group, ranks[peer as usize])?;
     let sends = op.kind == OpType::Send;
     let ends = if sends { (me, peer) } else { (peer, me) };
-    let pair = case.messages.pairs.get(&(group, ends))?;
+    let pair = ctx.messages.pairs.get(&(group, ends))?;
     let list = if sends { &pair.sends } else { &pair.receives };
     let at = list
         .binary_search_by_key(&half.position, |half| half.position)
         .ok()?;
     let other = if sends {
-        case.messages.receive_of(pair, at)
+        ctx.messages.receive_of(pair, at)
     } else {
-        case.messages.send_of(pair, at)
+        ctx.messages.send_of(pair, at)
     };
-    let Other::Posted(other) = other else {
+    let Counterpart::Posted(other) = other else {
         return None;
     };
     Some(if sends {
@@ -83,12 +83,12 @@ pub(super) fn both_ends(
 }
 
 fn judge(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     group: usize,
     send: (usize, Half),
     receive: (usize, Half),
-) -> Option<Draft> {
-    let aligned = case.aligned;
+) -> Option<FindingDraft> {
+    let aligned = ctx.aligned;
     let calls = &aligned.shared.calls;
     let sent = calls.key(aligned.op(send.0, send.1.position).call);
     let received = calls.key(aligned.op(receive.0, receive.1.position).call);
@@ -105,23 +105,23 @@ fn judge(
         aligned.records[send.0].rank,
         aligned.records[receive.0].rank,
     );
-    let spot = case.spot_of_message(send.0, group, send.1.position);
-    let site = |record: usize, half: Half| case.at_site(aligned.op(record, half.position));
+    let op_ref = ctx.op_ref_of_message(send.0, group, send.1.position);
+    let site = |record: usize, half: Half| ctx.at_site(aligned.op(record, half.position));
     let sentence = format!(
         "rank {source} sends {sent_size} elements to rank {destination} as send #{} on group {}{}, whose receive \
          expects {received_size}{}",
-        spot.seq,
-        case.group_name(group),
+        op_ref.seq,
+        ctx.group_name(group),
         site(send.0, send.1),
         site(receive.0, receive.1),
     );
-    let mut draft = Draft::new(Code::E121, sentence);
+    let mut draft = FindingDraft::new(Code::E121, sentence);
     draft.confidence = 0.95;
     draft.culprits = vec![source.min(destination), source.max(destination)];
     draft.culprits.dedup();
     draft.evidence = vec![
-        case.evidence(send.0, send.1.position, group),
-        case.evidence(receive.0, receive.1.position, group),
+        ctx.evidence(send.0, send.1.position, group),
+        ctx.evidence(receive.0, receive.1.position, group),
     ];
     draft
         .ruled_out
@@ -129,14 +129,14 @@ fn judge(
     for (record, half) in [send, receive] {
         draft
             .frames
-            .extend(case.frames_of(record, aligned.op(record, half.position), "waiting"));
+            .extend(ctx.frames_of(record, aligned.op(record, half.position), "waiting"));
     }
     draft.next = format!(
         "compare the buffer that rank {source} sends with the one that rank {destination} receives into"
     );
     for rank in [source, destination] {
-        draft.targets.extend(case.graph.node(rank));
+        draft.targets.extend(ctx.graph.node(rank));
     }
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     Some(draft)
 }

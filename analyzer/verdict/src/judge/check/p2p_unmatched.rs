@@ -7,12 +7,12 @@
 use super::Check;
 use crate::align::record::{ANY, Op};
 use crate::align::{Lane, RecordIx, event};
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::{first_missed, peer_rank};
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{name_ranks, name_time};
+use crate::report::words::{format_ranks, format_time};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 
@@ -23,26 +23,26 @@ impl Check for P2pUnmatched {
         &[Code::E120]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
         // Ranks that wait for nobody, missed first in a message.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
-        for sink in &case.sinks {
-            match sink {
-                &Sink::Idle(node) if !explained(node) => {
-                    if let Some((place, why)) = first_missed(case, node)
-                        && matches!(case.graph.places[place], Place::Batch { .. })
+        for wait_root in &ctx.wait_roots {
+            match wait_root {
+                &WaitRoot::Idle(node) if !explained(node) => {
+                    if let Some((place, why)) = first_missed(ctx, node)
+                        && matches!(ctx.graph.places[place], Place::Batch { .. })
                     {
                         by_place.entry(place).or_default().push((node, why));
                     }
                 }
-                Sink::Cycle { ranks, places } => {
+                WaitRoot::Cycle { ranks, places } => {
                     let known = places
                         .iter()
-                        .any(|&place| explained(place + case.graph.ranks));
+                        .any(|&place| explained(place + ctx.graph.ranks));
                     if !known && !ranks.iter().any(|&rank| explained(rank)) {
-                        drafts.extend(in_cycle(case, ranks, places));
+                        drafts.extend(in_cycle(ctx, ranks, places));
                     }
                 }
                 _ => {}
@@ -52,15 +52,19 @@ impl Check for P2pUnmatched {
             let possible =
                 nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
             let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-            drafts.push(draft(case, place, &culprits, possible));
+            drafts.push(draft(ctx, place, &culprits, possible));
         }
         drafts
     }
 }
 
 /// A cycle in which every place is of one group, and one is a message whose other half is missing.
-pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Option<Draft> {
-    let group_of = |place: usize| match case.graph.places[place] {
+pub(super) fn in_cycle(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+) -> Option<FindingDraft> {
+    let group_of = |place: usize| match ctx.graph.places[place] {
         Place::Collective { group, .. } | Place::Batch { group, .. } => group,
     };
     let group = group_of(*places.first()?);
@@ -70,10 +74,10 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     let open: Vec<usize> = places
         .iter()
         .copied()
-        .filter(|&place| matches!(case.graph.places[place], Place::Batch { .. }))
+        .filter(|&place| matches!(ctx.graph.places[place], Place::Batch { .. }))
         .collect();
     let absent = |places: &[usize]| {
-        let missing = places.iter().flat_map(|&place| &case.graph.missing[place]);
+        let missing = places.iter().flat_map(|&place| &ctx.graph.missing[place]);
         let absent = missing.filter(|(node, why)| *why == Missing::Absent && ranks.contains(node));
         let mut absent: Vec<Node> = absent.map(|&(node, _)| node).collect();
         absent.sort_unstable();
@@ -84,15 +88,15 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     let first = open
         .iter()
         .copied()
-        .min_by_key(|&place| (case.waiting_since(place), place))?;
+        .min_by_key(|&place| (ctx.waiting_since(place), place))?;
     if culprits.is_empty() {
         return None;
     }
     // The ranks that do the same elsewhere may tell who left its half out.
-    let odd = super::cross_group_deadlock::oddest(case, ranks, places);
+    let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
     // One that left out a collective is no matter of messages.
-    let in_collective = |one: &super::cross_group_deadlock::Odd| {
-        matches!(case.graph.places[one.instead], Place::Collective { .. })
+    let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
+        matches!(ctx.graph.places[one.instead], Place::Collective { .. })
     };
     if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
         return None;
@@ -102,7 +106,7 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
     // than ever before may have left that collective out.
     if !decided
         && absent(places) != culprits
-        && (is_out_of_turn(case, first) || comes_too_early(case, first, places))
+        && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
     {
         return None;
     }
@@ -114,30 +118,30 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
         .iter()
         .copied()
         .filter(|&place| {
-            case.graph.missing[place]
+            ctx.graph.missing[place]
                 .iter()
                 .any(|(node, _)| culprits.contains(node))
         })
-        .min_by_key(|&place| (case.waiting_since(place), place))
+        .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
     // Each of several left one half out: nobody can be blamed alone.
     let symmetric = culprits.len() > 1 && !decided;
-    let mut draft = draft(case, first, &culprits, false);
-    draft.cycle = case.ranks(&super::cross_group_deadlock::walk(case, ranks, places));
+    let mut draft = draft(ctx, first, &culprits, false);
+    draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
     if symmetric {
         draft.sentence = if culprits.len() == ranks.len() {
             format!(
                 "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
-                name_ranks(&draft.cycle),
-                case.group_name(group)
+                format_ranks(&draft.cycle),
+                ctx.group_name(group)
             )
         } else {
             format!(
                 "{} wait on each other on group {}, where the other halves of messages are missing from {}; which \
                  of them left one out cannot be told",
-                name_ranks(&draft.cycle),
-                case.group_name(group),
-                name_ranks(&case.ranks(&culprits))
+                format_ranks(&draft.cycle),
+                ctx.group_name(group),
+                format_ranks(&ctx.ranks(&culprits))
             )
         };
         // Who left out something else than a message may have come to its own too early.
@@ -146,7 +150,7 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
             .iter()
             .chain(others)
             .take(16)
-            .map(|&node| vec![case.rank(node)])
+            .map(|&node| vec![ctx.rank(node)])
             .collect();
         draft.culprits.clear();
         draft.confidence = 0.5;
@@ -156,10 +160,10 @@ pub(super) fn in_cycle(case: &Case<'_>, ranks: &[Node], places: &[usize]) -> Opt
 }
 
 /// Whether a message is one that its receiver takes from whoever sends first.
-fn is_from_any(case: &Case<'_>, place: usize, op: &Op) -> bool {
+fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     let receives = |member: u32| {
-        let key = (case.group_at(place), member);
-        case.messages.any.contains_key(&key)
+        let key = (ctx.group_at(place), member);
+        ctx.messages.any.contains_key(&key)
     };
     match op.kind {
         OpType::Send => receives(op.peer),
@@ -168,24 +172,24 @@ fn is_from_any(case: &Case<'_>, place: usize, op: &Op) -> bool {
 }
 
 /// Who posted the batch of a place, where its first message stands, and what else the rank did in its group.
-fn batch_at<'a>(case: &'a Case<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
+fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
     let Place::Batch {
         group,
         record,
         pending,
-    } = case.graph.places[place]
+    } = ctx.graph.places[place]
     else {
         return None;
     };
-    let mut lanes = case.aligned.lanes[record].iter();
+    let mut lanes = ctx.aligned.lanes[record].iter();
     let lane = lanes.find(|lane| lane.group == group)?;
-    Some((record, case.first_of_batch(record, pending), lane))
+    Some((record, ctx.first_of_batch(record, pending), lane))
 }
 
 /// Whether messages like that of a batch always came after something else of their group before.
-fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
-    let aligned = case.aligned;
-    let Some((record, first, lane)) = batch_at(case, place) else {
+fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
+    let aligned = ctx.aligned;
+    let Some((record, first, lane)) = batch_at(ctx, place) else {
         return false;
     };
     let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
@@ -214,11 +218,11 @@ fn is_out_of_turn(case: &Case<'_>, place: usize) -> bool {
 
 /// Whether, by what the rank did in the group before, a collective of these places would have come
 /// instead of this message: what followed the longest row of steps that was like the newest.
-fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
+fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
     const LEAST: usize = 4;
     const MOST: usize = 64;
-    let aligned = case.aligned;
-    let Some((record, first, lane)) = batch_at(case, place) else {
+    let aligned = ctx.aligned;
+    let Some((record, first, lane)) = batch_at(ctx, place) else {
         return false;
     };
     let steps = lane.collectives.iter().chain(&lane.messages).copied();
@@ -243,7 +247,7 @@ fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
     let expected = aligned.op(record, steps[(at + 1).min(last)]);
     let calls = &aligned.shared.calls;
     run >= LEAST
-        && places.iter().any(|&other| match case.graph.places[other] {
+        && places.iter().any(|&other| match ctx.graph.places[other] {
             Place::Collective { group: of, seq } if of == lane.group => {
                 event::usual_call(aligned, of, seq)
                     .is_some_and(|call| calls.difference(call, expected.call).is_none())
@@ -255,55 +259,55 @@ fn comes_too_early(case: &Case<'_>, place: usize, places: &[usize]) -> bool {
 /// So many earlier messages tell what such a message comes after.
 const PAST: usize = 64;
 
-fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft {
-    let culprits = case.ranks(nodes);
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> FindingDraft {
+    let culprits = ctx.ranks(nodes);
     let Place::Batch {
         group,
         record,
         pending,
-    } = case.graph.places[place]
+    } = ctx.graph.places[place]
     else {
-        return Draft::new(Code::E120, String::new());
+        return FindingDraft::new(Code::E120, String::new());
     };
-    let waiting = case.aligned.records[record].rank;
+    let waiting = ctx.aligned.records[record].rank;
     // Of a batch, the message that the culprit's half is missing for.
-    let position = case
+    let position = ctx
         .halves(record, pending)
         .iter()
         .map(|half| half.position)
         .find(|&at| {
-            peer_rank(case.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
+            peer_rank(ctx.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
         })
-        .unwrap_or(case.first_of_batch(record, pending));
-    let spot = case.spot_of_message(record, group, position);
-    let op = case.aligned.op(record, position);
+        .unwrap_or(ctx.first_of_batch(record, pending));
+    let op_ref = ctx.op_ref_of_message(record, group, position);
+    let op = ctx.aligned.op(record, position);
     let half = if op.kind == OpType::Send {
         "receive"
     } else {
         "send"
     };
-    let waited = case.waited_ms(place).map_or("waits".to_owned(), |ms| {
-        format!("has waited {}", name_time(ms))
+    let waited = ctx.waited_ms(place).map_or("waits".to_owned(), |ms| {
+        format!("has waited {}", format_time(ms))
     });
     let mut sentence = format!(
         "{} never posted the {half} that rank {waiting} {waited} for in {}",
-        name_ranks(&culprits),
-        case.describe_op(record, op)
+        format_ranks(&culprits),
+        ctx.describe_op(record, op)
     );
     if let [one] = culprits[..]
-        && let Some(there) = case.aligned.record_in(group, one)
+        && let Some(there) = ctx.aligned.record_in(group, one)
     {
-        sentence.push_str(&format!("; {}", case.last_seen(there)));
+        sentence.push_str(&format!("; {}", ctx.last_seen(there)));
     }
-    let mut draft = Draft::new(Code::E120, sentence);
-    draft.age_ms = case.waited_ms(place);
+    let mut draft = FindingDraft::new(Code::E120, sentence);
+    draft.age_ms = ctx.waited_ms(place);
     draft.confidence = if possible { 0.5 } else { 0.9 };
-    draft.evidence.push(case.evidence(record, position, group));
+    draft.evidence.push(ctx.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {
-        if let Some(there) = case.aligned.record_in(group, rank) {
-            draft.evidence.extend(case.evidence_of_newest(there, group));
-            if let Some(op) = case.last_op(there) {
-                draft.frames.extend(case.frames_of(there, op, "last_seen"));
+        if let Some(there) = ctx.aligned.record_in(group, rank) {
+            draft.evidence.extend(ctx.evidence_of_newest(there, group));
+            if let Some(op) = ctx.last_op(there) {
+                draft.frames.extend(ctx.frames_of(there, op, "last_seen"));
             }
         }
     }
@@ -312,10 +316,10 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
         .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
     draft.next = format!(
         "look why {} posted no {half} for rank {waiting}",
-        name_ranks(&culprits)
+        format_ranks(&culprits)
     );
     draft.targets = nodes.to_vec();
-    if is_from_any(case, place, op) {
+    if is_from_any(ctx, place, op) {
         // The one that waits may have posted one too many.
         draft.confidence = draft.confidence.min(0.6);
         draft.alternatives = vec![culprits.clone(), vec![waiting]];
@@ -329,6 +333,6 @@ fn draft(case: &Case<'_>, place: usize, nodes: &[Node], possible: bool) -> Draft
     } else {
         draft.culprits = culprits;
     }
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }

@@ -7,12 +7,12 @@
 
 use super::Check;
 use crate::align::record::Op;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::first_missed;
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, name_ranks, name_time};
+use crate::report::words::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::{EntryState, Rank};
 
 /// The owner of a ring is gone, and others wait for it.
@@ -23,14 +23,14 @@ impl Check for ProcessGone {
         &[Code::E150]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
-        for sink in &case.sinks {
-            match *sink {
-                Sink::Idle(node) if !explained(node) => drafts.extend(gone_draft(case, node)),
-                Sink::Full(place) if !explained(place + case.graph.ranks) => {
-                    drafts.extend(gone_inside(case, place));
+        for wait_root in &ctx.wait_roots {
+            match *wait_root {
+                WaitRoot::Idle(node) if !explained(node) => drafts.extend(gone_draft(ctx, node)),
+                WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
+                    drafts.extend(gone_inside(ctx, place));
                 }
                 _ => {}
             }
@@ -41,30 +41,30 @@ impl Check for ProcessGone {
 
 /// Everybody came, and the process of some of them is gone, so nobody finishes. Where all are gone they
 /// were killed together, because of the hang.
-fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
-    let inside = &case.graph.arrived[place];
-    let record = |node: Node| case.record_at(place, node);
+fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
+    let inside = &ctx.graph.arrived[place];
+    let record = |node: Node| ctx.record_at(place, node);
     let gone: Vec<Node> = inside
         .iter()
         .copied()
-        .filter(|&node| record(node).is_some_and(|at| case.aligned.records[at].died()))
+        .filter(|&node| record(node).is_some_and(|at| ctx.aligned.records[at].died()))
         .collect();
     if gone.is_empty() || gone.len() * 2 > inside.len() {
         return None;
     }
-    let culprits = case.ranks(&gone);
-    let spot = case.spot_of_place(place);
-    let mut draft = Draft::new(
+    let culprits = ctx.ranks(&gone);
+    let op_ref = ctx.op_ref_of_place(place);
+    let mut draft = FindingDraft::new(
         Code::E150,
         format!(
             "{} gone while inside {} #{} on group {}; {} still there",
             match culprits.as_slice() {
                 [one] => format!("the process of rank {one} is"),
-                many => format!("the processes of {} are", name_ranks(many)),
+                many => format!("the processes of {} are", format_ranks(many)),
             },
-            spot.op,
-            spot.seq,
-            case.group_name(spot.group),
+            op_ref.op,
+            op_ref.seq,
+            ctx.group_name(op_ref.group),
             count_ranks(inside.len() - gone.len(), "is", "are"),
         ),
     );
@@ -72,14 +72,14 @@ fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
     draft.evidence = gone
         .iter()
         .take(3)
-        .filter_map(|&node| match case.graph.places[place] {
-            Place::Collective { group, seq } => case.evidence_of(node, group, seq),
+        .filter_map(|&node| match ctx.graph.places[place] {
+            Place::Collective { group, seq } => ctx.evidence_of(node, group, seq),
             Place::Batch { .. } => None,
         })
         .collect();
     for at in gone.iter().filter_map(|&node| record(node)).take(3) {
-        if let Some(op) = case.last_op(at) {
-            draft.frames.extend(case.frames_of(at, op, "last_seen"));
+        if let Some(op) = ctx.last_op(at) {
+            draft.frames.extend(ctx.frames_of(at, op, "last_seen"));
         }
     }
     draft
@@ -87,48 +87,48 @@ fn gone_inside(case: &Case<'_>, place: usize) -> Option<Draft> {
         .push("all_arrived_stuck: not every process that came is still there".to_owned());
     draft.next = format!(
         "look for the end of {}: its log, its exit code, the kernel's log of its host",
-        name_ranks(&culprits)
+        format_ranks(&culprits)
     );
     draft.targets = gone;
-    draft.targets.push(place + case.graph.ranks);
+    draft.targets.push(place + ctx.graph.ranks);
     draft.culprits = culprits;
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     Some(draft)
 }
 
-fn gone_draft(case: &Case<'_>, node: Node) -> Option<Draft> {
-    let rank = case.rank(node);
-    let mut records = case.aligned.records_of(rank);
-    let record = records.find(|&record| case.aligned.records[record].died())?;
-    let (place, _) = first_missed(case, node)?;
-    let spot = case.spot_of_place(place);
-    let waiting = count_ranks(case.graph.arrived[place].len(), "waits", "wait");
-    let waited = case
+fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
+    let rank = ctx.rank(node);
+    let mut records = ctx.aligned.records_of(rank);
+    let record = records.find(|&record| ctx.aligned.records[record].died())?;
+    let (place, _) = first_missed(ctx, node)?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let waiting = count_ranks(ctx.graph.arrived[place].len(), "waits", "wait");
+    let waited = ctx
         .waited_ms(place)
-        .map_or(String::new(), |ms| format!(" for {}", name_time(ms)));
-    let what = match case.graph.places[place] {
+        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)));
+    let what = match ctx.graph.places[place] {
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::E150,
         format!(
             "the process of rank {rank} is gone: it {what} {} #{} on group {}, where {waiting}{waited}; {}",
-            spot.op,
-            spot.seq,
-            case.group_name(spot.group),
-            case.last_seen(record)
+            op_ref.op,
+            op_ref.seq,
+            ctx.group_name(op_ref.group),
+            ctx.last_seen(record)
         ),
     );
-    draft.age_ms = case.waited_ms(place);
+    draft.age_ms = ctx.waited_ms(place);
     draft.confidence = 0.97;
     draft.culprits = vec![rank];
-    draft.evidence = case.evidence_of_place(place, 2);
+    draft.evidence = ctx.evidence_of_place(place, 2);
     draft
         .evidence
-        .extend(case.evidence_of_newest(record, spot.group));
-    if let Some(op) = case.last_op(record) {
-        draft.frames = case.frames_of(record, op, "last_seen");
+        .extend(ctx.evidence_of_newest(record, op_ref.group));
+    if let Some(op) = ctx.last_op(record) {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
     }
     draft
         .ruled_out
@@ -137,7 +137,7 @@ fn gone_draft(case: &Case<'_>, node: Node) -> Option<Draft> {
         "look for the end of rank {rank}: its log, its exit code, the kernel's log of its host"
     );
     draft.targets = vec![node];
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     Some(draft)
 }
 
@@ -162,14 +162,14 @@ impl Check for OperationFailed {
         &[Code::E150]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         if so_far.iter().any(|draft| draft.is_root) {
             return Vec::new();
         }
-        let mut failures: Vec<Failure> = (0..case.aligned.records.len())
-            .filter_map(|record| first_failure(case, record))
+        let mut failures: Vec<Failure> = (0..ctx.aligned.records.len())
+            .filter_map(|record| first_failure(ctx, record))
             .collect();
-        failures.sort_by_key(|failure| (failure.at_ns, case.aligned.records[failure.record].rank));
+        failures.sort_by_key(|failure| (failure.at_ns, ctx.aligned.records[failure.record].rank));
         let Some(first) = failures.first() else {
             return Vec::new();
         };
@@ -177,57 +177,57 @@ impl Check for OperationFailed {
             .iter()
             .take_while(|other| other.at_ns - first.at_ns <= TOGETHER_NS);
         let ranks: Vec<Rank> = together
-            .map(|failure| case.aligned.records[failure.record].rank)
+            .map(|failure| ctx.aligned.records[failure.record].rank)
             .collect();
-        vec![failed_draft(case, first, &ranks, failures.len())]
+        vec![failed_draft(ctx, first, &ranks, failures.len())]
     }
 }
 
 /// The first operation of a record that failed long before its time-out, if its group went no further.
-pub(super) fn first_failure(case: &Case<'_>, record: usize) -> Option<Failure> {
-    let pending = case.graph.pending[record].iter();
+pub(super) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
+    let pending = ctx.graph.pending[record].iter();
     pending
-        .map(|one| (one.position, case.aligned.op(record, one.position)))
+        .map(|one| (one.position, ctx.aligned.op(record, one.position)))
         .filter(|(_, op)| op.state == EntryState::Failed)
         .filter_map(|(position, op)| {
-            let limit = case.aligned.shared.calls.get(op.call).timeout_ms as f64;
+            let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
             let took = f64::from(op.wait_ms()?);
             let early = limit == 0.0 || took < limit * BEFORE_TIMEOUT;
             early.then(|| Failure {
                 record,
                 position,
-                at_ns: ended_ns(case, record, op),
+                at_ns: ended_ns(ctx, record, op),
             })
         })
         .min_by_key(|failure| failure.at_ns)
 }
 
-fn ended_ns(case: &Case<'_>, record: usize, op: &Op) -> i64 {
+fn ended_ns(ctx: &Context<'_>, record: usize, op: &Op) -> i64 {
     let own = op.completed_ns().unwrap_or(op.created_ns);
-    own.saturating_sub(case.aligned.offsets_ns[record])
+    own.saturating_sub(ctx.aligned.offsets_ns[record])
 }
 
-fn failed_draft(case: &Case<'_>, first: &Failure, together: &[Rank], all: usize) -> Draft {
-    let op = case.aligned.op(first.record, first.position);
-    let rank = case.aligned.records[first.record].rank;
-    let lane = &case.aligned.lanes[first.record][usize::from(op.group)];
+fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usize) -> FindingDraft {
+    let op = ctx.aligned.op(first.record, first.position);
+    let rank = ctx.aligned.records[first.record].rank;
+    let lane = &ctx.aligned.lanes[first.record][usize::from(op.group)];
     let took = op.wait_ms().map_or(String::new(), |ms| {
-        format!(" after {}", name_time(f64::from(ms)))
+        format!(" after {}", format_time(f64::from(ms)))
     });
-    let spot = if op.kind.is_p2p() {
-        case.spot_of_message(first.record, lane.group, first.position)
+    let op_ref = if op.kind.is_p2p() {
+        ctx.op_ref_of_message(first.record, lane.group, first.position)
     } else {
-        case.spot(lane.group, op.seq)
+        ctx.op_ref(lane.group, op.seq)
     };
     let who = match together {
         [_] => format!("rank {rank}"),
-        many => format!("one of {}", name_ranks(many)),
+        many => format!("one of {}", format_ranks(many)),
     };
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::E150,
         format!(
             "{} failed on {who}{took}, long before its time-out, and nobody was missing there",
-            case.describe_op(first.record, op)
+            ctx.describe_op(first.record, op)
         ),
     );
     if let [only] = together {
@@ -239,16 +239,16 @@ fn failed_draft(case: &Case<'_>, first: &Failure, together: &[Rank], all: usize)
     }
     draft
         .evidence
-        .push(case.evidence(first.record, first.position, lane.group));
-    draft.frames = case.frames_of(first.record, op, "last_seen");
+        .push(ctx.evidence(first.record, first.position, lane.group));
+    draft.frames = ctx.frames_of(first.record, op, "last_seen");
     draft
         .ruled_out
         .push("not_joined, missing_dump: every member that is waited for was there".to_owned());
     draft.next = format!("read the log of rank {rank} at that moment: the error is there");
-    draft.targets.extend(case.graph.node(rank));
-    if let Some(place) = case.graph.collective(lane.group, op.seq) {
-        draft.targets.push(place + case.graph.ranks);
+    draft.targets.extend(ctx.graph.node(rank));
+    if let Some(place) = ctx.graph.collective(lane.group, op.seq) {
+        draft.targets.push(place + ctx.graph.ranks);
     }
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }

@@ -6,13 +6,13 @@
 //! holds; and where records were lost because writers met.
 
 use super::Check;
-use crate::align::Why;
+use crate::align::UnknownReason;
 use crate::align::pending::front_is_lost;
 use crate::align::record::Record;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Missing;
 use crate::report::Code;
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
@@ -23,29 +23,29 @@ impl Check for RingTooSmall {
         &[Code::W160]
     }
 
-    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let mut drafts = Vec::new();
-        drafts.extend(short_rings(case));
-        drafts.extend(lost_records(case));
+        drafts.extend(short_rings(ctx));
+        drafts.extend(lost_records(ctx));
         drafts
     }
 }
 
-fn short_rings(case: &Case<'_>) -> Option<Draft> {
-    let asked: BTreeSet<Rank> = case
+fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
+    let asked: BTreeSet<Rank> = ctx
         .graph
         .missing
         .iter()
         .flatten()
-        .filter(|&&(_, why)| why == Missing::Unknown(Why::HistoryLost))
-        .map(|&(node, _)| case.rank(node))
+        .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::HistoryLost))
+        .map(|&(node, _)| ctx.rank(node))
         .collect();
     let mut short: Vec<&Record> = Vec::new();
     let mut needed: Option<u64> = None;
     // Where not all was given, nothing can be said of what the ring has.
-    let newest = case.policy.newest.unwrap_or(usize::MAX);
+    let newest = ctx.policy.newest.unwrap_or(usize::MAX);
     let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
-    for record in case.aligned.records.iter().filter(wrapped) {
+    for record in ctx.aligned.records.iter().filter(wrapped) {
         let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
         needed = needed.max(step);
         if step.is_some() || front_is_lost(record) || asked.contains(&record.rank) {
@@ -60,11 +60,11 @@ fn short_rings(case: &Case<'_>) -> Option<Draft> {
         None => "what tells where they are is no longer there".to_owned(),
     };
     let several = if ranks.len() == 1 { "" } else { "s" };
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::W160,
         format!(
             "the ring{several} of {} hold{} the newest {entries} operations only; {why}",
-            name_ranks(&ranks),
+            format_ranks(&ranks),
             if ranks.len() == 1 { "s" } else { "" }
         ),
     );
@@ -87,12 +87,12 @@ fn operations_of_a_step(record: &Record) -> Option<u64> {
     (step >= 2).then(|| issued / (step + 1))
 }
 
-fn lost_records(case: &Case<'_>) -> Option<Draft> {
+fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
     let lost = |record: &&Record| {
         let dropped = record.status.as_ref().map_or(0, |status| status.dropped);
         (dropped > 0).then_some(dropped)
     };
-    let records: Vec<&Record> = case
+    let records: Vec<&Record> = ctx
         .aligned
         .records
         .iter()
@@ -104,11 +104,11 @@ fn lost_records(case: &Case<'_>) -> Option<Draft> {
     let total: u64 = records.iter().filter_map(lost).sum();
     let mut ranks: Vec<Rank> = records.iter().map(|record| record.rank).collect();
     ranks.dedup();
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::W160,
         format!(
             "the recorder of {} could not keep {total} record{}: several threads wrote at once",
-            name_ranks(&ranks),
+            format_ranks(&ranks),
             if total == 1 { "" } else { "s" }
         ),
     );

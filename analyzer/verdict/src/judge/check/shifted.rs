@@ -7,11 +7,11 @@
 
 use super::Check;
 use super::mismatch::{confidence, describe};
-use crate::judge::case::{Case, Draft};
-use crate::judge::disagreement::{Disagreement, Ground, Part, Shift, shift};
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
 use crate::judge::programs;
 use crate::report::Code;
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use std::collections::BTreeMap;
 
 pub(super) struct Shifted;
@@ -21,24 +21,24 @@ impl Check for Shifted {
         &[Code::E103, Code::E104, Code::E113]
     }
 
-    fn run(&self, case: &Case<'_>, _so_far: &[Draft]) -> Vec<Draft> {
-        case.disagreements
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        ctx.disagreements
             .iter()
-            .flat_map(|one| judge(case, one))
+            .flat_map(|one| judge(ctx, one))
             .collect()
     }
 }
 
-fn judge(case: &Case<'_>, one: &Disagreement) -> Vec<Draft> {
+fn judge(ctx: &Context<'_>, one: &Disagreement) -> Vec<FindingDraft> {
     if one.ground == Ground::Nothing {
         return Vec::new();
     }
-    let mut by_shift: BTreeMap<Shift, Vec<&Part>> = BTreeMap::new();
+    let mut by_shift: BTreeMap<Shift, Vec<&AgreeingMembers>> = BTreeMap::new();
     for part in one.parts.iter().skip(1) {
         let shifts: Vec<Shift> = part
             .records
             .iter()
-            .map(|&record| shift(case.aligned, one, record))
+            .map(|&record| shift(ctx.aligned, one, record))
             .collect();
         if let Some(&first) = shifts.iter().find(|&&shift| shift != Shift::None) {
             by_shift.entry(first).or_default().push(part);
@@ -46,27 +46,32 @@ fn judge(case: &Case<'_>, one: &Disagreement) -> Vec<Draft> {
     }
     by_shift
         .into_iter()
-        .map(|(shift, parts)| draft(case, one, shift, &parts))
+        .map(|(shift, parts)| draft(ctx, one, shift, &parts))
         .collect()
 }
 
-fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> Draft {
+fn draft(
+    ctx: &Context<'_>,
+    one: &Disagreement,
+    shift: Shift,
+    parts: &[&AgreeingMembers],
+) -> FindingDraft {
     let mut culprits: Vec<u32> = parts
         .iter()
         .flat_map(|part| part.ranks.iter().copied())
         .collect();
     culprits.sort_unstable();
-    let calls = &case.aligned.shared.calls;
+    let calls = &ctx.aligned.shared.calls;
     let right = calls.get(one.parts[0].call).describe();
     let odd = calls.get(parts[0].call).describe();
-    let who = name_ranks(&culprits);
+    let who = format_ranks(&culprits);
     let first = parts[0].records.first();
     let site = first.map_or(String::new(), |&record| {
-        programs::at_site(case, one.group, one.seq, record)
+        programs::at_site(ctx, one.group, one.seq, record)
     });
-    let group = case.group_name(one.group);
-    let spot = case.spot(one.group, one.seq);
-    let seq = spot.seq;
+    let group = ctx.group_name(one.group);
+    let op_ref = ctx.op_ref(one.group, one.seq);
+    let seq = op_ref.seq;
     let (code, sentence, unlike) = match shift {
         Shift::Skipped(n) => (
             Code::E103,
@@ -103,14 +108,14 @@ fn draft(case: &Case<'_>, one: &Disagreement, shift: Shift, parts: &[&Part]) -> 
             "skipped_collective: the same operations are all there",
         ),
     };
-    let mut draft = Draft::new(code, sentence);
+    let mut draft = FindingDraft::new(code, sentence);
     draft.culprits = culprits;
-    draft.confidence = confidence(case, one);
+    draft.confidence = confidence(ctx, one);
     if one.ground == Ground::Past {
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
     }
     draft.ruled_out.push(unlike.to_owned());
-    describe(case, one, parts, &mut draft);
-    draft.at = Some(spot);
+    describe(ctx, one, parts, &mut draft);
+    draft.at = Some(op_ref);
     draft
 }

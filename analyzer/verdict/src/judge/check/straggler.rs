@@ -6,9 +6,9 @@
 
 use super::Check;
 use crate::align::retiring_is_all;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::lateness::{Lateness, RankLateness};
-use crate::report::words::{name_ranks, name_time};
+use crate::report::words::{format_ranks, format_time};
 use crate::report::{Code, Severity};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
@@ -29,22 +29,22 @@ impl Check for Straggler {
         &[Code::W220]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         if so_far
             .iter()
             .any(|draft| draft.code.severity() == Severity::Error)
         {
             return Vec::new();
         }
-        let lateness = case.lateness;
+        let lateness = ctx.lateness;
         if lateness.span_ms <= 0.0 {
             return Vec::new();
         }
         let ranks = lateness.ranks.iter().enumerate();
-        let ranks: Vec<Draft> = ranks
-            .filter_map(|(record, rank)| late_rank(case, lateness, record, rank))
+        let ranks: Vec<FindingDraft> = ranks
+            .filter_map(|(record, rank)| late_rank(ctx, lateness, record, rank))
             .collect();
-        let hosts = late_hosts(case, lateness);
+        let hosts = late_hosts(ctx, lateness);
         if hosts.is_empty() { ranks } else { hosts }
     }
 }
@@ -59,11 +59,11 @@ fn one_bears_it(rank_costs_ms: &[f64], host_cost_ms: f64) -> bool {
 }
 
 fn late_rank(
-    case: &Case<'_>,
+    ctx: &Context<'_>,
     lateness: &Lateness,
     record: usize,
     rank: &RankLateness,
-) -> Option<Draft> {
+) -> Option<FindingDraft> {
     let late = (lateness.usual_ms * STANDS_OUT).max(LEAST_MS);
     let mut outstanding: Vec<f32> = rank
         .lost
@@ -76,15 +76,15 @@ fn late_rank(
         [a, b] => a.min(b) >= BOTH_MS && a.min(b) * 2.0 >= a.max(b),
         _ => outstanding.len() >= TIMES,
     };
-    if !alike || share < case.policy.straggler_share {
+    if !alike || share < ctx.policy.straggler_share {
         return None;
     }
     let nth = outstanding.len() / 2;
     let (_, typical, _) = outstanding.select_nth_unstable_by(nth, f32::total_cmp);
     let typical = f64::from(*typical);
-    let whole = &case.aligned.records[record];
+    let whole = &ctx.aligned.records[record];
     let by_clock = retiring_is_all(whole.recorder).then(|| {
-        let other = case
+        let other = ctx
             .aligned
             .records
             .iter()
@@ -103,10 +103,10 @@ fn late_rank(
         whole.rank,
         outstanding.len(),
         rank.instances,
-        name_time(typical),
+        format_time(typical),
         percent(share),
     );
-    let mut draft = Draft::new(Code::W220, sentence);
+    let mut draft = FindingDraft::new(Code::W220, sentence);
     draft.confidence = (0.6 + 0.05 * outstanding.len() as f64).min(0.95);
     draft.culprits = vec![whole.rank];
     draft.by_clock = by_clock;
@@ -114,19 +114,19 @@ fn late_rank(
         "noise: the other ranks of the same collectives come within {:.2} ms of each other",
         lateness.usual_ms
     ));
-    if let Some(op) = latest(case, record) {
-        draft.frames = case.frames_of(record, op, "last_seen");
+    if let Some(op) = latest(ctx, record) {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
         draft.next = format!(
             "profile what rank {} does before {}{}",
             whole.rank,
-            case.describe_op(record, op),
-            case.at_site(op)
+            ctx.describe_op(record, op),
+            ctx.at_site(op)
         );
         let position = whole.ops.iter().position(|other| std::ptr::eq(other, op));
-        let lane = &case.aligned.lanes[record][usize::from(op.group)];
+        let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
         if let Some(position) = position {
-            let mut evidence = case.evidence(record, position as u32, lane.group);
-            evidence.group = Some(case.group_ref(lane.group));
+            let mut evidence = ctx.evidence(record, position as u32, lane.group);
+            evidence.group = Some(ctx.group_ref(lane.group));
             draft.evidence.push(evidence);
         }
     }
@@ -134,8 +134,8 @@ fn late_rank(
 }
 
 /// The newest collective in which the rank waited least of all it took part in, as an example.
-fn latest<'a>(case: &'a Case<'_>, record: usize) -> Option<&'a crate::align::record::Op> {
-    let ops = &case.aligned.records[record].ops;
+fn latest<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a crate::align::record::Op> {
+    let ops = &ctx.aligned.records[record].ops;
     // Where it spent the longest time before the call, it was late for the call.
     let pairs = ops
         .windows(2)
@@ -149,10 +149,10 @@ fn latest<'a>(case: &'a Case<'_>, record: usize) -> Option<&'a crate::align::rec
 
 /// A host costs what it was late for as a whole, where several of its ranks met others; and where one
 /// met others at a time, what a rank of it costs, if they all cost about the same.
-fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
+fn late_hosts(ctx: &Context<'_>, lateness: &Lateness) -> Vec<FindingDraft> {
     let late_ms = (lateness.usual_ms * STANDS_OUT).max(LEAST_MS);
     let mut members: BTreeMap<&str, Vec<(Rank, &RankLateness)>> = BTreeMap::new();
-    for (record, rank) in case.aligned.records.iter().zip(&lateness.ranks) {
+    for (record, rank) in ctx.aligned.records.iter().zip(&lateness.ranks) {
         let host = record.identity.host.as_str();
         if !host.is_empty() {
             members.entry(host).or_default().push((record.rank, rank));
@@ -184,8 +184,8 @@ fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
         // Where there is no other host, there is nobody that this one is late for.
         if times < TIMES
             || ranks.len() < 2
-            || ranks.len() == case.aligned.ranks_read()
-            || share < case.policy.straggler_share
+            || ranks.len() == ctx.aligned.ranks_read()
+            || share < ctx.policy.straggler_share
             || net_ms / times as f64 <= late_ms
             || one_bears_it(&costs, net_ms)
         {
@@ -194,10 +194,10 @@ fn late_hosts(case: &Case<'_>, lateness: &Lateness) -> Vec<Draft> {
         let sentence = format!(
             "all of host {host} comes late again and again ({}): {times} collectives waited for it; that is {} of the \
              job's time",
-            name_ranks(&ranks),
+            format_ranks(&ranks),
             percent(share),
         );
-        let mut draft = Draft::new(Code::W220, sentence);
+        let mut draft = FindingDraft::new(Code::W220, sentence);
         draft.confidence = 0.85;
         draft.ruled_out.push(format!(
             "one rank alone: all {} ranks of the host are late",

@@ -5,8 +5,8 @@
 
 use super::Check;
 use crate::align::record::Op;
-use crate::judge::case::{Case, Draft};
-use crate::report::words::name_time;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::words::format_time;
 use crate::report::{Code, Severity};
 
 pub(super) struct TimeoutTooClose;
@@ -19,13 +19,13 @@ impl Check for TimeoutTooClose {
         &[Code::W250]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         // In a job that hangs, the hang is what counts.
-        let stuck = |draft: &Draft| draft.code.severity() == Severity::Error;
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
         }
-        let calls = &case.aligned.shared.calls;
+        let calls = &ctx.aligned.shared.calls;
         let share = |op: &Op| {
             let limit = calls.get(op.call).timeout_ms;
             let took = op.completed().then(|| op.wait_ms())??;
@@ -33,7 +33,7 @@ impl Check for TimeoutTooClose {
         };
         let mut near = 0;
         let mut worst: Option<(f64, usize, u32)> = None;
-        for (record, whole) in case.aligned.records.iter().enumerate() {
+        for (record, whole) in ctx.aligned.records.iter().enumerate() {
             for (position, op) in whole.ops.iter().enumerate() {
                 // Later than its time-out and completed: nobody was watching, or it had none.
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
@@ -47,7 +47,7 @@ impl Check for TimeoutTooClose {
         }
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
-            let mut draft = draft(case, near, share, record, position);
+            let mut draft = draft(ctx, near, share, record, position);
             // Who is late makes the others wait: that is the cause.
             draft.is_root = !late;
             draft
@@ -56,31 +56,31 @@ impl Check for TimeoutTooClose {
     }
 }
 
-fn draft(case: &Case<'_>, near: usize, share: f64, record: usize, position: u32) -> Draft {
-    let op = case.aligned.op(record, position);
-    let lane = &case.aligned.lanes[record][usize::from(op.group)];
-    let limit = case.aligned.shared.calls.get(op.call).timeout_ms as f64;
-    let mut draft = Draft::new(
+fn draft(ctx: &Context<'_>, near: usize, share: f64, record: usize, position: u32) -> FindingDraft {
+    let op = ctx.aligned.op(record, position);
+    let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
+    let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
+    let mut draft = FindingDraft::new(
         Code::W250,
         format!(
             "{} on rank {} took {} of the {} that it is allowed; {near} operation{} came as near to {} time-out",
-            case.describe_op(record, op),
-            case.aligned.records[record].rank,
-            name_time(share * limit),
-            name_time(limit),
+            ctx.describe_op(record, op),
+            ctx.aligned.records[record].rank,
+            format_time(share * limit),
+            format_time(limit),
             if near == 1 { "" } else { "s" },
             if near == 1 { "its" } else { "their" },
         ),
     );
     draft.confidence = 0.9;
-    let mut evidence = case.evidence(record, position, lane.group);
-    evidence.group = Some(case.group_ref(lane.group));
+    let mut evidence = ctx.evidence(record, position, lane.group);
+    evidence.group = Some(ctx.group_ref(lane.group));
     draft.evidence.push(evidence);
-    draft.frames = case.frames_of(record, op, "last_seen");
+    draft.frames = ctx.frames_of(record, op, "last_seen");
     draft.next = format!(
         "raise the time-out of group {} to several times {}, or shorten what comes before the operation",
-        case.group_name(lane.group),
-        name_time(share * limit)
+        ctx.group_name(lane.group),
+        format_time(share * limit)
     );
     draft
 }

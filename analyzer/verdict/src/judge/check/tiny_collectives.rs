@@ -8,7 +8,7 @@
 use super::Check;
 use crate::align::needs_everybody;
 use crate::align::record::{Op, Record};
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::report::{Code, Severity};
 
 pub(super) struct TinyCollectives;
@@ -35,16 +35,16 @@ impl Check for TinyCollectives {
         &[Code::W240]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
-        let stuck = |draft: &Draft| draft.code.severity() == Severity::Error;
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
         }
-        let records = &case.aligned.records;
+        let records = &ctx.aligned.records;
         let wasteful: Vec<(usize, Waste<'_>)> = records
             .iter()
             .enumerate()
-            .filter_map(|(at, record)| Some((at, waste(case, record)?)))
+            .filter_map(|(at, record)| Some((at, waste(ctx, record)?)))
             .collect();
         // One rank that does it alone would be late for the others': that is another finding.
         if wasteful.len() * 2 < records.len() {
@@ -54,14 +54,14 @@ impl Check for TinyCollectives {
             .iter()
             .max_by(|a, b| a.1.share.total_cmp(&b.1.share));
         worst
-            .map(|(at, waste)| draft(case, *at, waste))
+            .map(|(at, waste)| draft(ctx, *at, waste))
             .into_iter()
             .collect()
     }
 }
 
-fn waste<'a>(case: &Case<'_>, record: &'a Record) -> Option<Waste<'a>> {
-    let calls = &case.aligned.shared.calls;
+fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
+    let calls = &ctx.aligned.shared.calls;
     let tiny =
         |op: &Op| needs_everybody(op.kind) && op.completed() && calls.get(op.call).bytes() <= TINY;
     let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
@@ -94,10 +94,10 @@ fn waste<'a>(case: &Case<'_>, record: &'a Record) -> Option<Waste<'a>> {
     })
 }
 
-fn draft(case: &Case<'_>, record: usize, waste: &Waste<'_>) -> Draft {
-    let whole = &case.aligned.records[record];
-    let lane = &case.aligned.lanes[record][usize::from(waste.example.group)];
-    let mut draft = Draft::new(
+fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
+    let whole = &ctx.aligned.records[record];
+    let lane = &ctx.aligned.lanes[record][usize::from(waste.example.group)];
+    let mut draft = FindingDraft::new(
         Code::W240,
         format!(
             "rank {} spends {:.0} % of its time in {} small collectives that come in {} rows of one kind, such as {} \
@@ -106,23 +106,23 @@ fn draft(case: &Case<'_>, record: usize, waste: &Waste<'_>) -> Draft {
             waste.share * 100.0,
             waste.operations,
             waste.rows,
-            case.describe_op(record, waste.example),
-            case.aligned.shared.calls.get(waste.example.call).bytes(),
+            ctx.describe_op(record, waste.example),
+            ctx.aligned.shared.calls.get(waste.example.call).bytes(),
         ),
     );
     draft.confidence = 0.8;
-    draft.frames = case.frames_of(record, waste.example, "last_seen");
+    draft.frames = ctx.frames_of(record, waste.example, "last_seen");
     let position = whole
         .ops
         .iter()
         .position(|op| std::ptr::eq(op, waste.example));
     if let Some(position) = position {
-        let mut evidence = case.evidence(record, position as u32, lane.group);
-        evidence.group = Some(case.group_ref(lane.group));
+        let mut evidence = ctx.evidence(record, position as u32, lane.group);
+        evidence.group = Some(ctx.group_ref(lane.group));
         draft.evidence.push(evidence);
     }
-    let site = case.call_site(waste.example);
-    let site = site.map(|frame| format!(" at {}", Case::name_site(frame)));
+    let site = ctx.call_site(waste.example);
+    let site = site.map(|frame| format!(" at {}", Context::name_site(frame)));
     draft.next = format!(
         "put the operations of a row{} into one: a bucket, or one coalesced call",
         site.unwrap_or_default()

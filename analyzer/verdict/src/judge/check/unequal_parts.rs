@@ -9,10 +9,10 @@
 use super::Check;
 use crate::align::signature::Call;
 use crate::align::{GroupIx, Presence, RecordIx};
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::report::Code;
-use crate::report::words::name_ranks;
+use crate::report::words::format_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 
 pub(super) struct UnequalParts;
@@ -25,27 +25,27 @@ impl Check for UnequalParts {
         &[Code::E112, Code::E114]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let mut drafts = Vec::new();
-        for (place, at) in case.graph.places.iter().enumerate() {
+        for (place, at) in ctx.graph.places.iter().enumerate() {
             let &Place::Collective { group, seq } = at else {
                 continue;
             };
-            let known = |draft: &Draft| draft.targets.contains(&(place + case.graph.ranks));
-            if so_far.iter().any(known) || case.disagreement_at(place).is_some() {
+            let known = |draft: &FindingDraft| draft.targets.contains(&(place + ctx.graph.ranks));
+            if so_far.iter().any(known) || ctx.disagreement_at(place).is_some() {
                 continue;
             }
-            let row = Row::new(case, group, seq);
+            let row = Row::new(ctx, group, seq);
             let found = match row.op() {
                 Some(OpType::AllToAll | OpType::AllToAllSingle | OpType::AllToAllVSingle) => {
                     exchange(&row)
                 }
                 Some(OpType::Gather | OpType::GatherV | OpType::Scatter | OpType::ScatterV) => {
-                    roots(case, &row)
+                    roots(ctx, &row)
                 }
                 _ => None,
             };
-            drafts.extend(found.map(|found| draft(case, &row, place, found)));
+            drafts.extend(found.map(|found| draft(ctx, &row, place, found)));
         }
         drafts
     }
@@ -60,8 +60,8 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn new(case: &'a Case<'_>, group: GroupIx, seq: u32) -> Self {
-        let aligned = case.aligned;
+    fn new(ctx: &'a Context<'_>, group: GroupIx, seq: u32) -> Self {
+        let aligned = ctx.aligned;
         let ranks = &aligned.groups[group].ranks;
         let calls = (0..ranks.len()).map(|member| {
             let (record, lane) = aligned.lane(group, member)?;
@@ -254,9 +254,9 @@ fn roots_of(row: &Row<'_>) -> Vec<usize> {
         .collect()
 }
 
-fn roots(case: &Case<'_>, row: &Row<'_>) -> Option<Found> {
+fn roots(ctx: &Context<'_>, row: &Row<'_>) -> Option<Found> {
     let found = roots_of(row);
-    let past = past_root(case, row);
+    let past = past_root(ctx, row);
     let known: Vec<usize> = row
         .calls
         .iter()
@@ -290,7 +290,7 @@ fn roots(case: &Case<'_>, row: &Row<'_>) -> Option<Found> {
                 confidence: if decided { 0.8 } else { 0.5 },
                 culprits: if decided { wrong } else { Vec::new() },
                 alternatives: several.iter().map(|&member| vec![member]).collect(),
-                what: format!("{} each take themselves for the root", name_ranks(&ranks)),
+                what: format!("{} each take themselves for the root", format_ranks(&ranks)),
                 proof: several.to_vec(),
             })
         }
@@ -298,29 +298,29 @@ fn roots(case: &Case<'_>, row: &Row<'_>) -> Option<Found> {
 }
 
 /// The root of the group's newest earlier operation of that kind that all agree on.
-fn past_root(case: &Case<'_>, row: &Row<'_>) -> Option<usize> {
+fn past_root(ctx: &Context<'_>, row: &Row<'_>) -> Option<usize> {
     let op = row.op()?;
     let &(record, ..) = row.calls.iter().flatten().next()?;
-    let lane = case.aligned.lanes[record]
+    let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == row.group)?;
     let earlier = lane
         .collectives
         .iter()
         .rev()
-        .map(|&at| case.aligned.op(record, at));
+        .map(|&at| ctx.aligned.op(record, at));
     let earlier = earlier.filter(|one| one.kind == op && one.seq < row.seq);
     let mut roots = earlier
         .take(8)
-        .map(|one| roots_of(&Row::new(case, row.group, one.seq)));
+        .map(|one| roots_of(&Row::new(ctx, row.group, one.seq)));
     roots.find_map(|roots| match roots.as_slice() {
         [root] => Some(*root),
         _ => None,
     })
 }
 
-fn draft(case: &Case<'_>, row: &Row<'_>, place: usize, found: Found) -> Draft {
-    let spot = case.spot(row.group, row.seq);
+fn draft(ctx: &Context<'_>, row: &Row<'_>, place: usize, found: Found) -> FindingDraft {
+    let op_ref = ctx.op_ref(row.group, row.seq);
     let of = |members: &[usize]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = members.iter().map(|&member| row.ranks[member]).collect();
         ranks.sort_unstable();
@@ -330,20 +330,20 @@ fn draft(case: &Case<'_>, row: &Row<'_>, place: usize, found: Found) -> Draft {
     let who = if culprits.is_empty() {
         "; which side is wrong cannot be told".to_owned()
     } else {
-        format!("; {} stands against the others", name_ranks(&culprits))
+        format!("; {} stands against the others", format_ranks(&culprits))
     };
     let first = found.culprits.first().or(found.proof.first());
     let first = first.and_then(|&member| row.calls[member]);
     let site = first.map_or(String::new(), |(record, position, _)| {
-        case.at_site(case.aligned.op(record, position))
+        ctx.at_site(ctx.aligned.op(record, position))
     });
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         found.code,
         format!(
             "the members of group {} disagree on {} #{}{site}: {}{who}",
-            case.group_name(row.group),
-            spot.op,
-            spot.seq,
+            ctx.group_name(row.group),
+            op_ref.op,
+            op_ref.seq,
             found.what
         ),
     );
@@ -358,9 +358,9 @@ fn draft(case: &Case<'_>, row: &Row<'_>, place: usize, found: Found) -> Draft {
         if let Some((record, position, _)) = row.calls[member] {
             draft
                 .evidence
-                .push(case.evidence(record, position, row.group));
-            let op = case.aligned.op(record, position);
-            draft.frames.extend(case.frames_of(record, op, "waiting"));
+                .push(ctx.evidence(record, position, row.group));
+            let op = ctx.aligned.op(record, position);
+            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
         }
     }
     draft
@@ -371,14 +371,14 @@ fn draft(case: &Case<'_>, row: &Row<'_>, place: usize, found: Found) -> Draft {
         if culprits.is_empty() {
             "each member".to_owned()
         } else {
-            name_ranks(&culprits)
+            format_ranks(&culprits)
         }
     );
-    draft.targets.push(place + case.graph.ranks);
+    draft.targets.push(place + ctx.graph.ranks);
     draft
         .targets
-        .extend(culprits.iter().filter_map(|&rank| case.graph.node(rank)));
+        .extend(culprits.iter().filter_map(|&rank| ctx.graph.node(rank)));
     draft.culprits = culprits;
-    draft.at = Some(spot);
+    draft.at = Some(op_ref);
     draft
 }

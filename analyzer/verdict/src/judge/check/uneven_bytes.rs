@@ -6,8 +6,8 @@
 
 use super::Check;
 use crate::align::{Aligned, GroupIx};
-use crate::judge::case::{Case, Draft};
-use crate::report::words::{bytes, name_ranks};
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::words::{bytes, format_ranks};
 use crate::report::{Code, Severity};
 use rcomm_recorder::model::{OpType, Rank};
 
@@ -25,26 +25,26 @@ impl Check for UnevenBytes {
         &[Code::W230]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
-        let stuck = |draft: &Draft| draft.code.severity() == Severity::Error;
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
         }
-        (0..case.aligned.groups.len())
-            .filter_map(|group| judge(case, group))
+        (0..ctx.aligned.groups.len())
+            .filter_map(|group| judge(ctx, group))
             .collect()
     }
 }
 
-fn judge(case: &Case<'_>, group: GroupIx) -> Option<Draft> {
-    let (moved, instances) = moved_bytes(case.aligned, group)?;
+fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
+    let (moved, instances) = moved_bytes(ctx.aligned, group)?;
     let mut sorted = moved.clone();
     sorted.sort_unstable();
     let median = sorted[(sorted.len() - 1) / 2];
     let heavy = |&&(_, moved): &&(Rank, u64)| {
         moved >= median.saturating_mul(TIMES_MEDIAN) && moved - median >= LEAST_EXCESS
     };
-    let ranks = case.aligned.groups[group].ranks.iter().copied();
+    let ranks = ctx.aligned.groups[group].ranks.iter().copied();
     let by_rank: Vec<(Rank, u64)> = ranks.zip(moved).collect();
     let mut culprits: Vec<Rank> = by_rank
         .iter()
@@ -57,20 +57,20 @@ fn judge(case: &Case<'_>, group: GroupIx) -> Option<Draft> {
         .filter(heavy)
         .map(|&(_, moved)| moved)
         .max()?;
-    let mut draft = Draft::new(
+    let mut draft = FindingDraft::new(
         Code::W230,
         format!(
             "{} moved up to {} in {instances} operations of group {} that may be uneven, the median member {}",
-            name_ranks(&culprits),
+            format_ranks(&culprits),
             bytes(most),
-            case.group_name(group),
+            ctx.group_name(group),
             bytes(median)
         ),
     );
     draft.confidence = 0.9;
     draft.next = format!(
         "see what {} hold: routing to few experts, or uneven shards",
-        name_ranks(&culprits)
+        format_ranks(&culprits)
     );
     draft.culprits = culprits;
     Some(draft)

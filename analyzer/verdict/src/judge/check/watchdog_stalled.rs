@@ -8,9 +8,9 @@
 
 use super::Check;
 use crate::align::record::Record;
-use crate::judge::case::{Case, Draft};
+use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
-use crate::report::words::name_time;
+use crate::report::words::format_time;
 
 pub(super) struct WatchdogStalled;
 
@@ -24,13 +24,13 @@ impl Check for WatchdogStalled {
         &[Code::E140]
     }
 
-    fn run(&self, case: &Case<'_>, so_far: &[Draft]) -> Vec<Draft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
-        let records = case.aligned.records.iter().enumerate();
+        let records = ctx.aligned.records.iter().enumerate();
         records
             .filter_map(|(at, record)| {
                 let silent = silence(record)?;
-                let mut draft = draft(case, at, record, silent);
+                let mut draft = draft(ctx, at, record, silent);
                 draft.is_root = !explained;
                 Some(draft)
             })
@@ -49,22 +49,22 @@ fn silence(record: &Record) -> Option<i64> {
     (silent >= STALLED_NS || record.identity.reason == ALARM).then_some(silent.max(0))
 }
 
-fn draft(case: &Case<'_>, at: usize, record: &Record, silent_ns: i64) -> Draft {
+fn draft(ctx: &Context<'_>, at: usize, record: &Record, silent_ns: i64) -> FindingDraft {
     let rank = record.rank;
     let sentence = format!(
         "the watchdog of rank {rank} has made no round for {}: what its record says of unfinished operations may \
          be out of date; {}",
-        name_time(silent_ns as f64 / 1e6),
-        case.last_seen(at)
+        format_time(silent_ns as f64 / 1e6),
+        ctx.last_seen(at)
     );
-    let mut draft = Draft::new(Code::E140, sentence);
+    let mut draft = FindingDraft::new(Code::E140, sentence);
     draft.confidence = 0.9;
     draft.culprits = vec![rank];
     draft
         .ruled_out
         .push("rank_failed: its process was there when the record was taken".to_owned());
-    if let Some(op) = case.last_op(at) {
-        draft.frames = case.frames_of(at, op, "last_seen");
+    if let Some(op) = ctx.last_op(at) {
+        draft.frames = ctx.frames_of(at, op, "last_seen");
     }
     draft.next = format!("take native stacks of rank {rank}: which thread holds what");
     draft

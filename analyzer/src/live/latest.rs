@@ -82,7 +82,7 @@ pub(super) struct Feed {
 
 /// Everything that sources left.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct LatestRecords {
     pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
     pub(super) feeds: Vec<Feed>,
     /// Members of groups, once however many ranks tell them.
@@ -91,7 +91,7 @@ pub(super) struct Kept {
     pub(super) newest: Option<usize>,
 }
 
-impl Kept {
+impl LatestRecords {
     pub(super) fn new(sources: Vec<String>) -> Self {
         let feed = |name| Feed {
             status: SourceStatus {

@@ -2,25 +2,25 @@
 
 use crate::align::clocks::Offset;
 use crate::align::p2p::{Half, Messages};
-use crate::align::pending::What;
+use crate::align::pending::PendingKind;
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, event};
 use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
 use crate::judge::policy::Policy;
-use crate::judge::sink::Sink;
 use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
+use crate::judge::wait_root::WaitRoot;
 use crate::report::{Code, Evidence, FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 
 /// Everything that is known of the job.
-pub(crate) struct Case<'a> {
+pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) aligned: &'a Aligned<'a>,
     pub(crate) messages: &'a Messages,
     pub(crate) graph: &'a WaitGraph,
     pub(crate) reversed: Vec<Vec<Node>>,
-    pub(crate) sinks: Vec<Sink>,
+    pub(crate) wait_roots: Vec<WaitRoot>,
     pub(crate) disagreements: Vec<Disagreement>,
     pub(crate) lateness: &'a Lateness,
     /// Of each record: where its clock stands, if common collectives tell.
@@ -29,14 +29,14 @@ pub(crate) struct Case<'a> {
 
 /// A finding before it is ranked against the others.
 #[derive(Clone, Debug)]
-pub(crate) struct Draft {
+pub(crate) struct FindingDraft {
     pub(crate) code: Code,
     pub(crate) confidence: f64,
     pub(crate) culprits: Vec<Rank>,
     pub(crate) alternatives: Vec<Vec<Rank>>,
     /// Whoever waits for these waits because of this.
     pub(crate) targets: Vec<Node>,
-    pub(crate) at: Option<Spot>,
+    pub(crate) at: Option<OpRef>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,
     /// How long it has been so, ms, where the sentence says it.
@@ -52,7 +52,7 @@ pub(crate) struct Draft {
     pub(crate) by_clock: Option<([Rank; 2], i64)>,
 }
 
-impl Draft {
+impl FindingDraft {
     pub(crate) fn new(code: Code, sentence: String) -> Self {
         Self {
             code,
@@ -77,14 +77,14 @@ impl Draft {
 
 /// Where something happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub(crate) struct OpRef {
     pub(crate) group: GroupIx,
     pub(crate) seq: u64,
     pub(crate) kind: SeqKind,
     pub(crate) op: String,
 }
 
-impl Case<'_> {
+impl Context<'_> {
     /// A group as findings name it.
     pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
         let group = &self.aligned.groups[group];
@@ -137,8 +137,8 @@ impl Case<'_> {
     }
 
     /// A collective as findings place it.
-    pub(crate) fn spot(&self, group: GroupIx, seq: u32) -> Spot {
-        Spot {
+    pub(crate) fn op_ref(&self, group: GroupIx, seq: u32) -> OpRef {
+        OpRef {
             group,
             seq: self.recorded_seq(group, seq),
             kind: SeqKind::CollectiveSeqId,
@@ -165,16 +165,16 @@ impl Case<'_> {
     }
 
     /// Where a place is: for a batch, its first message whose other half is not there.
-    pub(crate) fn spot_of_place(&self, place: usize) -> Spot {
+    pub(crate) fn op_ref_of_place(&self, place: usize) -> OpRef {
         match self.graph.places[place] {
-            Place::Collective { group, seq } => self.spot(group, seq),
+            Place::Collective { group, seq } => self.op_ref(group, seq),
             Place::Batch {
                 group,
                 record,
                 pending,
             } => {
                 let position = self.first_of_batch(record, pending);
-                self.spot_of_message(record, group, position)
+                self.op_ref_of_message(record, group, position)
             }
         }
     }
@@ -187,15 +187,20 @@ impl Case<'_> {
     /// The messages of a batch; none if it is a collective.
     pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
         match &self.graph.pending[record][pending].what {
-            What::Batch { halves } => halves,
-            What::Collective { .. } => &[],
+            PendingKind::Batch { halves } => halves,
+            PendingKind::Collective { .. } => &[],
         }
     }
 
     /// A message as one rank recorded it.
-    pub(crate) fn spot_of_message(&self, record: RecordIx, group: GroupIx, position: u32) -> Spot {
+    pub(crate) fn op_ref_of_message(
+        &self,
+        record: RecordIx,
+        group: GroupIx,
+        position: u32,
+    ) -> OpRef {
         let op = self.aligned.op(record, position);
-        Spot {
+        OpRef {
             group,
             seq: u64::from(op.p2p_seq),
             kind: SeqKind::P2pSeqId,
@@ -422,7 +427,7 @@ impl Case<'_> {
                     let record = self.aligned.record_in(group, self.rank(node))?;
                     let pending = self.graph.pending[record].iter().find(|one| {
                         one.group == group
-                            && matches!(one.what, What::Collective { seq: s } if s == seq)
+                            && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
                     })?;
                     Some(created(record, pending.position))
                 });

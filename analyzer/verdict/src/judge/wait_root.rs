@@ -9,7 +9,7 @@ use crate::judge::wait_graph::{Missing, Node, WaitGraph};
 
 /// Where waits end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Sink {
+pub(crate) enum WaitRoot {
     /// Others wait for this rank; it waits for nothing that is recorded.
     Idle(Node),
     /// Others wait for this rank, and it left no readable record.
@@ -25,13 +25,13 @@ pub(crate) enum Sink {
 
 /// Finds the sinks. Where a cycle rests only on operations that may in truth have reached the device,
 /// these are released, if that leads out of the cycle.
-pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<Sink> {
+pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
     for _ in 0..8 {
-        let found = sinks(aligned, graph);
+        let found = wait_roots(aligned, graph);
         let soft: Vec<usize> = found
             .iter()
-            .filter_map(|sink| match sink {
-                Sink::Cycle { places, .. } => Some(places),
+            .filter_map(|wait_root| match wait_root {
+                WaitRoot::Cycle { places, .. } => Some(places),
                 _ => None,
             })
             .flatten()
@@ -50,10 +50,11 @@ pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<Sink> {
             .map(|&place| graph.missing[place].clone())
             .collect();
         graph.release_heads(&soft);
-        let released = sinks(aligned, graph);
-        let leads_out = released
-            .iter()
-            .any(|sink| !found.contains(sink) && matches!(sink, Sink::Idle(_) | Sink::Unread(_)));
+        let released = wait_roots(aligned, graph);
+        let leads_out = released.iter().any(|wait_root| {
+            !found.contains(wait_root)
+                && matches!(wait_root, WaitRoot::Idle(_) | WaitRoot::Unread(_))
+        });
         if !leads_out {
             for (&place, missing) in soft.iter().zip(kept) {
                 graph.missing[place] = missing;
@@ -61,10 +62,10 @@ pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<Sink> {
             return found;
         }
     }
-    sinks(aligned, graph)
+    wait_roots(aligned, graph)
 }
 
-fn sinks(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<Sink> {
+fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     let components = graph.components();
     let mut component_of = vec![0; graph.ranks + graph.places.len()];
     for (at, nodes) in components.iter().enumerate() {
@@ -92,14 +93,14 @@ fn sinks(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<Sink> {
                 if waited_for[rank] {
                     let read = aligned.record_of(aligned.expected[rank]).is_some();
                     found.push(if read && !unread_by_all(graph, rank) {
-                        Sink::Idle(rank)
+                        WaitRoot::Idle(rank)
                     } else {
-                        Sink::Unread(rank)
+                        WaitRoot::Unread(rank)
                     });
                 }
             }
-            [place] => found.push(Sink::Full(place - graph.ranks)),
-            _ => found.push(Sink::Cycle {
+            [place] => found.push(WaitRoot::Full(place - graph.ranks)),
+            _ => found.push(WaitRoot::Cycle {
                 ranks: nodes
                     .iter()
                     .copied()

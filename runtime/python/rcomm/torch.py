@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ class _Recorder:
         self.c10d = c10d
         self.ring: Ring | None = None
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
+        self.groups: list[weakref.ref[Any]] = []
         self.phase = ""
         self.steps: dict[int, int] = {}
         self.own_steps = False
@@ -150,6 +152,7 @@ class _Recorder:
                 backend=_backend_of(pg),
                 timeout_ms=_timeout_of(pg),
             )
+        self.groups.append(weakref.ref(pg))
         pg.register_pre_hook(_HOOK_ID, hooks.before)
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
@@ -248,6 +251,12 @@ class _Recorder:
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
+        # A group may outlive the interpreter, and would then drop functions of an interpreter that is gone.
+        for group in self.groups:
+            pg = group()
+            if pg is not None:
+                pg.unregister_pre_hook(_HOOK_ID)
+                pg.unregister_post_hook(_HOOK_ID)
         ring = self.ring
         if ring is None:
             return

@@ -156,9 +156,9 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn new(layout: Layout) -> Self {
-        /// invariant 9: the exception. Numbers the recorders of this process, so that a thread's cached
-        /// row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only
-        /// uniqueness matters.
+        // invariant 9: the exception. Numbers the recorders of this process, so that a thread's cached
+        // row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only
+        // uniqueness matters.
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,

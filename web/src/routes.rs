@@ -30,7 +30,7 @@ use crate::api::{events, matrix, records, select, snapshots, timeline, uploads a
 use crate::app_state::AppState;
 use crate::assets;
 use crate::error::Refusal;
-use crate::server::Limits;
+use crate::limits::Limits;
 use crate::traffic::Traffic;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};

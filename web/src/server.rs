@@ -6,6 +6,7 @@
 use crate::access::Access;
 use crate::app_state::AppState;
 use crate::idle_timeout::IdleTimeout;
+use crate::limits::Limits;
 use crate::metrics::Exemplars;
 use crate::otel::{Counts, Telemetry};
 use crate::routes::router;
@@ -33,33 +34,6 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 
 /// Time that requests in progress get after the stop signal.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// Limits of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Concurrent connections; further ones are closed at once.
-    pub connections: usize,
-    /// How long a client may take to send a request's head, or to finish a TLS handshake.
-    pub head: Duration,
-    /// How long an answer may take, event streams apart.
-    pub answer: Duration,
-    /// How long a client may leave an answer unread before it is dropped.
-    pub patience: Duration,
-    /// Bytes of an upload, packed or not.
-    pub upload: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 512,
-            head: Duration::from_secs(10),
-            answer: Duration::from_secs(30),
-            patience: Duration::from_secs(20),
-            upload: 256 << 20,
-        }
-    }
-}
 
 /// A certificate and its key.
 #[derive(Clone)]

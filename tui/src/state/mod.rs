@@ -384,12 +384,12 @@ fn waiting(line: Line) -> Page {
 fn nothing(snapshot: &Snapshot) -> Page {
     let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {
-        let said = source
+        let status = source
             .error
             .as_deref()
             .unwrap_or("answers, but reports no ranks");
         head.push(vec![styled(source.name.clone(), Tone::Title)]);
-        head.push(vec![plain(format!("  {said}"))]);
+        head.push(vec![plain(format!("  {status}"))]);
     }
     for problem in &snapshot.report.problems {
         let text = format!("  {} {}: {}", problem.code, problem.path, problem.sentence);

@@ -1,4 +1,4 @@
-//! Handlers of the API. [`routes`](crate::routes) maps paths to them.
+//! Handlers of the API; `routes` maps paths to them.
 
 pub(crate) mod events;
 pub(crate) mod matrix;

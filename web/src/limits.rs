@@ -1,0 +1,30 @@
+//! Limits on what clients may use.
+
+use std::time::Duration;
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Concurrent connections; further ones are closed at once.
+    pub connections: usize,
+    /// How long a client may take to send a request's head, or to finish a TLS handshake.
+    pub head: Duration,
+    /// How long an answer may take, event streams apart.
+    pub answer: Duration,
+    /// How long a client may leave an answer unread before it is dropped.
+    pub patience: Duration,
+    /// Bytes of an upload, packed or not.
+    pub upload: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            head: Duration::from_secs(10),
+            answer: Duration::from_secs(30),
+            patience: Duration::from_secs(20),
+            upload: 256 << 20,
+        }
+    }
+}

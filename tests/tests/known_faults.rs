@@ -5,10 +5,11 @@
 //! whether anybody else is accused.
 
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
-use rcomm_analyzer::{Analysis, Extent, Finding, Policy, Report, Severity, Unread};
+use rcomm_analyzer::{Analysis, Code, Extent, Finding, Policy, Report, Severity, Unread};
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What was injected, as `truth.json` tells it.
 #[derive(Deserialize)]
@@ -21,6 +22,13 @@ struct Truth {
     culprit_alternatives: Vec<Vec<Rank>>,
     first_bad_pg: Option<String>,
     first_bad_seq: Option<u64>,
+    /// `false` where the recorder does not show what would tell the culprit.
+    #[serde(default = "yes")]
+    decidable: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Truth {
@@ -52,6 +60,10 @@ impl Truth {
             } else {
                 vec!["quiet"]
             };
+        }
+        if !self.decidable {
+            let sure = loud.iter().any(|finding| finding.confidence > 0.6);
+            return if sure { vec!["certainty"] } else { vec![] };
         }
         let Some(first) = loud.first() else {
             return vec!["culprit", "kind", "place"];
@@ -97,12 +109,16 @@ enum Order {
 }
 
 fn judge(folder: &Path, order: &Order) -> Report {
+    judge_by(folder, order, Policy::default())
+}
+
+fn judge_by(folder: &Path, order: &Order, policy: Policy) -> Report {
     let (mut dumps, loaded) =
         load_all(&[folder.to_owned()], &LoadOptions::default()).expect("the folder is there");
     if matches!(order, Order::Backwards) {
         dumps.reverse();
     }
-    let mut analysis = Analysis::new(Policy::default());
+    let mut analysis = Analysis::new(policy);
     for LoadedDump {
         dump, path, cut, ..
     } in &dumps
@@ -154,4 +170,48 @@ fn every_known_fault_is_told_in_every_form_and_file_order() {
     );
     assert!(sets >= 50, "only {sets} sets of dumps were found");
     assert!(misses.is_empty(), "{}", misses.join("\n"));
+}
+
+/// Who is accused first, and of what; `None` if no rank is.
+fn accused(report: &Report) -> Option<(Code, Vec<Rank>)> {
+    let mut errors = report.findings.iter();
+    let first = errors.find(|finding| finding.severity == Severity::Error)?;
+    Some((first.code, first.culprit_ranks.clone()))
+}
+
+#[test]
+fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() {
+    let mut looks = 0;
+    for scenario in scenarios() {
+        let folder = scenario.join("json");
+        if !folder.is_dir() {
+            continue;
+        }
+        let after = |overdue: Duration| {
+            let policy = Policy {
+                snapshot: true,
+                overdue,
+                ..Policy::default()
+            };
+            judge_by(&folder, &Order::Forwards, policy)
+        };
+        let all = after(Duration::ZERO);
+        let in_flight = all.in_flight.iter().filter_map(|one| one.age_ms);
+        let ages = in_flight.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
+        let hour = std::iter::successors(Some(Duration::from_micros(100)), |age| Some(*age * 3));
+        let mut ages: Vec<Duration> = ages.chain(hour.take(16)).collect();
+        ages.sort_unstable();
+        ages.dedup();
+        for age in ages {
+            let at = accused(&after(age + Duration::from_micros(1)));
+            looks += 1;
+            assert!(
+                at.is_none() || at == accused(&all),
+                "{}: {at:?} with --overdue {age:?}, else {:?}",
+                scenario.display(),
+                accused(&all)
+            );
+        }
+    }
+    assert!(looks >= 500, "only {looks} looks");
 }

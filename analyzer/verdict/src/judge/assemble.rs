@@ -310,7 +310,7 @@ fn verdict(
     if !ctx.policy.snapshot && (unexplained || (pending && !waits)) {
         return Verdict::Inconclusive;
     }
-    if pending || ctx.graph.young.iter().any(|young| !young.is_empty()) {
+    if pending {
         Verdict::Running
     } else {
         Verdict::Healthy

@@ -12,12 +12,9 @@ use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
 /// What a record shows as unfinished, with whether it is overdue.
-fn pending<'a>(
-    ctx: &'a Context<'_>,
-    record: RecordIx,
-) -> impl Iterator<Item = (&'a Pending, bool)> {
-    let overdue = ctx.graph.pending[record].iter().map(|one| (one, true));
-    overdue.chain(ctx.graph.young[record].iter().map(|one| (one, false)))
+fn pending<'a>(ctx: &'a Context<'_>, record: RecordIx) -> impl Iterator<Item = (&'a Pending, bool)> {
+    let all = ctx.graph.pending[record].iter().enumerate();
+    all.map(move |(at, one)| (one, ctx.graph.is_overdue(record, at)))
 }
 
 /// Every group that somebody used, the largest first, then by name.

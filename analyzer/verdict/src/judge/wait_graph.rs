@@ -14,6 +14,7 @@
 
 use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
+use crate::align::record::Record;
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
 use crate::judge::policy::Policy;
@@ -55,10 +56,10 @@ pub(crate) type Node = usize;
 /// The graph.
 #[derive(Debug)]
 pub(crate) struct WaitGraph {
-    /// Of each record: what is unfinished, in order of issue; in a snapshot what is overdue of it.
+    /// Of each record: what is unfinished, in order of issue.
     pub(crate) pending: Vec<Vec<Pending>>,
-    /// Of each record: what is unfinished and not overdue. Nobody is judged by it.
-    pub(crate) young: Vec<Vec<Pending>>,
+    /// Of each of those: whether it is overdue. Outside of a snapshot everything is.
+    overdue: Vec<Vec<bool>>,
     pub(crate) places: Vec<Place>,
     /// Of each place: who is there, as positions in `expected`.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -72,7 +73,11 @@ pub(crate) struct WaitGraph {
 }
 
 impl WaitGraph {
-    /// Builds the graph of everything unfinished (in a snapshot: overdue).
+    /// Builds the graph of everything unfinished.
+    ///
+    /// In a snapshot the age of an operation decides when to judge, never whom to name: as long as
+    /// nothing is overdue the graph has no places, and from then on every unfinished operation is in
+    /// it. Which waits are worth a finding [`WaitGraph::due`] tells.
     pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
         let node_of_rank = aligned
             .expected
@@ -83,7 +88,7 @@ impl WaitGraph {
         let ranks = aligned.expected.len();
         let mut graph = Self {
             pending: Vec::with_capacity(aligned.records.len()),
-            young: vec![Vec::new(); aligned.records.len()],
+            overdue: Vec::with_capacity(aligned.records.len()),
             places: Vec::new(),
             arrived: Vec::new(),
             missing: Vec::new(),
@@ -94,7 +99,8 @@ impl WaitGraph {
         };
         let snapshot = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         for record in 0..aligned.records.len() {
-            let mut pending = pending_of(aligned, messages, record);
+            let pending = pending_of(aligned, messages, record);
+            let mut overdue = vec![true; pending.len()];
             if let Some(now) = snapshot {
                 // A clock that nothing connects to the others' tells ages only by itself.
                 let own = aligned.records[record].latest_ns();
@@ -117,15 +123,18 @@ impl WaitGraph {
                         Duration::from_nanos(age) >= policy.overdue_after(timeout_ms)
                     })
                 };
-                (pending, graph.young[record]) = pending.into_iter().partition(is_overdue);
+                overdue = pending.iter().map(is_overdue).collect();
             }
             graph.pending.push(pending);
+            graph.overdue.push(overdue);
         }
-        for record in 0..aligned.records.len() {
-            graph.enter_places(aligned, record);
-        }
-        if graph.places.is_empty() {
-            graph.enter_unstarted(aligned);
+        if graph.is_anything_due(aligned) {
+            for record in 0..aligned.records.len() {
+                graph.enter_places(aligned, record);
+            }
+            if graph.places.is_empty() {
+                graph.enter_unstarted(aligned);
+            }
         }
         for place in 0..graph.places.len() {
             graph.missing[place] = match graph.places[place] {
@@ -148,6 +157,60 @@ impl WaitGraph {
             prefer_what_is_known(&mut graph.missing[place]);
         }
         graph
+    }
+
+    /// Whether an unfinished operation of a record is overdue.
+    pub(crate) fn is_overdue(&self, record: RecordIx, pending: usize) -> bool {
+        self.overdue[record][pending]
+    }
+
+    /// Whether there is something to judge: an operation that is overdue, or one that is unfinished in
+    /// a job of which a process died. What waits for the dead does not become more certain with age.
+    fn is_anything_due(&self, aligned: &Aligned<'_>) -> bool {
+        self.overdue.iter().flatten().any(|&overdue| overdue)
+            || aligned.records.iter().any(Record::died)
+    }
+
+    /// Of each node: whether what waits there, or behind it, is due: overdue, or in want of a rank whose
+    /// process died. What is young and leads elsewhere may end at any moment.
+    pub(crate) fn due(&self, aligned: &Aligned<'_>) -> Vec<bool> {
+        let dead = |node: Node| {
+            let mut records = aligned.records_of(aligned.expected[node]);
+            records.any(|record| aligned.records[record].died())
+        };
+        let mut due = vec![false; self.ranks + self.places.len()];
+        let mut stack: Vec<Node> = (0..self.places.len())
+            .filter(|&place| {
+                let missing = &self.missing[place];
+                self.is_place_overdue(aligned, place) || missing.iter().any(|&(node, _)| dead(node))
+            })
+            .map(|place| place + self.ranks)
+            .collect();
+        while let Some(node) = stack.pop() {
+            if !std::mem::replace(&mut due[node], true) {
+                stack.extend(self.successors(node));
+            }
+        }
+        due
+    }
+
+    fn is_place_overdue(&self, aligned: &Aligned<'_>, place: usize) -> bool {
+        match self.places[place] {
+            Place::Batch {
+                record, pending, ..
+            } => self.overdue[record][pending],
+            Place::Collective { group, seq } => self.arrived[place].iter().any(|&node| {
+                let Some(record) = aligned.record_in(group, aligned.expected[node]) else {
+                    return false;
+                };
+                let mut unfinished = self.pending[record].iter().zip(&self.overdue[record]);
+                unfinished.any(|(one, &overdue)| {
+                    overdue
+                        && one.group == group
+                        && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
+                })
+            }),
+        }
     }
 
     /// The node of a rank.

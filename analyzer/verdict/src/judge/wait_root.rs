@@ -1,7 +1,8 @@
 //! The roots of the wait-for graph.
 //!
 //! Every wait leads to a sink: a rank that waits for nothing, a rank whose record cannot be read, a
-//! place where everybody is, or a cycle. This is what the checks judge.
+//! place where everybody is, or a cycle. This is what the checks judge. A sink to which no wait leads
+//! that is due ([`WaitGraph::due`]) is none yet.
 
 use crate::align::Aligned;
 use crate::align::pending::Arrival;
@@ -79,8 +80,12 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
             waited_for[rank] = true;
         }
     }
+    let due = graph.due(aligned);
     let mut found = Vec::new();
     for (at, nodes) in components.iter().enumerate() {
+        if !nodes.iter().any(|&node| due[node]) {
+            continue;
+        }
         let leaves = nodes
             .iter()
             .any(|&node| graph.successors(node).any(|next| component_of[next] != at));

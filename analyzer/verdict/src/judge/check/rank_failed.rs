@@ -185,9 +185,10 @@ impl Check for OperationFailed {
 
 /// The first operation of a record that failed long before its time-out, if its group went no further.
 pub(super) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
-    let pending = ctx.graph.pending[record].iter();
+    let pending = ctx.graph.pending[record].iter().enumerate();
     pending
-        .map(|one| (one.position, ctx.aligned.op(record, one.position)))
+        .filter(|&(at, _)| ctx.graph.is_overdue(record, at))
+        .map(|(_, one)| (one.position, ctx.aligned.op(record, one.position)))
         .filter(|(_, op)| op.state == EntryState::Failed)
         .filter_map(|(position, op)| {
             let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;

@@ -49,6 +49,9 @@ impl Aligned<'_> {
                 behind = Some(behind.map_or(newest, |b| b.min(newest)));
             }
         }
+        if apart.is_none() && self.went_on(group, behind) {
+            return;
+        }
         let before = apart.map(|seq| seq.saturating_sub(1));
         let Some(behind) = behind.into_iter().chain(before).min() else {
             return;
@@ -69,6 +72,26 @@ impl Aligned<'_> {
                 let from = &mut self.lanes[record][lane].pending_from;
                 *from = (*from).min(at);
             }
+        }
+    }
+
+    /// Whether the members that are ahead of the last one have gone on from each other: their records were
+    /// taken one after the other while the job ran. Members that one rank keeps waiting stop at the same
+    /// operation, or one apart where the first time-out ended a member sooner.
+    fn went_on(&self, group: GroupIx, behind: Option<u32>) -> bool {
+        let lanes = self.groups[group].lanes.iter().flatten();
+        let ahead = lanes.filter_map(|&(record, lane)| {
+            let lane = &self.lanes[record][lane];
+            let newest = self.seq(record, *lane.collectives.last()?);
+            let over = lane.pending_from >= lane.collectives.len();
+            (over && retiring_is_all(self.records[record].recorder)).then_some(newest)
+        });
+        let ahead: Vec<u32> = ahead
+            .filter(|&newest| behind.is_some_and(|behind| newest > behind))
+            .collect();
+        match (ahead.iter().min(), ahead.iter().max()) {
+            (Some(least), Some(most)) => most - least >= 2,
+            _ => false,
         }
     }
 

@@ -235,11 +235,29 @@ impl Context<'_> {
 
     /// A rank's newest recorded call that is more than a batch's marker.
     pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
+        let position = self.last_position(record)?;
+        Some(self.aligned.op(record, position))
+    }
+
+    fn last_position(&self, record: RecordIx) -> Option<u32> {
         let ops = &self.aligned.records[record].ops;
-        ops.iter()
-            .rev()
-            .find(|op| op.kind != OpType::Coalesced)
-            .or(ops.last())
+        let newest = ops.iter().rposition(|op| op.kind != OpType::Coalesced);
+        let position = newest.or(ops.len().checked_sub(1))?;
+        u32::try_from(position).ok()
+    }
+
+    /// Whether an operation is unfinished, as far as all records together show: the end marker of a batch
+    /// decides for its members, and a recorder that knows no states still shows what it retired.
+    fn is_unfinished(&self, record: RecordIx, position: u32) -> bool {
+        let op = self.aligned.op(record, position);
+        let group = self.aligned.lanes[record][usize::from(op.group)].group;
+        let mut unfinished = self.graph.pending[record].iter();
+        unfinished.any(|one| match &one.what {
+            What::Batch { halves } => halves.iter().any(|half| half.position == position),
+            What::Collective { seq } => {
+                one.group == group && one.position <= position && op.seq <= *seq
+            }
+        })
     }
 
     /// A call's stack from the innermost frame that is not the library's own outwards.
@@ -302,11 +320,12 @@ impl Context<'_> {
     /// What a rank did last, for the end of a sentence: the call, its place in the source, the phase.
     pub(crate) fn last_seen(&self, record: RecordIx) -> String {
         let mut text = String::new();
-        if let Some(op) = self.last_op(record) {
-            let done = if op.completed() {
-                "it last issued"
-            } else {
+        if let Some(position) = self.last_position(record) {
+            let op = self.aligned.op(record, position);
+            let done = if self.is_unfinished(record, position) {
                 "it is in"
+            } else {
+                "it last issued"
             };
             text = format!(
                 "{done} {}{}",

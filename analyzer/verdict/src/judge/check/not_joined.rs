@@ -12,6 +12,7 @@ use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::words::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
 pub(super) struct NotJoined;
@@ -111,6 +112,12 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         }
     }
     draft.next = next(ctx, &culprits, &records);
+    if records_no_messages(ctx, nodes) {
+        draft.next.push_str(
+            "; gloo's own recorder shows no sends and no receives, so it may be in one: compare the stacks of all \
+             ranks",
+        );
+    }
     draft.targets = targets;
     draft.culprits = culprits;
     draft.at = Some(op_ref);
@@ -126,10 +133,21 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
         let mut records = ctx.aligned.records_of(ctx.rank(node));
         records.any(|record| ctx.aligned.records[record].only_active)
     });
+    if records_no_messages(ctx, nodes) {
+        sure = sure.min(0.6);
+    }
     if !unread_and_vague(ctx, nodes).is_empty() {
         sure = sure.min(0.5);
     }
     if lossy { sure * 0.9 } else { sure }
+}
+
+/// Gloo's own recorder shows no send and no receive: a rank that seems to wait for nothing may be in one.
+fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
+    nodes.iter().any(|&(node, _)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| ctx.aligned.records[record].recorder == Recorder::NativeGloo)
+    })
 }
 
 /// Gloo's recorder tells neither members nor completion: a rank without a record may be the one that these

@@ -200,6 +200,25 @@ fn try_at(
                 decidable: true,
             })
         }
+        Kind::Members => {
+            let states = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
+            // Another world is another job.
+            if !states || members < 3 || group == 0 {
+                return None;
+            }
+            // Nothing on the group ever completes: the first collective is where all wait.
+            let first = |act: &Act| act.group() == group;
+            let at = program.acts.iter().position(first)?;
+            single(&program.acts[at])?;
+            Some(Fault {
+                kind,
+                rank,
+                at,
+                culprits: vec![rank],
+                group,
+                decidable: true,
+            })
+        }
         Kind::Fabric | Kind::Fails => {
             single(&program.acts[at])?;
             Some(Fault {

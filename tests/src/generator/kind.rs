@@ -25,6 +25,8 @@ pub enum Kind {
     LostMessage,
     /// The sizes of the two halves of a message differ.
     MessageSize,
+    /// A rank passes other members to the creation of a group, which the others never meet.
+    Members,
     /// A collective in which everybody arrives and nobody finishes.
     Fabric,
     /// A rank comes late in every step.
@@ -111,6 +113,7 @@ impl Kind {
             Self::Swap => &[E113, E110, E112, E103, E104],
             Self::LostMessage => &[E120, E121, E130, E103],
             Self::MessageSize => &[E121],
+            Self::Members => &[E105],
             Self::Fabric => &[E135],
             Self::Slow | Self::SlowHost => &[W220],
             Self::Detour => &[E130, E113, E101, E120, E103],

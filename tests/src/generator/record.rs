@@ -117,6 +117,9 @@ pub(super) fn dumps(
             let mut dump = writer.write(&programs[rank as usize], run, keep);
             for fault in faults.iter().filter(|fault| fault.rank == rank) {
                 show_outside(fault.kind, spec.steps, &mut dump);
+                if fault.kind == Kind::Members {
+                    leave_one_out(&mesh.groups[fault.group].name, rank, &mut dump);
+                }
             }
             dumps.push(dump);
         }
@@ -166,6 +169,21 @@ pub(super) const LONGEST_RING: usize = 96;
 /// Which host a rank runs on.
 pub(super) fn host_of(rank: Rank) -> u32 {
     rank / 8
+}
+
+/// The rank made the group of this name without one of the others.
+fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
+    for group in dump
+        .groups
+        .iter_mut()
+        .filter(|group| group.info.name == name)
+    {
+        let mut ranks = group.info.ranks.to_vec();
+        if let Some(other) = ranks.iter().rposition(|&other| other != rank) {
+            ranks.remove(other);
+        }
+        group.info.ranks = ranks.into();
+    }
 }
 
 /// What a fault leaves in a record beside the operations.

@@ -90,7 +90,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     let mut queue: VecDeque<Rank> = (0..world as Rank).collect();
     let broken: Vec<(usize, u32)> = faults
         .iter()
-        .filter(|fault| matches!(fault.kind, Kind::Fabric | Kind::Fails))
+        .filter(|fault| matches!(fault.kind, Kind::Fabric | Kind::Fails | Kind::Members))
         .map(|fault| {
             (
                 fault.group,

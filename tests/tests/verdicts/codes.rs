@@ -15,6 +15,7 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::E102, Cause::Fault(Kind::Crash)),
     (Code::E103, Cause::Fault(Kind::Skip)),
     (Code::E104, Cause::Fault(Kind::Extra)),
+    (Code::E105, Cause::Fault(Kind::Members)),
     (Code::E110, Cause::Fault(Kind::Op)),
     (Code::E111, Cause::Fault(Kind::Dtype)),
     (Code::E112, Cause::Fault(Kind::Size)),
@@ -88,7 +89,8 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
         spec.make()
     };
     let job = match cause {
-        Cause::Fault(kind) if Kind::HANGS.contains(&kind) || kind == Kind::Fabric => hang(kind),
+        Cause::Fault(kind @ (Kind::Fabric | Kind::Members)) => hang(kind),
+        Cause::Fault(kind) if Kind::HANGS.contains(&kind) => hang(kind),
         Cause::Fault(kind) => warnings::spec(seed, kind).make(),
         Cause::Damage(damage) => {
             let mut job = hang(Kind::Stuck);

@@ -112,6 +112,17 @@ fn the_true_root_comes_first() {
 }
 
 #[test]
+fn a_rank_that_made_a_group_of_other_members_is_named() {
+    let mut tally = Tally::default();
+    for seed in seeds(120) {
+        if let Some(job) = faulty(seed, 21, 64, vec![Kind::Members]) {
+            tally.take(seed, &job, 0.0);
+        }
+    }
+    tally.hold("other members", RIGHT);
+}
+
+#[test]
 fn several_faults_accuse_nobody_else() {
     let mut tally = Tally::default();
     for seed in seeds(60) {

@@ -287,7 +287,7 @@ fn verdict(
         .find(|finding| finding.severity == Severity::Error);
     if let Some(root) = root {
         return match root.code {
-            E103 | E104 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
+            E103 | E104 | E105 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
             _ => Verdict::Stuck,
         };
     }

@@ -253,8 +253,8 @@ impl Context<'_> {
         let group = self.aligned.lanes[record][usize::from(op.group)].group;
         let mut unfinished = self.graph.pending[record].iter();
         unfinished.any(|one| match &one.what {
-            What::Batch { halves } => halves.iter().any(|half| half.position == position),
-            What::Collective { seq } => {
+            PendingKind::Batch { halves } => halves.iter().any(|half| half.position == position),
+            PendingKind::Collective { seq } => {
                 one.group == group && one.position <= position && op.seq <= *seq
             }
         })

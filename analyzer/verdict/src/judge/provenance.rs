@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Clocks of one job are nearer than this; a record further off, and not in step, is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
+/// Two runs of one job do not follow each other so closely.
+const ONE_RUN_NS: i64 = 1_000_000_000;
 /// No host's clock is further off; a record that is was left earlier.
 const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
 /// So many operations that contradict the majority's, and so large a share, and a record is foreign.
@@ -323,7 +325,7 @@ fn leave_contradicting(
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
-        } else if older && tally.misplaced > 0 {
+        } else if older && tally.misplaced > 0 && !is_of_this_run(records, &tallies, &clocks, at) {
             "it names other groups than its peers do, and is older; it is of an older run"
                 .to_owned()
         } else {
@@ -371,6 +373,28 @@ fn leave_contradicting(
         foreign.is_none()
     });
     true
+}
+
+/// Whether a record that names other groups than its peers do is of the same run all the same: what it
+/// completed is what its peers completed, at the same time as some record whose groups are in order. Such
+/// a rank made other groups (E105). Where too little is completed to relate the clocks, the newest moments
+/// are compared as they are: ranks of one host share a clock.
+fn is_of_this_run(
+    records: &[Record],
+    tallies: &[Tally],
+    clocks: &[Option<clocks::Offset>],
+    at: RecordIx,
+) -> bool {
+    let own = &tallies[at];
+    let apart_ns = |other: RecordIx| match (clocks[at], clocks[other]) {
+        (Some(own), Some(other)) => own.ns.abs_diff(other.ns),
+        _ => records[at].newest_ns().abs_diff(records[other].newest_ns()),
+    };
+    own.against == 0
+        && own.beyond == 0
+        && (0..records.len()).any(|other| {
+            tallies[other].misplaced == 0 && apart_ns(other) < ONE_RUN_NS.unsigned_abs()
+        })
 }
 
 fn tally(aligned: &Aligned<'_>) -> Vec<Tally> {

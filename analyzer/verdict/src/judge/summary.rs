@@ -12,7 +12,10 @@ use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
 /// What a record shows as unfinished, with whether it is overdue.
-fn pending<'a>(ctx: &'a Context<'_>, record: RecordIx) -> impl Iterator<Item = (&'a Pending, bool)> {
+fn pending<'a>(
+    ctx: &'a Context<'_>,
+    record: RecordIx,
+) -> impl Iterator<Item = (&'a Pending, bool)> {
     let all = ctx.graph.pending[record].iter().enumerate();
     all.map(move |(at, one)| (one, ctx.graph.is_overdue(record, at)))
 }

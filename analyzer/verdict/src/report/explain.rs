@@ -88,6 +88,25 @@ pub fn explain(code: Code) -> Explanation {
                 "a retry must be agreed on by all members before anybody repeats a collective",
             ],
         ),
+        Code::E105 => (
+            "Every record states the members of the groups that its rank made. Here ranks state different \
+             members under one name, although one of them counts the other as a member. A group is made \
+             by all ranks together, in the same order: these ranks made different groups, and what they \
+             issue on them never meets. The statements are proof by themselves, so the finding appears \
+             also when nothing is pending: NCCL connects a group at its first operation, and a hang there \
+             leaves no entry in older recorders.",
+            &[
+                "a list of ranks computed from data that differs by rank: a mesh shape, an environment variable, a config file",
+                "new_group called in another order on some ranks, or under a condition",
+                "a rank that left out one new_group call: from there on its groups have other names",
+                "two versions of the program in one job",
+            ],
+            &[
+                "print the ranks that each process passes to new_group, and compare them",
+                "make all groups on all ranks in one order, also those that a rank is no member of",
+                "make the groups from one description, such as a DeviceMesh, in place of calls by hand",
+            ],
+        ),
         Code::E110 => (
             "Members of one group issued different operations under the same sequence number, and no \
              shift makes their later operations match. The majority is taken as the norm; with two \

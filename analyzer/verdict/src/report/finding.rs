@@ -56,6 +56,7 @@ codes! {
     E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
     E103 skipped_collective Error "a rank left out a collective: its later operations match the others' shifted";
     E104 extra_collective Error "a rank issued a collective that nobody else did: its later operations match shifted";
+    E105 group_mismatch Error "ranks state different members for one group, or made their groups in another order";
     E110 op_mismatch Error "same group and sequence number, different operations";
     E111 dtype_mismatch Error "same operation, different element types";
     E112 size_mismatch Error "same operation, sizes that the operation does not allow to differ";

@@ -6,6 +6,7 @@
 mod all_arrived_stuck;
 mod clock_uncertain;
 mod cross_group_deadlock;
+mod group_mismatch;
 mod mismatch;
 mod missing_dump;
 mod not_joined;
@@ -35,6 +36,7 @@ pub(crate) trait Check: Sync {
 
 /// All checks. Those that need no other's answer come first.
 pub(crate) const ALL: &[&dyn Check] = &[
+    &group_mismatch::GroupMismatch,
     &mismatch::Mismatch,
     &shifted::Shifted,
     &unequal_parts::UnequalParts,

@@ -40,6 +40,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod launch;
 pub mod model;
 pub mod publish;
 pub mod record;

@@ -1,0 +1,147 @@
+//! What launchers put into the environment of a process: its rank, and the job that it is of.
+//!
+//! | | torchrun | Open MPI | MPICH, PMI | Slurm |
+//! |---|---|---|---|---|
+//! | rank | `RANK` | `OMPI_COMM_WORLD_RANK` | `PMI_RANK` | `SLURM_PROCID` |
+//! | world size | `WORLD_SIZE` | `OMPI_COMM_WORLD_SIZE` | `PMI_SIZE` | `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS` |
+//! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
+//! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
+//!
+//! They are asked in this order, and the first whose rank is there is believed: `mpirun` inside a Slurm allocation is
+//! Open MPI. `MASTER_ADDR` and `MASTER_PORT` name a job that its launcher does not name.
+
+use crate::model::Rank;
+
+/// A process's place in its job, as its launcher gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// Its rank, below `world_size`.
+    pub rank: Rank,
+    /// How many ranks the job has.
+    pub world_size: u32,
+    /// The job's name, equal on all its ranks; none if the environment has nothing of the kind.
+    pub job: Option<String>,
+    /// How often the launcher has restarted the job.
+    pub attempt: u32,
+}
+
+/// The environment, asked by name.
+type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
+
+/// The names that one launcher uses.
+struct Dialect {
+    rank: &'static str,
+    world_size: &'static [&'static str],
+    attempt: &'static str,
+    job: fn(&Environment<'_>) -> Option<String>,
+}
+
+const DIALECTS: [Dialect; 4] = [
+    Dialect {
+        rank: "RANK",
+        world_size: &["WORLD_SIZE"],
+        attempt: "TORCHELASTIC_RESTART_COUNT",
+        // torchrun says "none" where it was given no id.
+        job: |env| env("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
+    },
+    Dialect {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: &["OMPI_COMM_WORLD_SIZE"],
+        attempt: "",
+        job: |env| env("PMIX_NAMESPACE").or_else(|| env("OMPI_MCA_ess_base_jobid")),
+    },
+    Dialect {
+        rank: "PMI_RANK",
+        world_size: &["PMI_SIZE"],
+        attempt: "",
+        job: |_| None,
+    },
+    Dialect {
+        rank: "SLURM_PROCID",
+        world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        attempt: "SLURM_RESTART_COUNT",
+        job: |env| {
+            let job = env("SLURM_JOB_ID")?;
+            Some(match env("SLURM_STEP_ID") {
+                Some(step) => format!("{job}.{step}"),
+                None => job,
+            })
+        },
+    },
+];
+
+impl Launched {
+    /// What the launcher says, by way of `lookup` (`std::env::var(name).ok()`, say); none if no launcher gave a rank
+    /// and a world size that fit together.
+    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
+        let names = DIALECTS.iter().find(|names| text(names.rank).is_some())?;
+        let rank = number(names.rank)?;
+        let world_size = names.world_size.iter().find_map(|name| number(name))?;
+        let meeting = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
+        (rank < world_size).then(|| Self {
+            rank,
+            world_size,
+            job: (names.job)(&text).or_else(meeting),
+            attempt: number(names.attempt).unwrap_or(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Option<Launched> {
+        Launched::from_environment(|name| {
+            let pair = pairs.iter().find(|(key, _)| *key == name);
+            pair.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn each_launcher_gives_rank_and_job() {
+        let torchrun = from(&[
+            ("RANK", "3"),
+            ("WORLD_SIZE", "8"),
+            ("TORCHELASTIC_RUN_ID", "none"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+            ("SLURM_PROCID", "0"),
+        ]);
+        let expected = Launched {
+            rank: 3,
+            world_size: 8,
+            job: Some("node0-29500".to_owned()),
+            attempt: 2,
+        };
+        assert_eq!(torchrun, Some(expected));
+        let slurm = from(&[
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "16"),
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_STEP_ID", "1"),
+        ]);
+        let slurm = slurm.expect("a rank");
+        assert_eq!((slurm.rank, slurm.world_size), (5, 16));
+        assert_eq!(slurm.job.as_deref(), Some("77.1"));
+        let mpi = from(&[
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("PMIX_NAMESPACE", "prterun-1"),
+        ]);
+        assert_eq!(mpi.and_then(|it| it.job).as_deref(), Some("prterun-1"));
+        let pmi = from(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
+        assert_eq!(pmi.and_then(|it| it.job), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_no_place() {
+        assert_eq!(from(&[]), None);
+        assert_eq!(from(&[("RANK", "3")]), None);
+        assert_eq!(from(&[("RANK", "8"), ("WORLD_SIZE", "8")]), None);
+        assert_eq!(from(&[("RANK", "x"), ("WORLD_SIZE", "8")]), None);
+    }
+}

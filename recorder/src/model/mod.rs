@@ -2,10 +2,12 @@
 
 mod entry;
 mod group;
+mod nccl;
 mod ops;
 mod status;
 
 pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};
 pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
+pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{DType, OpType, ReduceOp};
 pub use status::{ProcessGroupStatus, RankStatus};

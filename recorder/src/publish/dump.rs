@@ -1,8 +1,8 @@
 //! One rank's record as a value: what a dump file, a ring file or an endpoint's answer holds.
 
 use crate::model::{
-    Entry, EntryState, Frame, GroupPlace, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
-    Signature, Stack,
+    Communicator, Entry, EntryState, Frame, GroupPlace, ProcessGroupInfo, ProcessGroupStatus, Rank,
+    RankStatus, Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,8 @@ pub enum Recorder {
     Rcomm,
     /// PyTorch's NCCL recorder, or one that behaves like it: states come from device events.
     Nccl,
+    /// Our plug-in for NCCL's profiler interface: states come from the device.
+    NcclProfiler,
     /// PyTorch's backend-agnostic hook.
     Hook,
     /// PyTorch's gloo recorder: states always `scheduled`, groups without names, no P2P.
@@ -79,9 +81,20 @@ pub enum Recorder {
 }
 
 impl Recorder {
-    const NAMES: [(Self, &'static str); 6] = [
+    /// Whether states come from the device, so that "not started" says that it has not come to an operation.
+    pub const fn sees_device(self) -> bool {
+        matches!(self, Self::Nccl | Self::NcclProfiler)
+    }
+
+    /// The number that its first operation has.
+    pub const fn first_record_id(self) -> u64 {
+        matches!(self, Self::Rcomm | Self::NcclProfiler) as u64
+    }
+
+    const NAMES: [(Self, &'static str); 7] = [
         (Self::Rcomm, "rcomm"),
         (Self::Nccl, "nccl"),
+        (Self::NcclProfiler, "nccl_profiler"),
         (Self::Hook, "hook"),
         (Self::NativeGloo, "native_gloo"),
         (Self::Torchcomms, "torchcomms"),
@@ -176,6 +189,14 @@ pub struct Dump {
 }
 
 impl Dump {
+    /// What it says of NCCL's communicators, where that was recorded.
+    pub fn communicators(&self) -> Vec<Communicator> {
+        let state = self.nccl_comm_state.iter();
+        state
+            .filter_map(|(name, facts)| Communicator::from_facts(name, facts))
+            .collect()
+    }
+
     /// Lets go of the oldest operations beyond the newest `most`, up to the first that is pending.
     pub fn keep_newest(&mut self, most: usize) {
         let first = self.first_of_newest(most);

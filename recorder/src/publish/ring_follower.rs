@@ -9,7 +9,7 @@ use super::ring_reader::{Owner, RingReader};
 use crate::model::{Entry, EntryState};
 use crate::record::clock::Anchor;
 use crate::record::ring::is_busy;
-use crate::record::{decode, layout};
+use crate::record::{decode, layout, nccl};
 use std::collections::BTreeMap;
 
 /// A ring that is followed from outside, and its record.
@@ -117,10 +117,15 @@ impl RingFollower {
         let mut picked = Vec::new();
         for (&id, known) in &mut self.open {
             let index = slots.index_of(id);
-            let stamp = slots.stamp(view, index);
+            let own = slots.stamp(view, index);
+            let stamp = match layout.kernels.rows {
+                0 => own,
+                // Busy or not, as the record itself is; the rest says that one of both moved.
+                _ => own ^ nccl::kernels(layout).stamp(view, index) << 32,
+            };
             // The stamp is stored before its slot is read, as above. A slot whose writer died stays
             // busy and is counted every time.
-            if stamp != *known || is_busy(stamp) {
+            if stamp != *known || is_busy(own) {
                 moved |= stamp != *known;
                 *known = stamp;
                 picked.push(index);
@@ -143,6 +148,9 @@ impl RingFollower {
             let at = entries.binary_search_by_key(&id, |entry| entry.record_id);
             at.map_or(true, |at| !is_settled(&entries[at]))
         });
+        // The operations that were read now are not all that are under way.
+        let (view, layout) = self.reader.memory();
+        nccl::put_into(self.record.dump_mut(), view, layout);
         self.record.dump_mut().keep_newest(self.keep);
     }
 }

@@ -6,12 +6,13 @@
 
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
-use crate::record::decode;
 use crate::record::directory::{self, RingName};
 use crate::record::layout::{self, Layout, halves, header};
 use crate::record::map::View;
+use crate::record::nccl;
 use crate::record::process::ProcessIdentity;
 use crate::record::sync::Read;
+use crate::record::{RingPart, decode};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -176,7 +177,7 @@ impl RingReader {
         named
             .chain(stands)
             .chain(rest)
-            .chain([used as u64])
+            .chain([used as u64, nccl::stands(&self.view, &self.layout)])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })
@@ -261,6 +262,8 @@ fn wall_now() -> i64 {
 pub struct RingSummary {
     /// Whose it is.
     pub identity: Identity,
+    /// Which of the process's rings it is.
+    pub part: RingPart,
     /// Whether its owner lives.
     pub alive: bool,
     /// When it was made, wall clock, ns since the epoch.
@@ -283,9 +286,10 @@ pub struct RingListing {
 }
 
 impl RingListing {
-    fn of(path: PathBuf) -> Self {
+    fn of(part: RingPart, path: PathBuf) -> Self {
         let ring = RingReader::attach(&path).map(|reader| RingSummary {
             identity: reader.identity(),
+            part,
             alive: reader.is_alive(),
             created_ns: layout::load_anchor(&reader.view).wall_ns,
             heartbeat_ns: reader.heartbeat_ns(),
@@ -303,7 +307,7 @@ pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
     let files = files_in(directory)?;
     Ok(files
         .into_iter()
-        .map(|(.., path)| RingListing::of(path))
+        .map(|(_, name, path)| RingListing::of(name.part, path))
         .collect())
 }
 

@@ -30,6 +30,42 @@ pub enum Touch {
     Ahead,
 }
 
+/// Which of a process's rings: it has one for each recorder in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RingPart {
+    /// What the program records by way of rcomm: `<rank>.<attempt>.ring`.
+    #[default]
+    Program,
+    /// What the plug-in for NCCL records: `<rank>.<attempt>.nccl.ring`.
+    NcclProfiler,
+}
+
+impl RingPart {
+    const NAMES: [(Self, &'static str); 2] = [(Self::Program, ""), (Self::NcclProfiler, "nccl")];
+
+    /// What it is called in the ring's name; empty for the program's.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize].1
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|(_, it)| *it == name)
+            .map(|&(it, _)| it)
+    }
+
+    /// Its number in a ring's header.
+    pub(crate) const fn code(self) -> u64 {
+        self as u64
+    }
+
+    pub(crate) fn from_code(code: u64) -> Self {
+        let known = Self::NAMES.get(usize::try_from(code).unwrap_or(usize::MAX));
+        known.map_or(Self::Program, |&(it, _)| it)
+    }
+}
+
 /// Where the ring does live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Storage {
@@ -77,6 +113,11 @@ pub struct RecorderConfig {
     pub signatures: u32,
     /// Distinct call sites kept; at most 65,536.
     pub call_sites: u32,
+    /// Network links of NCCL whose progress is kept, and then also that of operations on their channels; 0 =
+    /// neither; at most 65,536.
+    pub links: u32,
+    /// Which of the process's rings this is.
+    pub part: RingPart,
 }
 
 impl RecorderConfig {
@@ -95,6 +136,8 @@ impl RecorderConfig {
             groups: 1_024,
             signatures: 4_096,
             call_sites: 1_024,
+            links: 0,
+            part: RingPart::Program,
         }
     }
 
@@ -121,6 +164,9 @@ impl RecorderConfig {
             if value == 0 || value > most {
                 return refuse(format!("{value} {what}: must be from 1 to {most}"));
             }
+        }
+        if self.links > 1 << 16 {
+            return refuse(format!("{} links: must be at most {}", self.links, 1 << 16));
         }
         Ok(())
     }

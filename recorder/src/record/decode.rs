@@ -5,8 +5,10 @@
 
 use super::bytes;
 use super::clock::Anchor;
+use super::config::RingPart;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_THREAD, group, halves, header, phase, slot};
+use super::nccl;
 use super::ring::{Found, LapRing, SlotRing};
 use super::signature;
 use super::sync::Read;
@@ -49,7 +51,10 @@ pub(crate) fn dump_of(
         lost_group: None,
         dump: Dump {
             version: FormatVersion::WRITTEN,
-            recorder: Recorder::Rcomm,
+            recorder: match RingPart::from_code(memory.load(header::PART)) {
+                RingPart::Program => Recorder::Rcomm,
+                RingPart::NcclProfiler => Recorder::NcclProfiler,
+            },
             identity: identity(memory, dump_time_ns),
             comm_lib_version: header_text(memory, header::WRITER),
             ..Dump::default()
@@ -59,7 +64,9 @@ pub(crate) fn dump_of(
     decoder.threads();
     let unreadable = decoder.entries(picked);
     decoder.status(unreadable);
-    decoder.dump
+    let mut dump = decoder.dump;
+    nccl::put_into(&mut dump, memory, layout);
+    dump
 }
 
 /// Whose ring this is.

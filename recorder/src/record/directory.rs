@@ -6,6 +6,7 @@
 //! renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
 //! others are removed.
 
+use super::config::RingPart;
 use super::process::ProcessIdentity;
 use crate::error::{Error, Result};
 use crate::model::Rank;
@@ -29,11 +30,14 @@ pub(crate) struct RingId<'a> {
     pub(crate) job: &'a str,
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
+    pub(crate) part: RingPart,
 }
 
 impl RingId<'_> {
     fn file_name(&self) -> String {
-        format!("{}.{}.ring", self.rank, self.attempt)
+        let part = self.part.name();
+        let dot = if part.is_empty() { "" } else { "." };
+        format!("{}.{}{dot}{part}.ring", self.rank, self.attempt)
     }
 
     fn taken(&self, path: PathBuf) -> Error {
@@ -51,6 +55,7 @@ impl RingId<'_> {
 pub(crate) struct RingName {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
+    pub(crate) part: RingPart,
     /// Not the one that was replaced.
     pub(crate) newest: bool,
 }
@@ -62,10 +67,16 @@ impl RingName {
             Some(stem) => (stem, false),
             None => (stem, true),
         };
-        let (rank, attempt) = stem.split_once('.')?;
+        let (rank, rest) = stem.split_once('.')?;
+        let (attempt, part) = match rest.split_once('.') {
+            Some((_, "")) => return None,
+            Some((attempt, part)) => (attempt, RingPart::from_name(part)?),
+            None => (rest, RingPart::Program),
+        };
         Some(Self {
             rank: rank.parse().ok()?,
             attempt: attempt.parse().ok()?,
+            part,
             newest,
         })
     }
@@ -107,9 +118,10 @@ impl Unnamed {
     ) -> Result<Self> {
         let job = directory.join(job_directory_name(place.job));
         let temporary = job.join(format!(
-            ".{}.{}.{}.new",
+            ".{}.{}.{}{}.new",
             place.rank,
             place.attempt,
+            place.part.name(),
             std::process::id()
         ));
         let flags =
@@ -236,7 +248,7 @@ fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
 /// Of this rank's rings keeps the new one and the newest other; the living stay in any case.
 fn prune(directory: &Path, place: RingId<'_>) {
     let mut others: Vec<_> = ring_files(directory)
-        .filter(|(name, _)| name.rank == place.rank)
+        .filter(|(name, _)| name.rank == place.rank && name.part == place.part)
         .filter(|(name, _)| (name.attempt, name.newest) != (place.attempt, true))
         .collect();
     others.sort_by_key(|(name, path)| (modified(path), *name));
@@ -347,7 +359,25 @@ mod tests {
         let name = RingName::parse("7.2.ring").unwrap();
         assert_eq!((name.rank, name.attempt, name.newest), (7, 2, true));
         assert!(!RingName::parse("7.2.previous.ring").unwrap().newest);
-        for other in ["7.ring", ".7.2.99.new", "7.2", "x.2.ring", "-1.0.ring"] {
+        let part = RingName::parse("7.2.nccl.ring").unwrap();
+        assert_eq!(
+            (part.rank, part.attempt, part.part),
+            (7, 2, RingPart::NcclProfiler)
+        );
+        let previous = RingName::parse("7.2.nccl.previous.ring").unwrap();
+        assert_eq!(
+            (previous.part, previous.newest),
+            (RingPart::NcclProfiler, false)
+        );
+        for other in [
+            "7.ring",
+            ".7.2.99.new",
+            "7.2",
+            "x.2.ring",
+            "-1.0.ring",
+            "7.2..ring",
+            "7.2.a.b.ring",
+        ] {
             assert_eq!(RingName::parse(other), None, "{other}");
         }
     }

@@ -34,6 +34,7 @@ pub(super) fn initialise(map: &Map, layout: &Layout, config: &RecorderConfig) {
     store(header::ANCHOR_MONOTONIC, anchor.monotonic_ns);
     store(header::ANCHOR_WALL, anchor.wall_ns.cast_unsigned());
     store(header::STEP, (-1_i64).cast_unsigned());
+    store(header::PART, config.part.code());
     text(header::HOST, &config.host);
     text(header::JOB, &config.job);
     text(header::WRITER, concat!("rcomm ", env!("CARGO_PKG_VERSION")));

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse what they do not know.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 3;
+pub(crate) const MINOR: u32 = 4;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -41,6 +41,8 @@ pub(crate) mod header {
     pub(crate) const ANCHOR_WALL: usize = 11;
     /// How many bytes of the file have space; 0 = all.
     pub(crate) const RESERVED: usize = 12;
+    /// Which of the process's rings. Since 1.4.
+    pub(crate) const PART: usize = 13;
 
     /// A section like those below, since 1.3.
     pub(crate) const FUNCTIONS: usize = 14;
@@ -83,6 +85,12 @@ pub(crate) mod header {
     pub(crate) const CALL_SITES_LOST: usize = 189;
     pub(crate) const THREADS_LOST: usize = 190;
     pub(crate) const PHASES_LOST: usize = 191;
+
+    // Since 1.4; what communicators of NCCL have beyond groups. Sections as above; no rows = not kept.
+    pub(crate) const KERNELS: usize = 192;
+    pub(crate) const LINKS: usize = 194;
+    pub(crate) const LINKS_USED: usize = 196;
+    pub(crate) const LINKS_LOST: usize = 197;
 }
 
 /// In [`header::STATE`].
@@ -103,6 +111,8 @@ pub(crate) mod group {
     pub(crate) const TIMEOUT_MS: usize = 5;
     /// The owner's rank in the group + 1; 0 = see the members. Since 1.3.
     pub(crate) const OWN_RANK: usize = 6;
+    /// NCCL's number of a communicator; 0 = the group is none. Since 1.4.
+    pub(crate) const COMM_HASH: usize = 7;
     /// Each is the sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;
     pub(crate) const LAST_STARTED: usize = 9;
@@ -185,6 +195,33 @@ pub(crate) mod slot {
     pub(crate) const ANY_RANK: u32 = u32::MAX - 1;
 }
 
+/// Words of one operation's progress on its channels: the slot of the same number as its record's.
+pub(crate) mod kernel {
+    pub(crate) const WORDS: usize = 8;
+    /// How many channels | algorithm << 8 | protocol << 16, by their numbers.
+    pub(crate) const PLAN: usize = 1;
+    pub(crate) const ENQUEUED: usize = 2;
+    pub(crate) const LAUNCHED: usize = 3;
+    /// A bit for each channel.
+    pub(crate) const STARTED: usize = 4;
+    pub(crate) const FINISHED: usize = 5;
+}
+
+/// Words of one link's progress.
+pub(crate) mod link {
+    pub(crate) const WORDS: usize = 8;
+    /// group row | channel << 16 | is sent << 24 | what it waits for << 25 | peer << 32.
+    pub(crate) const PLACE: usize = 1;
+    pub(crate) const RECORD: usize = 2;
+    /// done | in all << 32.
+    pub(crate) const STEPS: usize = 3;
+    pub(crate) const SINCE: usize = 4;
+
+    pub(crate) const CHANNEL_SHIFT: u32 = 16;
+    pub(crate) const SEND: u64 = 1 << 24;
+    pub(crate) const WAIT_SHIFT: u32 = 25;
+}
+
 /// A reference to a table's row that is not there.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 /// The same for threads.
@@ -228,7 +265,12 @@ pub(crate) struct Layout {
     pub(crate) slots: Section,
     /// Rows are words.
     pub(crate) lap: Section,
+    /// None, or as many as slots.
+    pub(crate) kernels: Section,
+    pub(crate) links: Section,
 }
+
+const NO_SECTION: Section = Section { word: 0, rows: 0 };
 
 impl Layout {
     /// The layout for this configuration.
@@ -236,7 +278,8 @@ impl Layout {
         let slots = (config.entries as usize).next_power_of_two();
         // Names and signatures are short and the ranks of most groups are one run; room for one group
         // in no order at all over the whole world comes on top.
-        let arena = (192 * 1024 + config.world_size as usize * 16)
+        let many_groups = (config.groups as usize).saturating_sub(1024) * 64;
+        let arena = (192 * 1024 + config.world_size as usize * 16 + many_groups)
             .next_multiple_of(4096)
             .min(MOST_ARENA);
         let lap = (slots * 4).max(8 * 1024);
@@ -254,6 +297,14 @@ impl Layout {
             threads: place(THREAD_ROWS, thread::WORDS * 8),
             arena: place(arena, 1),
             phases: place(PHASE_SLOTS, phase::WORDS * 8),
+            kernels: match config.links {
+                0 => NO_SECTION,
+                _ => place(slots, kernel::WORDS * 8),
+            },
+            links: match config.links {
+                0 => NO_SECTION,
+                links => place((links as usize).next_power_of_two(), link::WORDS * 8),
+            },
             slots: place(slots, slot::WORDS * 8),
             lap: place(lap, 8),
             bytes: 0,
@@ -263,7 +314,7 @@ impl Layout {
     }
 
     /// Each section with its word in the header, the bytes of a row, and the most rows it may have.
-    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 9] {
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 11] {
         [
             (
                 &mut self.groups,
@@ -304,6 +355,13 @@ impl Layout {
             ),
             (&mut self.slots, header::SLOTS, slot::WORDS * 8, MOST_SLOTS),
             (&mut self.lap, header::LAP, 8, MOST_LAP),
+            (
+                &mut self.kernels,
+                header::KERNELS,
+                kernel::WORDS * 8,
+                MOST_SLOTS,
+            ),
+            (&mut self.links, header::LINKS, link::WORDS * 8, MOST_ROWS),
         ]
     }
 
@@ -323,23 +381,25 @@ impl Layout {
         if bytes > have {
             return Err(format!("it is truncated: {have} of {bytes} bytes"));
         }
-        let none = Section { word: 0, rows: 0 };
         let mut layout = Self {
             bytes,
-            groups: none,
-            signatures: none,
-            call_sites: none,
-            functions: none,
-            threads: none,
-            arena: none,
-            phases: none,
-            slots: none,
-            lap: none,
+            groups: NO_SECTION,
+            signatures: NO_SECTION,
+            call_sites: NO_SECTION,
+            functions: NO_SECTION,
+            threads: NO_SECTION,
+            arena: NO_SECTION,
+            phases: NO_SECTION,
+            slots: NO_SECTION,
+            lap: NO_SECTION,
+            kernels: NO_SECTION,
+            links: NO_SECTION,
         };
         for (section, word, row_bytes, most) in layout.sections() {
             let start = memory.load(word);
             let rows = memory.load(word + 1);
-            if word == header::FUNCTIONS && (start, rows) == (0, 0) {
+            let may_lack = [header::FUNCTIONS, header::KERNELS, header::LINKS];
+            if may_lack.contains(&word) && rows == 0 {
                 continue;
             }
             let end = rows
@@ -363,6 +423,8 @@ impl Layout {
             ("slots", layout.slots.rows),
             ("phases", layout.phases.rows),
             ("words in its lap ring", layout.lap.rows),
+            ("kernels", layout.kernels.rows.max(1)),
+            ("links", layout.links.rows.max(1)),
         ] {
             if !rows.is_power_of_two() {
                 return Err(format!("it has {rows} {what}, not a power of two"));

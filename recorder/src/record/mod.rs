@@ -19,6 +19,7 @@ mod header;
 mod lap;
 pub(crate) mod layout;
 pub(crate) mod map;
+pub(crate) mod nccl;
 mod operation;
 pub(crate) mod process;
 mod progress;
@@ -31,9 +32,12 @@ pub(crate) mod sync;
 mod tables;
 
 pub use clock::Timestamp;
-pub use config::{Placement, RecorderConfig, Storage, Touch};
+pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};
 pub use directory::default_directory;
-pub use flight_recorder::{Counters, FlightRecorder};
+pub use flight_recorder::{
+    ChannelEvent, CommunicatorInfo, Counters, FlightRecorder, KernelPlan, LinkHandle, LinkPlace,
+};
+pub use nccl::{ALGORITHMS, PROTOCOLS};
 pub use operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 pub use signature::{SignatureId, SignatureKey, Tensor};
 pub use signature_cache::SignatureCache;

@@ -179,6 +179,7 @@ impl Tables {
         info: &ProcessGroupInfo,
         place: Option<GroupPlace>,
         timeout: Duration,
+        communicator: u64,
     ) -> Option<u32> {
         let mut used = self.lock();
         let row = free_row(map, header::GROUPS_USED, self.layout.groups)?;
@@ -205,6 +206,7 @@ impl Tables {
             (layout::group::SIZE, size),
             (layout::group::TIMEOUT_MS, timeout_ms),
             (layout::group::OWN_RANK, own_rank),
+            (layout::group::COMM_HASH, communicator),
         ] {
             words[word].store(value, Ordering::Relaxed);
         }

@@ -531,7 +531,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 3, 0, 0, 0], "1.3");
+    assert_eq!(version, [1, 0, 0, 0, 4, 0, 0, 0], "1.4");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
     // Its header did not contain the reserved size.

@@ -10,6 +10,7 @@ use super::super::map::Map;
 use super::super::sync::Memory;
 use super::super::tables::Tables;
 use super::FlightRecorder;
+use super::nccl::Links;
 use super::room::{GROWTH, Growth};
 use crate::error::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,6 +55,7 @@ impl FlightRecorder {
             job: &config.job,
             rank: config.rank,
             attempt: config.attempt,
+            part: config.part,
         };
         let layout = Layout::plan(config);
         // Everything but slots and lap ring is written to at any place; those come one after the other.
@@ -77,6 +79,8 @@ impl FlightRecorder {
             slots: decode::slots(&layout),
             phases: decode::phases(&layout),
             lap: decode::lap_ring(&layout),
+            kernels: super::super::nccl::kernels(&layout),
+            links: Links::new(&layout),
             tables: Tables::new(layout),
             clock: Clock::choose(),
             layout,

@@ -5,8 +5,11 @@
 //! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
 
 mod create;
+mod nccl;
 mod room;
 
+use self::nccl::Links;
+pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
 use self::room::Growth;
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
@@ -14,7 +17,7 @@ use super::config::Storage;
 use super::decode;
 use super::directory;
 use super::lap::{self, LapPlace};
-use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, phase, slot};
+use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, kernel, phase, slot};
 use super::map::Map;
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
@@ -70,6 +73,8 @@ pub struct FlightRecorder {
     slots: SlotRing<{ slot::WORDS }>,
     phases: SlotRing<{ phase::WORDS }>,
     lap: LapRing,
+    kernels: SlotRing<{ kernel::WORDS }>,
+    links: Links,
     tables: Tables,
     clock: Clock,
     storage: Storage,
@@ -130,7 +135,7 @@ impl FlightRecorder {
         place: Option<GroupPlace>,
         timeout: Duration,
     ) -> GroupHandle {
-        match self.tables.add_group(&self.map, info, place, timeout) {
+        match self.tables.add_group(&self.map, info, place, timeout, 0) {
             Some(row) => GroupHandle(row),
             None => {
                 self.count(header::GROUPS_LOST);

@@ -1,0 +1,310 @@
+//! What NCCL's profiler interface says of a communicator beyond its operations.
+//!
+//! A ring holds it in tables of its own. A [`Dump`](crate::publish::Dump) carries it as text, among
+//! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section that PyTorch's dumps keep for NCCL's account
+//! of its communicators: every format and every tool that passes that section on passes this on, too.
+
+use std::fmt::Write as _;
+
+/// One communicator as one process sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Communicator {
+    /// Name of the group that the record has for it.
+    pub group: String,
+    /// NCCL's own number for it, equal on all members.
+    pub hash: u64,
+    /// Its operations that are not over.
+    pub kernels: Vec<KernelProgress>,
+    /// Its network transfers that are under way.
+    pub links: Vec<LinkProgress>,
+}
+
+/// How far one operation came on its channels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelProgress {
+    /// The operation's record.
+    pub record_id: u64,
+    /// How many channels it uses; 0 = not known.
+    pub channels: u8,
+    /// NCCL's name of the algorithm; empty if not known.
+    pub algorithm: String,
+    /// NCCL's name of the protocol; empty if not known.
+    pub protocol: String,
+    /// When NCCL had put it into a plan, wall clock, ns since the epoch; 0 = not seen.
+    pub enqueued_ns: i64,
+    /// When its kernel had been launched, wall clock, ns since the epoch; 0 = not seen.
+    pub launched_ns: i64,
+    /// Channels that the device has started, a bit each.
+    pub started: u64,
+    /// Channels that the device has finished, a bit each.
+    pub finished: u64,
+}
+
+/// Where one network transfer is: one channel, one peer, one direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkProgress {
+    /// The channel.
+    pub channel: u8,
+    /// The other end, as a rank of the communicator.
+    pub peer: u32,
+    /// Sending, not receiving.
+    pub is_send: bool,
+    /// Of which operation; 0 = not known.
+    pub record_id: u64,
+    /// Steps done.
+    pub step: u32,
+    /// Steps in all; 0 = not known.
+    pub steps: u32,
+    /// What it waits for.
+    pub wait: LinkWait,
+    /// When it moved last, wall clock, ns since the epoch.
+    pub since_ns: i64,
+}
+
+/// What a network transfer waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LinkWait {
+    /// Nothing: no transfer is under way.
+    Idle,
+    /// Not known: it was given to the proxy thread.
+    #[default]
+    Posted,
+    /// The device of this process: data to send, or room for what was received.
+    Device,
+    /// The peer's permission to send.
+    Peer,
+    /// The network, to send.
+    Send,
+    /// The network, to receive.
+    Receive,
+    /// The network card, to make received data visible to the device.
+    Flush,
+}
+
+impl LinkWait {
+    const NAMES: [(Self, &'static str); 7] = [
+        (Self::Idle, "idle"),
+        (Self::Posted, "posted"),
+        (Self::Device, "device"),
+        (Self::Peer, "peer"),
+        (Self::Send, "send"),
+        (Self::Receive, "receive"),
+        (Self::Flush, "flush"),
+    ];
+
+    /// Its number in a ring.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// From its number in a ring.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::NAMES.get(usize::from(code)).map(|&(it, _)| it)
+    }
+
+    /// Its name in dumps.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[usize::from(self.code())].1
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|(_, it)| *it == name)
+            .map(|&(it, _)| it)
+    }
+}
+
+impl KernelProgress {
+    /// Channels of the operation that the device has not finished, ascending.
+    pub fn unfinished(&self) -> impl Iterator<Item = u8> + use<> {
+        let (channels, started, finished) = (self.channels, self.started, self.finished);
+        // Which channels an operation uses is known of those that it started on alone.
+        (0..64).filter(move |&channel| channels > 0 && started & !finished & (1 << channel) != 0)
+    }
+}
+
+const HASH: &str = "commHash";
+const KERNEL: &str = "kernel:";
+const LINK: &str = "link:";
+
+impl Communicator {
+    /// As a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and facts.
+    pub fn to_facts(&self) -> (String, Vec<(String, String)>) {
+        let mut facts = vec![(HASH.to_owned(), format!("{:#x}", self.hash))];
+        for kernel in &self.kernels {
+            let KernelProgress {
+                record_id,
+                channels,
+                algorithm,
+                protocol,
+                enqueued_ns,
+                launched_ns,
+                started,
+                finished,
+            } = kernel;
+            let mut text = format!(
+                "channels={channels} started={started:x} finished={finished:x} \
+                 enqueued_ns={enqueued_ns} launched_ns={launched_ns}"
+            );
+            for (key, value) in [("algorithm", algorithm), ("protocol", protocol)] {
+                if !value.is_empty() {
+                    let _ = write!(text, " {key}={value}");
+                }
+            }
+            facts.push((format!("{KERNEL}{record_id}"), text));
+        }
+        for link in &self.links {
+            let direction = if link.is_send { "send" } else { "recv" };
+            facts.push((
+                format!("{LINK}{}:{direction}:{}", link.channel, link.peer),
+                format!(
+                    "step={} steps={} wait={} since_ns={} record={}",
+                    link.step,
+                    link.steps,
+                    link.wait.name(),
+                    link.since_ns,
+                    link.record_id
+                ),
+            ));
+        }
+        (self.group.clone(), facts)
+    }
+
+    /// From a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); none if it has no hash. What is not
+    /// understood is passed over.
+    pub fn from_facts(name: &str, facts: &[(String, String)]) -> Option<Self> {
+        let find = |wanted: &str| {
+            let found = facts.iter().find(|(key, _)| key == wanted);
+            found.map(|(_, value)| value.trim())
+        };
+        let hash = find(HASH)?;
+        let hash = match hash.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok()?,
+            None => hash.parse().ok()?,
+        };
+        let mut communicator = Self {
+            group: name.to_owned(),
+            hash,
+            ..Self::default()
+        };
+        for (key, value) in facts {
+            if let Some(id) = key.strip_prefix(KERNEL) {
+                communicator.kernels.extend(kernel_of(id, value));
+            } else if let Some(place) = key.strip_prefix(LINK) {
+                communicator.links.extend(link_of(place, value));
+            }
+        }
+        Some(communicator)
+    }
+}
+
+fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
+    let mut fields = text.split_ascii_whitespace();
+    fields.find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
+}
+
+fn kernel_of(id: &str, text: &str) -> Option<KernelProgress> {
+    let name = |key| field(text, key).unwrap_or_default().to_owned();
+    let bits = |key| u64::from_str_radix(field(text, key)?, 16).ok();
+    Some(KernelProgress {
+        record_id: id.parse().ok()?,
+        channels: field(text, "channels")?.parse().ok()?,
+        algorithm: name("algorithm"),
+        protocol: name("protocol"),
+        enqueued_ns: field(text, "enqueued_ns")?.parse().ok()?,
+        launched_ns: field(text, "launched_ns")?.parse().ok()?,
+        started: bits("started")?,
+        finished: bits("finished")?,
+    })
+}
+
+fn link_of(place: &str, text: &str) -> Option<LinkProgress> {
+    let mut place = place.split(':');
+    Some(LinkProgress {
+        channel: place.next()?.parse().ok()?,
+        is_send: match place.next()? {
+            "send" => true,
+            "recv" => false,
+            _ => return None,
+        },
+        peer: place.next()?.parse().ok()?,
+        record_id: field(text, "record")?.parse().ok()?,
+        step: field(text, "step")?.parse().ok()?,
+        steps: field(text, "steps")?.parse().ok()?,
+        wait: LinkWait::from_name(field(text, "wait")?)?,
+        since_ns: field(text, "since_ns")?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Communicator {
+        Communicator {
+            group: "nccl-00000000000000ab".to_owned(),
+            hash: 0xab,
+            kernels: vec![KernelProgress {
+                record_id: 9,
+                channels: 2,
+                algorithm: "RING".to_owned(),
+                protocol: String::new(),
+                enqueued_ns: 5,
+                launched_ns: 0,
+                started: 0b11,
+                finished: 0b01,
+            }],
+            links: vec![LinkProgress {
+                channel: 1,
+                peer: 2,
+                is_send: true,
+                record_id: 9,
+                step: 3,
+                steps: 16,
+                wait: LinkWait::Peer,
+                since_ns: 7,
+            }],
+        }
+    }
+
+    #[test]
+    fn facts_lead_back_to_the_communicator() {
+        let (name, facts) = example().to_facts();
+        assert_eq!(Communicator::from_facts(&name, &facts), Some(example()));
+        let channels: Vec<u8> = example().kernels[0].unfinished().collect();
+        assert_eq!(channels, [1]);
+    }
+
+    #[test]
+    fn other_facts_are_passed_over_and_a_section_without_a_hash_is_none() {
+        let (name, mut facts) = example().to_facts();
+        for (key, value) in [
+            (
+                "link:1:up:2",
+                "step=1 steps=1 wait=peer since_ns=1 record=1",
+            ),
+            (
+                "link:300:send:2",
+                "step=1 steps=1 wait=peer since_ns=1 record=1",
+            ),
+            ("kernel:x", "channels=1"),
+            ("kernel:4", ""),
+            ("else", "7"),
+        ] {
+            facts.push((key.to_owned(), value.to_owned()));
+        }
+        assert_eq!(Communicator::from_facts(&name, &facts), Some(example()));
+        facts.remove(0);
+        assert_eq!(Communicator::from_facts(&name, &facts), None);
+    }
+
+    #[test]
+    fn waits_have_numbers_and_names_that_lead_back() {
+        for (wait, name) in LinkWait::NAMES {
+            assert_eq!(LinkWait::from_code(wait.code()), Some(wait));
+            assert_eq!(LinkWait::from_name(name), Some(wait));
+        }
+        assert_eq!(LinkWait::from_code(7), None);
+    }
+}

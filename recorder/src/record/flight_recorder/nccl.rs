@@ -1,0 +1,398 @@
+//! What NCCL's profiler interface says beyond operations: communicators, channels, network links.
+//!
+//! The same rules as for operations: no lock, no allocation, nothing that fails the caller.
+
+use super::super::layout::{Layout, NO_ROW, halves, header, join, kernel, link, slot};
+use super::super::operation::{GroupHandle, Ticket};
+use super::super::ring::{MAX_ID, Missed, SlotRing};
+use super::FlightRecorder;
+use crate::model::{GroupPlace, LinkWait, ProcessGroupInfo};
+use crate::record::clock::Timestamp;
+use crate::record::sync::Memory as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A communicator, as NCCL names it to a profiler.
+#[derive(Clone, Copy, Debug)]
+pub struct CommunicatorInfo<'a> {
+    /// Local number of the group.
+    pub id: u32,
+    /// The group's name, equal on all members and on no other group.
+    pub name: &'a str,
+    /// What it is for; empty if the program did not say.
+    pub desc: &'a str,
+    /// NCCL's number for it.
+    pub hash: u64,
+    /// Own rank in it.
+    pub rank: Option<u32>,
+    /// How many ranks it has.
+    pub size: Option<u32>,
+}
+
+/// What NCCL chose for an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelPlan {
+    /// How many channels; 0 = not known.
+    pub channels: u8,
+    /// Number of the algorithm in [`ALGORITHMS`](crate::record::ALGORITHMS).
+    pub algorithm: u8,
+    /// Number of the protocol in [`PROTOCOLS`](crate::record::PROTOCOLS).
+    pub protocol: u8,
+}
+
+/// What a channel of the device did with its part of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelEvent {
+    /// It began.
+    Started,
+    /// It ended.
+    Finished,
+}
+
+/// One channel towards one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkPlace {
+    /// The communicator.
+    pub group: GroupHandle,
+    /// The channel.
+    pub channel: u8,
+    /// The other end, as a rank of the communicator.
+    pub peer: u32,
+    /// Sending, not receiving.
+    pub is_send: bool,
+}
+
+/// A link of this recorder. Valid for the recorder that gave it, until its communicator is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkHandle(u32);
+
+impl LinkHandle {
+    /// Its number among the recorder's links.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The link of this [number](Self::index), of the same recorder.
+    pub const fn from_index(index: u32) -> Self {
+        Self(index)
+    }
+}
+
+/// How many places a link is looked for in.
+const PROBES: usize = 16;
+/// In the keys of places: something was there, and what is looked for may come after it.
+const VACANT: u64 = 1;
+/// In the keys of places: something is there.
+const TAKEN: u64 = 1 << 25;
+
+/// Which link is where: a table of open addressing with as many places as the ring has rows.
+#[derive(Debug)]
+pub(super) struct Links {
+    ring: SlotRing<{ link::WORDS }>,
+    keys: Box<[AtomicU64]>,
+}
+
+impl Links {
+    pub(super) fn new(layout: &Layout) -> Self {
+        let rows = layout.links.rows;
+        Self {
+            ring: SlotRing::new(layout.links.word, rows.max(1)),
+            keys: (0..rows).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// The place of this key; taken if it was not there. None if all places for it are taken.
+    fn place(&self, key: u64) -> Option<usize> {
+        let mask = self.keys.len().checked_sub(1)?;
+        let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let first = (spread >> 32) as usize;
+        let places = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
+        let mut free = None;
+        for at in places.clone() {
+            match self.keys[at].load(Ordering::Relaxed) {
+                known if known == key => return Some(at),
+                0 => {
+                    free = free.or(Some(at));
+                    break;
+                }
+                VACANT => free = free.or(Some(at)),
+                _ => {}
+            }
+        }
+        // Two threads that look for one key at once may take two places: readers take the newer one.
+        for at in free.into_iter().chain(places) {
+            let seen = self.keys[at].load(Ordering::Relaxed);
+            let is_free = seen == 0 || seen == VACANT;
+            if is_free
+                && self.keys[at]
+                    .compare_exchange(seen, key, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return Some(at);
+            }
+        }
+        None
+    }
+}
+
+impl FlightRecorder {
+    /// Adds a communicator of NCCL as a group whose members are not known here: readers find them by its hash in
+    /// the rings of the others.
+    pub fn add_communicator(&self, info: &CommunicatorInfo<'_>) -> GroupHandle {
+        let group = ProcessGroupInfo {
+            id: info.id,
+            name: info.name.to_owned(),
+            desc: info.desc.to_owned(),
+            ranks: [].into(),
+        };
+        let place = match (info.rank, info.size) {
+            (Some(rank), Some(size)) => Some(GroupPlace { rank, size }),
+            _ => None,
+        };
+        // Zero says that a group is no communicator.
+        let hash = info.hash.max(1);
+        let row = self
+            .tables
+            .add_group(&self.map, &group, place, Duration::ZERO, hash);
+        GroupHandle(row.unwrap_or_else(|| {
+            self.count(header::GROUPS_LOST);
+            NO_ROW
+        }))
+    }
+
+    /// Records that NCCL has put an operation into a plan, now.
+    pub fn kernel_planned(&self, ticket: Ticket, plan: &KernelPlan) {
+        if self.layout.kernels.rows == 0 {
+            return;
+        }
+        let now = self.clock.now();
+        let written = self.kernels.write(&self.map, ticket.id & MAX_ID, |words| {
+            let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
+            let facts = u64::from(plan.channels)
+                | u64::from(plan.algorithm) << 8
+                | u64::from(plan.protocol) << 16;
+            store(kernel::PLAN, facts);
+            store(kernel::ENQUEUED, now.0);
+            store(kernel::LAUNCHED, 0);
+            store(kernel::STARTED, 0);
+            store(kernel::FINISHED, 0);
+        });
+        if written.is_err() {
+            self.count(header::UPDATES_LOST);
+        }
+    }
+
+    /// Records that the plan of an operation has been given to the device, now.
+    pub fn kernel_launched(&self, ticket: Ticket) {
+        let now = self.clock.now().0;
+        self.update_kernel(ticket, |words| {
+            words[kernel::LAUNCHED].store(now, Ordering::Relaxed);
+        });
+    }
+
+    /// Records what a channel did with an operation that was [planned](Self::kernel_planned).
+    pub fn kernel_channel(&self, ticket: Ticket, channel: u8, event: ChannelEvent) {
+        let word = match event {
+            ChannelEvent::Started => kernel::STARTED,
+            ChannelEvent::Finished => kernel::FINISHED,
+        };
+        self.update_kernel(ticket, |words| {
+            let bits = words[word].load(Ordering::Relaxed) | 1 << (channel & 63);
+            words[word].store(bits, Ordering::Relaxed);
+        });
+    }
+
+    #[inline]
+    fn update_kernel(&self, ticket: Ticket, change: impl FnOnce(&[AtomicU64; kernel::WORDS])) {
+        if self.layout.kernels.rows == 0 {
+            return;
+        }
+        if self
+            .kernels
+            .update(&self.map, ticket.id & MAX_ID, change)
+            .is_err()
+        {
+            self.count(header::UPDATES_LOST);
+        }
+    }
+
+    /// Records with whom a send or receive is, where that was not known when it was issued.
+    pub fn set_peer(&self, ticket: Ticket, peer: u32) {
+        self.update(ticket, |words| {
+            let (_, root) = halves(words[slot::ENDS].load(Ordering::Relaxed));
+            words[slot::ENDS].store(join(peer, root), Ordering::Relaxed);
+        });
+    }
+
+    /// Takes [`retired`](Self::retired) back: the operation is watched after all.
+    pub fn watched(&self, ticket: Ticket) {
+        self.update(ticket, |words| {
+            let state = words[slot::STATE].load(Ordering::Relaxed);
+            words[slot::STATE].store(state & !slot::RETIRED, Ordering::Relaxed);
+        });
+    }
+
+    /// The link at this place, to be told of its progress; none if there are too many.
+    pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
+        let row = u64::from(u16::try_from(place.group.0).ok()?);
+        let key = row
+            | u64::from(place.channel) << link::CHANNEL_SHIFT
+            | if place.is_send { link::SEND } else { 0 }
+            | TAKEN
+            | u64::from(place.peer) << 32;
+        let Some(at) = self.links.place(key) else {
+            self.count(header::LINKS_LOST);
+            return None;
+        };
+        self.map.words()[header::LINKS_USED].fetch_max(at as u64 + 1, Ordering::Relaxed);
+        Some(LinkHandle(at as u32))
+    }
+
+    /// Records where a link's transfer for this operation is. Called for one link by one thread at a time.
+    #[inline]
+    pub fn link_at(
+        &self,
+        handle: LinkHandle,
+        ticket: Option<Ticket>,
+        (step, steps): (u32, u32),
+        wait: LinkWait,
+    ) {
+        let at = handle.0 as usize;
+        let key = self
+            .links
+            .keys
+            .get(at)
+            .map_or(0, |key| key.load(Ordering::Relaxed));
+        if key & TAKEN == 0 {
+            return;
+        }
+        let now = self.clock.now();
+        let wait_bits = u64::from(wait.code()) << link::WAIT_SHIFT;
+        let place = key & !(0x7f << link::WAIT_SHIFT) | wait_bits;
+        self.write_link(at, place, ticket, join(step, steps), now);
+    }
+
+    fn write_link(
+        &self,
+        at: usize,
+        place: u64,
+        ticket: Option<Ticket>,
+        steps: u64,
+        since: Timestamp,
+    ) {
+        let fill = |words: &[AtomicU64; link::WORDS]| {
+            let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
+            store(link::PLACE, place);
+            store(link::RECORD, ticket.map_or(0, |ticket| ticket.id));
+            store(link::STEPS, steps);
+            store(link::SINCE, since.0);
+        };
+        // A row has one number for ever: that of its place behind all others, so that none is 0.
+        let id = (at + self.links.keys.len()) as u64;
+        if self.links.ring.update(&self.map, id, fill) == Err(Missed::Reused) {
+            let _ = self.links.ring.write(&self.map, id, fill);
+        }
+    }
+
+    /// Lets go of the links of a communicator that is gone. Takes time with the number of links.
+    pub fn release_links(&self, group: GroupHandle) {
+        let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
+        for (at, key) in self.links.keys.iter().enumerate().take(used) {
+            let seen = key.load(Ordering::Relaxed);
+            if seen & TAKEN != 0 && seen & 0xffff == u64::from(group.0) {
+                let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
+                let place = seen & !(0x7f << link::WAIT_SHIFT) | idle;
+                self.write_link(at, place, None, 0, self.clock.now());
+                key.store(VACANT, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many links found no place.
+    pub fn links_lost(&self) -> u64 {
+        use crate::record::sync::Read as _;
+        self.map.load(header::LINKS_LOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Placement, RecorderConfig};
+
+    fn recorder(links: u32) -> FlightRecorder {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            links,
+            ..RecorderConfig::new("job", 0, 2)
+        };
+        FlightRecorder::create(&config).expect("memory for a ring")
+    }
+
+    fn place(group: GroupHandle, channel: u8, peer: u32) -> LinkPlace {
+        LinkPlace {
+            group,
+            channel,
+            peer,
+            is_send: true,
+        }
+    }
+
+    fn communicator(recorder: &FlightRecorder, id: u32) -> GroupHandle {
+        recorder.add_communicator(&CommunicatorInfo {
+            id,
+            name: &format!("nccl-{id}"),
+            desc: "tp",
+            hash: 0xab + u64::from(id),
+            rank: Some(1),
+            size: Some(2),
+        })
+    }
+
+    #[test]
+    fn a_link_has_one_place_and_what_is_under_way_is_in_the_dump() {
+        let recorder = recorder(64);
+        let group = communicator(&recorder, 0);
+        let link = recorder.link(place(group, 3, 1)).expect("room");
+        assert_eq!(recorder.link(place(group, 3, 1)), Some(link));
+        assert_ne!(recorder.link(place(group, 4, 1)), Some(link));
+        recorder.link_at(link, None, (2, 16), LinkWait::Peer);
+        let seen = recorder.snapshot().communicators();
+        assert_eq!(seen.len(), 1);
+        assert_eq!(seen[0].hash, 0xab);
+        let place = recorder.snapshot().groups[0].place;
+        assert_eq!(place, Some(GroupPlace { rank: 1, size: 2 }));
+        let [one] = &seen[0].links[..] else {
+            panic!("{:?}", seen[0].links);
+        };
+        assert_eq!((one.channel, one.peer, one.step, one.steps), (3, 1, 2, 16));
+        assert_eq!((one.wait, one.is_send), (LinkWait::Peer, true));
+        recorder.link_at(link, None, (16, 16), LinkWait::Idle);
+        assert_eq!(recorder.snapshot().communicators()[0].links, []);
+    }
+
+    #[test]
+    fn links_beyond_the_table_are_counted_and_those_of_a_gone_communicator_make_room() {
+        let recorder = recorder(16);
+        let gone = communicator(&recorder, 0);
+        for channel in 0..16 {
+            assert!(recorder.link(place(gone, channel, 1)).is_some());
+        }
+        let group = communicator(&recorder, 1);
+        assert_eq!(recorder.link(place(group, 0, 1)), None);
+        assert_eq!(recorder.links_lost(), 1);
+        recorder.release_links(gone);
+        for channel in 0..16 {
+            assert!(recorder.link(place(group, channel, 1)).is_some());
+        }
+    }
+
+    #[test]
+    fn a_recorder_without_links_keeps_none() {
+        let recorder = recorder(0);
+        let group = communicator(&recorder, 0);
+        assert_eq!(recorder.link(place(group, 0, 1)), None);
+        recorder.release_links(group);
+        assert_eq!(recorder.snapshot().communicators().len(), 1);
+    }
+}

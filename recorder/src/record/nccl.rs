@@ -1,0 +1,151 @@
+//! What a ring holds of NCCL's communicators beyond groups and operations, read back.
+
+use super::clock::Anchor;
+use super::layout::{Layout, group, halves, header, kernel, link, slot};
+use super::ring::{Found, SlotRing};
+use super::sync::Read;
+use super::{decode, layout};
+use crate::model::{Communicator, Entry, EntryState, KernelProgress, LinkProgress, LinkWait};
+use crate::publish::Dump;
+use std::collections::HashMap;
+
+/// NCCL's algorithms, by their numbers in a ring; what is beyond is not known.
+pub const ALGORITHMS: [&str; 8] = [
+    "",
+    "TREE",
+    "RING",
+    "COLLNET_DIRECT",
+    "COLLNET_CHAIN",
+    "NVLS",
+    "NVLS_TREE",
+    "PAT",
+];
+
+/// NCCL's protocols, by their numbers in a ring; what is beyond is not known.
+pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
+
+/// How often a row that changes under the reader is looked at.
+const TRIES: u32 = 100;
+
+/// Sets what a dump says of communicators, from the ring that it was read from: for each its hash and own rank, and
+/// what is under way.
+pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
+    let anchor = layout::load_anchor(memory);
+    let used = memory
+        .load(header::GROUPS_USED)
+        .min(layout.groups.rows as u64) as usize;
+    let mut by_row: HashMap<usize, Communicator> = HashMap::new();
+    for (row, named) in dump.groups.iter().enumerate().take(used) {
+        let start = layout.groups.row(row, group::WORDS);
+        let hash = memory.load(start.saturating_add(group::COMM_HASH));
+        if hash == 0 {
+            continue;
+        }
+        let communicator = Communicator {
+            group: named.info.name.clone(),
+            hash,
+            kernels: Vec::new(),
+            links: Vec::new(),
+        };
+        by_row.insert(row, communicator);
+    }
+    if by_row.is_empty() {
+        return;
+    }
+    let slots = decode::slots(layout);
+    for entry in &dump.entries {
+        if let Some(progress) = kernel_of(entry, memory, layout, &slots, anchor)
+            && let Some(communicator) = by_row.get_mut(&(entry.group as usize))
+        {
+            communicator.kernels.push(progress);
+        }
+    }
+    let ring = links(layout);
+    let rows = memory
+        .load(header::LINKS_USED)
+        .min(layout.links.rows as u64) as usize;
+    for index in 0..rows {
+        if let Found::Record { words, .. } = ring.read(memory, index, TRIES)
+            && let Some((row, progress)) = link_of(&words, anchor)
+            && let Some(communicator) = by_row.get_mut(&row)
+        {
+            communicator.links.push(progress);
+        }
+    }
+    let mut communicators: Vec<_> = by_row.into_iter().collect();
+    communicators.sort_unstable_by_key(|&(row, _)| row);
+    let facts = communicators.iter().map(|(_, it)| it.to_facts());
+    dump.nccl_comm_state = facts.collect();
+}
+
+fn kernel_of(
+    entry: &Entry,
+    memory: &impl Read,
+    layout: &Layout,
+    slots: &SlotRing<{ slot::WORDS }>,
+    anchor: Anchor,
+) -> Option<KernelProgress> {
+    if layout.kernels.rows == 0 || entry.state >= EntryState::Completed {
+        return None;
+    }
+    let found = kernels(layout).read(memory, slots.index_of(entry.record_id), TRIES);
+    let Found::Record { id, words } = found else {
+        return None;
+    };
+    if id != entry.record_id {
+        return None;
+    }
+    let [channels, algorithm, protocol, ..] = words[kernel::PLAN].to_le_bytes();
+    let name = |names: &[&str], number: u8| {
+        let name = names.get(usize::from(number)).copied();
+        name.unwrap_or_default().to_owned()
+    };
+    Some(KernelProgress {
+        record_id: id,
+        channels,
+        algorithm: name(&ALGORITHMS, algorithm),
+        protocol: name(&PROTOCOLS, protocol),
+        enqueued_ns: anchor.wall_of(words[kernel::ENQUEUED]),
+        launched_ns: anchor.wall_of(words[kernel::LAUNCHED]),
+        started: words[kernel::STARTED],
+        finished: words[kernel::FINISHED],
+    })
+}
+
+/// The group's row, and the progress; none of a link where nothing is under way.
+fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkProgress)> {
+    let place = words[link::PLACE];
+    let wait = LinkWait::from_code((place >> link::WAIT_SHIFT) as u8 & 0x7f)?;
+    let (step, steps) = halves(words[link::STEPS]);
+    let progress = LinkProgress {
+        channel: (place >> link::CHANNEL_SHIFT) as u8,
+        peer: halves(place).1,
+        is_send: place & link::SEND != 0,
+        record_id: words[link::RECORD],
+        step,
+        steps,
+        wait,
+        since_ns: anchor.wall_of(words[link::SINCE]),
+    };
+    (wait != LinkWait::Idle).then_some((place as u16 as usize, progress))
+}
+
+/// A number that stays the same while nothing of this moves.
+pub(crate) fn stands(memory: &impl Read, layout: &Layout) -> u64 {
+    let ring = links(layout);
+    let rows = memory
+        .load(header::LINKS_USED)
+        .min(layout.links.rows as u64) as usize;
+    (0..rows).fold(0, |hash: u64, index| {
+        (hash.rotate_left(5) ^ ring.stamp(memory, index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    })
+}
+
+/// The rows of operations' progress.
+pub(crate) fn kernels(layout: &Layout) -> SlotRing<{ kernel::WORDS }> {
+    SlotRing::new(layout.kernels.word, layout.kernels.rows.max(1))
+}
+
+fn links(layout: &Layout) -> SlotRing<{ link::WORDS }> {
+    SlotRing::new(layout.links.word, layout.links.rows.max(1))
+}

@@ -85,9 +85,7 @@ impl MessageCounts {
         };
         self.numbers = self.numbers.split_off(&first.record_id);
         // Our own ids begin at 1, PyTorch's at 0.
-        let mut next = self
-            .next
-            .unwrap_or(u64::from(dump.recorder == Recorder::Rcomm));
+        let mut next = self.next.unwrap_or(dump.recorder.first_record_id());
         let fresh = dump.entries.partition_point(|entry| entry.record_id < next);
         for entry in &dump.entries[fresh..] {
             self.broken |= entry.record_id != next;

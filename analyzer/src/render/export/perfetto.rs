@@ -9,7 +9,7 @@
 //! seem to lead backwards.
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::publish::Dump;
 use rcomm_verdict::words::group_label;
 use rcomm_verdict::{GroupRef, Report, Severity, words};
 use serde::{Serialize, Serializer};
@@ -269,7 +269,7 @@ impl Lanes {
 /// Whether the record's ring had dropped operations before the first that is here.
 fn has_wrapped(dump: &Dump) -> bool {
     // Ours number from 1, PyTorch's recorders from 0.
-    let first = u64::from(dump.recorder == Recorder::Rcomm);
+    let first = dump.recorder.first_record_id();
     dump.entries
         .first()
         .is_some_and(|entry| entry.record_id > first)

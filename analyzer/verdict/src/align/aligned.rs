@@ -96,7 +96,7 @@ impl<'a> Aligned<'a> {
         for (at, record) in records.iter().enumerate() {
             by_rank.entry(record.rank).or_insert(at..at).end = at + 1;
         }
-        let (groups, group_of) = resolve_groups(shared, records);
+        let (groups, group_of) = resolve_groups(shared, records, world_size);
         let mut aligned = Self {
             shared,
             records,
@@ -256,7 +256,8 @@ impl<'a> Aligned<'a> {
         }
         let status = whole.groups[lane_at].status;
         if let Some(status) = status {
-            let counts_collectives = matches!(whole.recorder, Recorder::Nccl | Recorder::Rcomm);
+            let counts_collectives =
+                whole.recorder.sees_device() || whole.recorder == Recorder::Rcomm;
             if status.last_enqueued < 0 && lane.collectives.is_empty() {
                 return Presence::Absent;
             }
@@ -386,7 +387,7 @@ impl<'a> Aligned<'a> {
                 let whole = &self.records[record];
                 let lane = &self.lanes[record][lane];
                 let newest = lane.collectives.iter().rev().take(64);
-                whole.recorder == Recorder::Nccl
+                whole.recorder.sees_device()
                     && newest
                         .chain(lane.messages.iter().rev().take(64))
                         .any(|&at| {

@@ -1,6 +1,7 @@
 //! The groups of a job, with their members and the part that each plays.
 
 use crate::align::record::{Record, Shared};
+use crate::align::seats;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,7 +36,9 @@ pub(crate) struct Group {
 pub(crate) fn resolve_groups(
     shared: &Shared,
     records: &[Record],
+    world_size: Option<u32>,
 ) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
+    let seated = seats::members(records, world_size);
     // Groups that entries name and no record describes: their members are the ranks that name them.
     let mut nameless_world: Option<&Arc<[Rank]>> = None;
     let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
@@ -75,10 +78,14 @@ pub(crate) fn resolve_groups(
             let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
+                let seated = seated.get(&local.group);
                 let members_recorded = !group.ranks.is_empty()
+                    || seated.is_some()
                     || (nameless_world.is_some() && group.desc == "default_pg");
                 let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
                     group.ranks.clone()
+                } else if let Some(members) = seated {
+                    members.clone()
                 } else {
                     let world = nameless_world.filter(|_| group.desc == "default_pg");
                     let named = named_by.get(&local.group);

@@ -13,6 +13,7 @@ pub(crate) mod p2p;
 pub(crate) mod pending;
 pub(crate) mod record;
 mod retired;
+mod seats;
 pub(crate) mod signature;
 
 pub use aligned::needs_everybody;

@@ -4,7 +4,6 @@ use crate::align::p2p::{self, Half, Messages};
 use crate::align::record::{NONE, Record};
 use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{EntryState, OpType};
-use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
 /// How sure it is that a rank's device has come to an operation that the rank issued.
@@ -122,7 +121,7 @@ pub(crate) fn pending_of(
         let op = aligned.op(record, pending[*at].position);
         on_device(&aligned.shared.calls.get(op.call).signature.backend)
     };
-    let device = whole.recorder == Recorder::Nccl || order.iter().any(backend);
+    let device = whole.recorder.sees_device() || order.iter().any(backend);
     let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
     for (nth, &at) in order.iter().enumerate() {
         let one = &mut pending[at];

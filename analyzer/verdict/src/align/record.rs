@@ -6,7 +6,7 @@
 
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
-    EntryState, Frame, OpType, Peer, ProcessGroupStatus, Rank, RankStatus,
+    Communicator, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupStatus, Rank, RankStatus,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
@@ -85,6 +85,8 @@ pub(crate) struct LocalGroup {
     /// Into [`Shared::groups`].
     pub(crate) group: u32,
     pub(crate) status: Option<ProcessGroupStatus>,
+    /// The rank's own place, where the record holds that and not the members.
+    pub(crate) place: Option<GroupPlace>,
 }
 
 /// One rank's record.
@@ -98,6 +100,8 @@ pub(crate) struct Record {
     pub(crate) identity: Identity,
     pub(crate) status: Option<RankStatus>,
     pub(crate) groups: Vec<LocalGroup>,
+    /// What is under way on NCCL's channels and links.
+    pub(crate) communicators: Vec<Communicator>,
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
     /// `record_id` of the first operation.
@@ -207,6 +211,7 @@ impl Shared {
                 u16::MAX
             )));
         }
+        let communicators = dump.communicators();
         let groups = self.groups_of(dump);
         let stacks = self.stacks_of(dump);
         let first_id = dump.entries.first().map_or(0, |entry| entry.record_id);
@@ -276,6 +281,7 @@ impl Shared {
             identity: dump.identity.clone(),
             status: dump.status.clone(),
             groups,
+            communicators,
             ops,
             first_id,
             cut: extent == Extent::Cut,
@@ -290,7 +296,8 @@ impl Shared {
         let mut groups = vec![
             LocalGroup {
                 group: 0,
-                status: None
+                status: None,
+                place: None,
             };
             dump.groups.len()
         ];
@@ -311,6 +318,7 @@ impl Shared {
             groups[i] = LocalGroup {
                 group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
                 status: dump.groups[i].status,
+                place: dump.groups[i].place.filter(|_| info.ranks.is_empty()),
             };
         }
         groups
@@ -382,7 +390,7 @@ const LEAST_RING: usize = 64;
 
 /// The number that a recorder gives to its first operation.
 fn first_id_of(recorder: Recorder) -> u64 {
-    u64::from(recorder == Recorder::Rcomm)
+    recorder.first_record_id()
 }
 
 fn narrow(value: u64) -> u32 {

@@ -2,7 +2,7 @@
 
 use crate::report::GroupRef;
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::publish::Dump;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -186,7 +186,7 @@ impl<'a> Line<'a> {
         })?;
         let index = u32::try_from(index).ok()?;
         // Ours number from 1, PyTorch's recorders from 0.
-        let first_id = u64::from(dump.recorder == Recorder::Rcomm);
+        let first_id = dump.recorder.first_record_id();
         let mut line = Line {
             rank,
             read: true,

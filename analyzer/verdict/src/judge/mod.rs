@@ -7,6 +7,7 @@
 mod analysis;
 mod assemble;
 mod bandwidth;
+mod channels;
 mod check;
 mod components;
 mod context;

@@ -7,6 +7,7 @@
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
+use crate::judge::channels::lag_of;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::judge::wait_root::WaitRoot;
@@ -65,8 +66,21 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     let waited = ctx
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));
+    let lag = match ctx.graph.places[place] {
+        Place::Collective { group, seq } => lag_of(ctx, group, seq),
+        Place::Batch { .. } => None,
+    };
+    let host_of = |rank| {
+        let record = ctx.aligned.record_of(rank)?;
+        let host = &ctx.aligned.records[record].identity.host;
+        (!host.is_empty()).then(|| host.clone())
+    };
+    let why = lag.as_ref().map_or_else(
+        || "the fabric, a device or the library".to_owned(),
+        |lag| lag.describe(host_of),
+    );
     let sentence = format!(
-        "{} inside {} #{} on group {} and nobody has finished{waited}: the fabric, a device or the library",
+        "{} inside {} #{} on group {} and nobody has finished{waited}: {why}",
         count_ranks(inside, "is", "are all"),
         op_ref.op,
         op_ref.seq,
@@ -74,15 +88,23 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     );
     let mut draft = FindingDraft::new(Code::E135, sentence);
     draft.age_ms = ctx.waited_ms(place);
-    draft.confidence = 0.7;
+    let names_link = lag.as_ref().is_some_and(|lag| lag.link.is_some());
+    draft.confidence = if names_link { 0.85 } else { 0.7 };
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft.ruled_out = vec![
         "not_joined: every member has issued it".to_owned(),
         "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
     ];
-    draft.next =
-        "look at links and devices: errors of the network cards, of the switches, of the GPUs"
-            .to_owned();
+    draft.next = match lag.and_then(|lag| lag.link) {
+        Some(link) => format!(
+            "look at the way from rank {} to rank {}: their network cards, cables and switch ports",
+            link.from, link.to
+        ),
+        None => {
+            "look at links and devices: errors of the network cards, of the switches, of the GPUs"
+                .to_owned()
+        }
+    };
     draft.targets = vec![place + ctx.graph.ranks];
     draft.at = Some(op_ref);
     draft

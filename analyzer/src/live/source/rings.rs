@@ -9,6 +9,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
     EndpointAddress, EndpointClient, RingFollower, RingListing, RingReader, list_rings,
 };
+use rcomm_recorder::record::RingPart;
 use rcomm_verdict::{Code, Problem};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,10 +24,13 @@ pub struct RingSource {
     directory: PathBuf,
     wanted: Option<String>,
     job: Option<String>,
-    rings: BTreeMap<Rank, Ring>,
+    rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
     problems: Vec<Problem>,
 }
+
+/// A ring file: whose and which, its attempt, and when it was made, ns.
+type Candidate = (PathBuf, (Rank, RingPart), u32, i64);
 
 /// One rank's ring.
 struct Ring {
@@ -56,7 +60,7 @@ impl RingSource {
         })?;
         self.listed = Some(Instant::now());
         self.problems.clear();
-        let mut found: BTreeMap<String, Vec<(PathBuf, Rank, u32, i64)>> = BTreeMap::new();
+        let mut found: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
         // The newest job is the one whose newest live ring is newest; dead ones count only among
         // themselves.
         let mut newest: Option<(bool, i64, String)> = None;
@@ -78,7 +82,8 @@ impl RingSource {
             };
             let age = (summary.alive, summary.created_ns, job.clone());
             newest = newest.max(Some(age));
-            let ring = (path, rank, summary.identity.attempt, summary.created_ns);
+            let key = (rank, summary.part);
+            let ring = (path, key, summary.identity.attempt, summary.created_ns);
             found.entry(job).or_default().push(ring);
         }
         let newest = newest.map(|(_, _, job)| job);
@@ -98,10 +103,10 @@ impl RingSource {
         if other {
             self.rings.clear();
         }
-        for (path, rank, attempt, created_ns) in found.remove(&job).unwrap_or_default() {
+        for (path, key, attempt, created_ns) in found.remove(&job).unwrap_or_default() {
             let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
-            if self.rings.get(&rank).is_none_or(newer) {
-                self.attach(path, rank, attempt, created_ns);
+            if self.rings.get(&key).is_none_or(newer) {
+                self.attach(path, key, attempt, created_ns);
             }
         }
         self.job = Some(job);
@@ -113,11 +118,13 @@ impl RingSource {
         self.list()?;
         let ranks = self.rings.iter();
         Ok(ranks
-            .map(|(&rank, ring)| (rank, ring.follower.reader().process()))
+            .map(|(&(rank, _), ring)| (rank, ring.follower.reader().process()))
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
             .collect())
     }
 
-    fn attach(&mut self, path: PathBuf, rank: Rank, attempt: u32, created_ns: i64) {
+    fn attach(&mut self, path: PathBuf, key: (Rank, RingPart), attempt: u32, created_ns: i64) {
         match RingReader::attach(&path) {
             Ok(reader) => {
                 let ring = Ring {
@@ -125,7 +132,7 @@ impl RingSource {
                     attempt,
                     created_ns,
                 };
-                self.rings.insert(rank, ring);
+                self.rings.insert(key, ring);
             }
             Err(error) => self.problems.push(Problem {
                 code: Code::N301,
@@ -170,9 +177,11 @@ impl DumpRequests for RingDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         source.list()?;
+        // What records from beside the program answers nothing.
         let ranks = source.rings.iter();
+        let ranks = ranks.filter(|((_, part), _)| *part == RingPart::Program);
         let sockets: Vec<(Rank, PathBuf)> = ranks
-            .map(|(&rank, ring)| {
+            .map(|(&(rank, _), ring)| {
                 let path = ring.follower.reader().path();
                 (rank, path.with_extension("sock"))
             })
@@ -203,7 +212,7 @@ impl Source for RingSource {
             false
         };
         let mut world_size = None;
-        let observations = self.rings.iter_mut().map(|(&rank, ring)| {
+        let observations = self.rings.iter_mut().map(|(&(rank, part), ring)| {
             let (liveness, seen) = if Instant::now() > deadline {
                 let late = Seen::Failed("was not reached in time".into());
                 (Liveness::Unknown, late)
@@ -213,7 +222,7 @@ impl Source for RingSource {
             world_size = world_size.max(ring.follower.dump().identity.world_size);
             Observation {
                 rank,
-                part: 0,
+                part: part as u8,
                 liveness,
                 seen,
             }

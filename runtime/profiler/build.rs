@@ -1,0 +1,6 @@
+//! NCCL closes a profiler plug-in with its last communicator and opens it again with the next one. The ring has to
+//! outlive that, so the library stays loaded.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

@@ -1,0 +1,371 @@
+//! What each event of NCCL means to the record.
+//!
+//! Since version 5 an operation is *issued* when its call begins. In all versions it is *in a plan* when the event of
+//! its task begins, which NCCL reports once the kernel is launched (of a graph: when the device comes to it), *started*
+//! when the first of its channels has, and *completed* when the last one ended. Channels are seen by NCCL's proxy
+//! thread, which reads the counters that the kernel writes.
+
+use crate::handle::{At, Handle, Kind};
+use crate::process::{Call, Communicator, Op, Process, flag, naming};
+use rcomm_recorder::model::LinkWait;
+use rcomm_recorder::record::{
+    ChannelEvent, GroupHandle, KernelPlan, LinkHandle, LinkPlace, Ticket,
+};
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+/// A task as NCCL describes it when it is in a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task<'t> {
+    pub(crate) call: Call,
+    pub(crate) plan: KernelPlan,
+    /// The plan has the most channels that it may use.
+    pub(crate) at_most: bool,
+    /// The communicator, where the task names it.
+    pub(crate) named: Option<Named<'t>>,
+}
+
+/// What a task of version 3 says of its communicator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named<'t> {
+    pub(crate) name: &'t [u8],
+    pub(crate) hash: u64,
+    pub(crate) rank: u32,
+}
+
+/// A network transfer as NCCL describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferFacts {
+    pub(crate) pid: u32,
+    pub(crate) channel: u8,
+    pub(crate) peer: u32,
+    pub(crate) steps: u32,
+    pub(crate) is_send: bool,
+}
+
+const NONE: *mut c_void = std::ptr::null_mut();
+
+impl Process {
+    fn communicator(&self, context: *mut c_void) -> Option<(At, &Communicator)> {
+        let at = Handle::of(context)?.is(Kind::Communicator)?;
+        Some((at, self.communicators.get(at)?))
+    }
+
+    /// The outermost group call begins.
+    pub(crate) fn group_starts(&self) -> *mut c_void {
+        let taken = self.groups.take(|group| group.first.store(0, Relaxed));
+        taken.map_or(NONE, |at| at.handle(Kind::Group, 0))
+    }
+
+    /// An operation is called.
+    pub(crate) fn call_starts(
+        &self,
+        context: *mut c_void,
+        parent: *mut c_void,
+        call: &Call,
+        is_captured: bool,
+    ) -> *mut c_void {
+        let Some((at, communicator)) = self.communicator(context) else {
+            return NONE;
+        };
+        if is_captured {
+            self.expect_replays(communicator);
+            if let Some(ticket) = self.begin(communicator, call, false) {
+                // NCCL does not say which graph.
+                self.recorder.captured_at(ticket, self.now(), 0);
+                self.recorder.retired(ticket);
+            }
+            return at.handle(Kind::Captured, 0);
+        }
+        let Some(ticket) = self.begin(communicator, call, false) else {
+            return NONE;
+        };
+        let group = Handle::of(parent)
+            .and_then(|parent| parent.is(Kind::Group))
+            .and_then(|at| self.groups.get(at));
+        let flags = if group.is_some() { flag::IN_GROUP } else { 0 };
+        let Some(op_at) = self.follow(ticket, at, flags) else {
+            return NONE;
+        };
+        if let (Some(group), Some(op)) = (group, self.operations.get(op_at)) {
+            op.next.store(group.first.load(Relaxed), Relaxed);
+            group.first.store(op_at.to_word(), Relaxed);
+        }
+        op_at.handle(Kind::Call, 0)
+    }
+
+    /// The outermost group call ends. What is not in a plan by now comes into one on another thread, or, as some of
+    /// NCCL's newer ways, is done without an event: it is watched no more until there is one.
+    fn group_stops(&self, at: At) {
+        let Some(group) = self.groups.get(at) else {
+            return;
+        };
+        let mut next = group.first.swap(0, Relaxed);
+        self.groups.give_back(at);
+        while next != 0 {
+            let op_at = At::from_word(next);
+            let Some(op) = self.operations.get(op_at) else {
+                return;
+            };
+            next = op.next.load(Relaxed);
+            // Before the place is another operation's.
+            let ticket = op.ticket();
+            let before = op.flags.fetch_and(!flag::IN_GROUP, AcqRel);
+            if before & flag::OVER != 0 {
+                self.operations.give_back(op_at);
+            } else if before & flag::PLANNED == 0
+                && op.flags.fetch_or(flag::LEFT, AcqRel) & flag::PLANNED == 0
+            {
+                self.recorder.retired(ticket);
+            }
+        }
+    }
+
+    /// An operation is in a plan.
+    pub(crate) fn task_starts(
+        &self,
+        context: *mut c_void,
+        parent: *mut c_void,
+        task: &Task<'_>,
+    ) -> *mut c_void {
+        let Some((at, communicator)) = self.communicator(context) else {
+            return NONE;
+        };
+        if let Some(named) = &task.named {
+            self.name_once(communicator, named);
+        }
+        let parent = Handle::of(parent);
+        let called = parent.and_then(|parent| parent.is(Kind::Call));
+        let is_replay = parent.is_some_and(|parent| parent.kind == Kind::Captured);
+        let known = called.filter(|&at| self.operations.get(at).is_some());
+        let op_at = match known {
+            Some(op_at) => op_at,
+            // A call that could not be followed has its record.
+            None if called.is_some() => return NONE,
+            None => {
+                let Some(ticket) = self.begin(communicator, &task.call, is_replay) else {
+                    return NONE;
+                };
+                match self.follow(ticket, at, 0) {
+                    Some(op_at) => op_at,
+                    None => return NONE,
+                }
+            }
+        };
+        let Some(op) = self.operations.get(op_at) else {
+            return NONE;
+        };
+        op.channels.store(task.plan.channels.into(), Relaxed);
+        let at_most = if task.at_most { flag::AT_MOST } else { 0 };
+        let before = op.flags.fetch_or(flag::PLANNED | at_most, AcqRel);
+        let ticket = op.ticket();
+        if before & flag::LEFT != 0 {
+            op.flags.fetch_and(!flag::LEFT, AcqRel);
+            self.recorder.watched(ticket);
+        }
+        if let (Some(peer), true) = (task.call.peer, known.is_some()) {
+            self.recorder.set_peer(ticket, peer);
+        }
+        self.recorder.kernel_planned(ticket, &task.plan);
+        op_at.handle(Kind::Task, 0)
+    }
+
+    fn name_once(&self, communicator: &Communicator, named: &Named<'_>) {
+        let claim =
+            communicator
+                .naming
+                .compare_exchange(naming::OPEN, naming::UNDER_WAY, Relaxed, Relaxed);
+        if claim.is_ok() {
+            let name = String::from_utf8_lossy(named.name);
+            self.name(communicator, &name, named.hash, named.rank, None);
+            communicator.naming.store(naming::DONE, Relaxed);
+        }
+    }
+
+    fn task_stops(&self, at: At, op: &Op) {
+        let ticket = op.ticket();
+        self.recorder.kernel_launched(ticket);
+        if self.events.mask & crate::abi::event::KERNEL_CH == 0 {
+            // Nothing will say when it ends.
+            self.recorder.retired(ticket);
+            self.let_go(at, op);
+        }
+    }
+
+    /// A channel begins with an operation.
+    pub(crate) fn kernel_starts(
+        &self,
+        parent: *mut c_void,
+        channel: u8,
+        timer: Option<u64>,
+    ) -> *mut c_void {
+        let task = Handle::of(parent).and_then(|parent| parent.is(Kind::Task));
+        let Some((at, op)) = task.and_then(|at| Some((at, self.operations.get(at)?))) else {
+            return NONE;
+        };
+        let ticket = op.ticket();
+        if let Some(timer) = timer.filter(|&timer| timer > 0) {
+            let earlier = |known: u64| (known == 0 || timer < known).then_some(timer);
+            let _ = op.first_start.fetch_update(Relaxed, Relaxed, earlier);
+        }
+        if op.started.fetch_add(1, AcqRel) == 0 {
+            self.recorder.started(ticket);
+        }
+        self.recorder
+            .kernel_channel(ticket, channel, ChannelEvent::Started);
+        at.handle(Kind::Kernel, channel)
+    }
+
+    fn kernel_stops(&self, at: At, op: &Op, channel: u8) {
+        let ticket = op.ticket();
+        self.recorder
+            .kernel_channel(ticket, channel, ChannelEvent::Finished);
+        let finished = op.finished.fetch_add(1, AcqRel) + 1;
+        let channels = op.channels.load(Relaxed);
+        let is_exact = channels > 0 && op.flags.load(Relaxed) & flag::AT_MOST == 0;
+        let all = match is_exact {
+            true => channels,
+            // All that have begun: the kernel begins on all of them at once.
+            false => op.started.load(Relaxed),
+        };
+        if finished >= all {
+            self.end(at, op);
+        }
+    }
+
+    /// A network transfer begins.
+    pub(crate) fn transfer_starts(
+        &self,
+        parent: *mut c_void,
+        facts: &TransferFacts,
+    ) -> *mut c_void {
+        // Handles of another process, whose transfers this one carries out, mean nothing here.
+        if facts.pid != self.pid {
+            return NONE;
+        }
+        let task = Handle::of(parent).and_then(|parent| parent.is(Kind::Task));
+        let Some(op) = task.and_then(|at| self.operations.get(at)) else {
+            return NONE;
+        };
+        let at = At::from_word(op.communicator.load(Relaxed));
+        let ticket = op.ticket();
+        let [.., group] = ticket.to_words();
+        let link = self.recorder.link(LinkPlace {
+            group: GroupHandle::of_row(group as u32),
+            channel: facts.channel,
+            peer: facts.peer,
+            is_send: facts.is_send,
+        });
+        let Some(link) = link else { return NONE };
+        let taken = self.transfers.take(|transfer| {
+            transfer.link.store(link.index() as u32, Relaxed);
+            transfer.communicator.store(at.to_word(), Relaxed);
+            for (word, value) in transfer.operation.iter().zip(ticket.to_words()) {
+                word.store(value, Relaxed);
+            }
+            transfer.steps.store(facts.steps, Relaxed);
+            transfer.done.store(0, Relaxed);
+        });
+        let Some(at) = taken else { return NONE };
+        self.active[link.index()].fetch_add(1, AcqRel);
+        let steps = (0, facts.steps);
+        self.recorder
+            .link_at(link, Some(ticket), steps, LinkWait::Posted);
+        at.handle(Kind::Transfer, 0)
+    }
+
+    fn transfer_is(&self, at: At, done: Option<u32>, wait: LinkWait) {
+        let Some(transfer) = self.transfers.get(at) else {
+            return;
+        };
+        if let Some(done) = done {
+            transfer.done.store(done, Relaxed);
+        }
+        let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
+        let steps = (transfer.done.load(Relaxed), transfer.steps.load(Relaxed));
+        let link = LinkHandle::from_index(transfer.link.load(Relaxed));
+        let ticket = Ticket::from_words(words);
+        self.recorder.link_at(link, Some(ticket), steps, wait);
+    }
+
+    fn transfer_stops(&self, at: At) {
+        let Some(transfer) = self.transfers.get(at) else {
+            return;
+        };
+        let link = transfer.link.load(Relaxed);
+        let steps = transfer.steps.load(Relaxed);
+        let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
+        // A newer transfer of the link may be under way.
+        if self.transfers.give_back(at) && self.active[link as usize].fetch_sub(1, AcqRel) == 1 {
+            let link = LinkHandle::from_index(link);
+            let ticket = Ticket::from_words(words);
+            self.recorder
+                .link_at(link, Some(ticket), (steps, steps), LinkWait::Idle);
+        }
+    }
+
+    /// A step of a transfer begins.
+    pub(crate) fn step_starts(&self, parent: *mut c_void) -> *mut c_void {
+        let transfer = Handle::of(parent).and_then(|parent| parent.is(Kind::Transfer));
+        let known = transfer.filter(|&at| self.transfers.get(at).is_some());
+        known.map_or(NONE, |at| at.handle(Kind::Step, 0))
+    }
+
+    fn step_stops(&self, at: At) {
+        if let Some(transfer) = self.transfers.get(at) {
+            transfer.done.fetch_add(1, Relaxed);
+            self.transfer_is(at, None, LinkWait::Posted);
+        }
+    }
+
+    /// An event ends.
+    pub(crate) fn stops(&self, handle: *mut c_void) {
+        let Some(Handle { kind, channel, at }) = Handle::of(handle) else {
+            return;
+        };
+        match kind {
+            Kind::Group => self.group_stops(at),
+            Kind::Transfer => self.transfer_stops(at),
+            Kind::Step => self.step_stops(at),
+            Kind::Task | Kind::Kernel => {
+                if let Some(op) = self.operations.get(at) {
+                    match kind {
+                        Kind::Task => self.task_stops(at, op),
+                        _ => self.kernel_stops(at, op, channel),
+                    }
+                }
+            }
+            // The call has ended; the operation has not.
+            Kind::Call | Kind::Captured | Kind::Communicator => {}
+        }
+    }
+
+    /// A step waits for something.
+    pub(crate) fn step_waits(&self, handle: *mut c_void, wait: LinkWait) {
+        if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Step)) {
+            self.transfer_is(at, None, wait);
+        }
+    }
+
+    /// A transfer has done so many steps.
+    pub(crate) fn transfer_has_done(&self, handle: *mut c_void, steps: u32) {
+        if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Transfer)) {
+            self.transfer_is(at, Some(steps), LinkWait::Posted);
+        }
+    }
+
+    /// A channel's end, by the device's clock.
+    pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
+        let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
+        if let Some(op) = at.and_then(|at| self.operations.get(at)) {
+            op.last_end.fetch_max(timer, Relaxed);
+        }
+    }
+
+    /// A communicator is gone.
+    pub(crate) fn communicator_ends(&self, context: *mut c_void) {
+        if let Some((at, _)) = self.communicator(context) {
+            self.forget(at);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What NCCL is given to name contexts and events: numbers, not addresses.
+//!
+//! NCCL hands a handle back as it was, to threads and, for network transfers on behalf of another process, to
+//! processes that it does not mean anything to. So a handle says which place it is for and which use of that place; a
+//! handle of an earlier use finds nothing.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// What a handle names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A communicator.
+    Communicator = 1,
+    /// An operation, as its call.
+    Call = 2,
+    /// An operation, as it is in a plan.
+    Task = 3,
+    /// One channel's work of an operation.
+    Kernel = 4,
+    /// A network transfer.
+    Transfer = 5,
+    /// A step of one.
+    Step = 6,
+    /// The outermost group call.
+    Group = 7,
+    /// The call of an operation that went into a graph: the place is its communicator's.
+    Captured = 8,
+}
+
+impl Kind {
+    fn from_number(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => Self::Communicator,
+            2 => Self::Call,
+            3 => Self::Task,
+            4 => Self::Kernel,
+            5 => Self::Transfer,
+            6 => Self::Step,
+            7 => Self::Group,
+            8 => Self::Captured,
+            _ => return None,
+        })
+    }
+}
+
+/// Kind, channel, place and use in one word: 4, 8, 20 and 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) kind: Kind,
+    pub(crate) channel: u8,
+    pub(crate) at: At,
+}
+
+/// One use of one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// The most places that a handle can tell apart.
+pub(crate) const MOST_PLACES: usize = 1 << 20;
+
+impl At {
+    pub(crate) fn to_word(self) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.generation)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self {
+            index: (word >> 32) as u32,
+            generation: word as u32,
+        }
+    }
+
+    pub(crate) fn handle(self, kind: Kind, channel: u8) -> *mut c_void {
+        let word = kind as u64
+            | u64::from(channel) << 4
+            | u64::from(self.index) << 12
+            | u64::from(self.generation) << 32;
+        std::ptr::without_provenance_mut(word as usize)
+    }
+}
+
+impl Handle {
+    /// None of what is no handle, null to begin with.
+    pub(crate) fn of(pointer: *mut c_void) -> Option<Self> {
+        let word = pointer.addr() as u64;
+        Some(Self {
+            kind: Kind::from_number(word & 0xf)?,
+            channel: (word >> 4) as u8,
+            at: At {
+                index: (word >> 12) as u32 & (MOST_PLACES as u32 - 1),
+                generation: (word >> 32) as u32,
+            },
+        })
+    }
+
+    pub(crate) fn is(self, kind: Kind) -> Option<At> {
+        (self.kind == kind).then_some(self.at)
+    }
+}
+
+/// A fixed number of places that are taken and given back without a lock.
+#[derive(Debug)]
+pub(crate) struct Pool<T> {
+    places: Box<[Place<T>]>,
+    next: AtomicUsize,
+}
+
+/// A place is taken while its count of uses is odd.
+#[derive(Debug, Default)]
+struct Place<T> {
+    uses: AtomicU64,
+    value: T,
+}
+
+/// How many places are looked at before a pool counts as full.
+const PROBES: usize = 64;
+
+impl<T: Default> Pool<T> {
+    /// `places` is a power of two, and at most [`MOST_PLACES`].
+    pub(crate) fn new(places: usize) -> Self {
+        debug_assert!(places.is_power_of_two() && places <= MOST_PLACES);
+        Self {
+            places: (0..places).map(|_| Place::default()).collect(),
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// Takes a place and lets `fill` set it up before anyone else sees it; none if the pool is full.
+    pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<At> {
+        let mask = self.places.len() - 1;
+        for _ in 0..PROBES.min(self.places.len()) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed) & mask;
+            let place = &self.places[index];
+            let uses = place.uses.load(Ordering::Relaxed);
+            // Even: free. It is marked as being set up by the upper half, so that no handle fits.
+            if uses & 1 == 0
+                && uses & SETTING == 0
+                && place
+                    .uses
+                    .compare_exchange(uses, uses | SETTING, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                fill(&place.value);
+                let generation = (uses as u32).wrapping_add(1);
+                place.uses.store(u64::from(generation), Ordering::Release);
+                return Some(At {
+                    index: index as u32,
+                    generation,
+                });
+            }
+        }
+        None
+    }
+
+    /// The value of this use of a place, if it is the present one.
+    pub(crate) fn get(&self, at: At) -> Option<&T> {
+        let place = self.places.get(at.index as usize)?;
+        let uses = place.uses.load(Ordering::Acquire);
+        (at.generation & 1 == 1 && uses == u64::from(at.generation)).then_some(&place.value)
+    }
+
+    /// Gives a place back; false if another thread has.
+    pub(crate) fn give_back(&self, at: At) -> bool {
+        let Some(place) = self.places.get(at.index as usize) else {
+            return false;
+        };
+        let next = u64::from(at.generation.wrapping_add(1));
+        at.generation & 1 == 1
+            && place
+                .uses
+                .compare_exchange(
+                    at.generation.into(),
+                    next,
+                    Ordering::Release,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+    }
+
+    /// Every place that is taken.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (At, &T)> {
+        (0..).zip(&self.places).filter_map(|(index, place)| {
+            let uses = place.uses.load(Ordering::Acquire);
+            let at = At {
+                index,
+                generation: uses as u32,
+            };
+            (uses & 1 == 1).then_some((at, &place.value))
+        })
+    }
+}
+
+const SETTING: u64 = 1 << 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_finds_its_own_use_of_a_place_and_no_other() {
+        let pool: Pool<AtomicU64> = Pool::new(2);
+        let first = pool
+            .take(|it| it.store(7, Ordering::Relaxed))
+            .expect("room");
+        let second = pool.take(|_| {}).expect("room");
+        assert_eq!(pool.take(|_| {}), None);
+        assert_eq!(
+            pool.get(first).map(|it| it.load(Ordering::Relaxed)),
+            Some(7)
+        );
+        assert!(pool.give_back(first));
+        assert!(!pool.give_back(first));
+        assert!(pool.get(first).is_none());
+        let again = pool.take(|_| {}).expect("room");
+        assert_eq!(again.index, first.index);
+        assert!(pool.get(first).is_none() && pool.get(again).is_some());
+        assert_eq!(pool.taken().count(), 2);
+        assert!(pool.get(second).is_some());
+    }
+
+    #[test]
+    fn handles_lead_back_and_null_is_none() {
+        let at = At {
+            index: MOST_PLACES as u32 - 1,
+            generation: 0xdead_beef,
+        };
+        let handle = Handle::of(at.handle(Kind::Kernel, 63)).expect("a handle");
+        assert_eq!(
+            (handle.kind, handle.channel, handle.at),
+            (Kind::Kernel, 63, at)
+        );
+        assert_eq!(At::from_word(at.to_word()), at);
+        assert_eq!(Handle::of(std::ptr::null_mut()), None);
+        assert_eq!(Handle::of(std::ptr::without_provenance_mut(0xf)), None);
+    }
+
+    #[test]
+    fn two_threads_never_hold_one_place() {
+        let pool: Pool<AtomicU64> = Pool::new(8);
+        std::thread::scope(|scope| {
+            for thread in 1..=4u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let taken = pool.take(|it| it.store(thread, Ordering::Relaxed));
+                        let Some(at) = taken else { continue };
+                        let seen = pool.get(at).map(|it| it.load(Ordering::Relaxed));
+                        assert_eq!(seen, Some(thread));
+                        assert!(pool.give_back(at));
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.taken().count(), 0);
+    }
+}

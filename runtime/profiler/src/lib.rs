@@ -1,0 +1,498 @@
+//! A profiler plug-in for NCCL, versions 3 to 6 of its interface: the ring of rcomm's flight recorder under every NCCL
+//! program, with no change to it.
+//!
+//! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and tells it of each
+//! communicator and operation; the plug-in keeps one ring for the process, `<rank>.<attempt>.nccl.ring`, which
+//! `rcomm-fr`, `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
+//!
+//! The plug-in never fails NCCL: every event is answered with success. It starts no thread. Where no ring can be made
+//! it says so in one line on standard error, asks for no events and stays silent. A child made by `fork` records
+//! nothing: the ring is its parent's.
+
+#![warn(missing_docs)]
+
+pub mod abi;
+mod events;
+mod handle;
+mod names;
+mod process;
+mod settings;
+
+use abi::{
+    DescriptorV3, DescriptorV4, DescriptorV5, INVALID_USAGE, InitV3, InitV4, InitV5, Logger,
+    Profiler, ProxyOp, ProxyOpArgsV3, SUCCESS, StateArgs, event, state,
+};
+use events::{Named, Task, TransferFacts};
+use process::{Call, Process, naming};
+use rcomm_recorder::model::LinkWait;
+use rcomm_recorder::record::KernelPlan;
+use settings::{Events, FirstCommunicator};
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set in a child made by `fork`.
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// The process's ring; none if it could not be made.
+static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+
+/// The plug-in's state, if it records.
+#[inline]
+fn process() -> Option<&'static Process> {
+    let process = PROCESS.get()?.as_ref()?;
+    (!FORKED.load(Ordering::Relaxed)).then_some(process)
+}
+
+/// One line on standard error, whatever becomes of it.
+fn say(line: &str) {
+    let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
+    // SAFETY: the bytes are there for the time of the call.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+fn open(first: Option<FirstCommunicator>) -> Option<Process> {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
+        Ok(events) => events,
+        Err(why) => {
+            say(&format!("records nothing: {why}"));
+            return None;
+        }
+    };
+    if events.mask == 0 {
+        return None;
+    }
+    let config = settings::ring_config(lookup, events, first);
+    let opened = config.and_then(|config| Process::open(&config, events));
+    let process = match opened {
+        Ok(process) => process,
+        Err(why) => {
+            say(&format!("records nothing: {why}"));
+            return None;
+        }
+    };
+    if let rcomm_recorder::record::Storage::Memory { why: Some(why) } = process.recorder.storage() {
+        say(&format!("records nothing: {why}"));
+        return None;
+    }
+    // SAFETY: both handlers only touch statics of this library, which is never unloaded.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+        on_exit(exits, std::ptr::null_mut());
+    }
+    Some(process)
+}
+
+extern "C" fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+unsafe extern "C" {
+    /// As `atexit`, with the exit's status.
+    fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
+
+/// A process that ends in order, with nothing under way, needs its ring no more. What ended otherwise leaves it.
+extern "C" fn exits(status: c_int, _: *mut c_void) {
+    let _ = catch_unwind(|| {
+        if let Some(process) = process()
+            && status == 0
+            && !process.has_pending()
+        {
+            let _ = process.recorder.close();
+        }
+    });
+}
+
+/// Runs what must not unwind into NCCL.
+fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}
+
+/// Answers the start of a communicator.
+///
+/// # Safety
+/// As NCCL calls it: both places can be written, the name is null or a text.
+unsafe fn init(
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    communicator: Option<(*const c_char, FirstCommunicator)>,
+) -> c_int {
+    let (at, events) = guarded((None, 0), || {
+        let first = communicator.map(|(_, first)| first);
+        let opened = PROCESS.get_or_init(|| open(first));
+        if opened.is_none() || FORKED.load(Ordering::Relaxed) {
+            return (None, 0);
+        }
+        let Some(process) = process() else {
+            return (None, 0);
+        };
+        let at = process.add_communicator();
+        if let (Some(at), Some((name, first))) = (at, communicator)
+            && let Some(communicator) = process.communicators.get(at)
+        {
+            communicator.naming.store(naming::DONE, Ordering::Relaxed);
+            // SAFETY: NCCL's name of the communicator is a text, or null.
+            let name = String::from_utf8_lossy(unsafe { names::text(name) });
+            process.name(
+                communicator,
+                &name,
+                first.hash,
+                first.rank,
+                Some(first.size),
+            );
+        }
+        // The mask is one for all communicators: one that finds no room has no context.
+        (at, process.events.mask as c_int)
+    });
+    // SAFETY: see above.
+    unsafe {
+        if !context.is_null() {
+            *context = at.map_or(std::ptr::null_mut(), Process::context);
+        }
+        if !mask.is_null() {
+            *mask = events;
+        }
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        guarded((), || {
+            say(
+                "records nothing: this version of NCCL is older than 2.26, the first whose interface has what it needs",
+            );
+        });
+    }
+    if !mask.is_null() {
+        // SAFETY: NCCL passes the address of its mask.
+        unsafe { *mask = 0 };
+    }
+    INVALID_USAGE
+}
+
+unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
+    // SAFETY: as NCCL calls it.
+    unsafe { init(context, mask, None) }
+}
+
+fn first_of(hash: u64, rank: c_int, size: c_int) -> FirstCommunicator {
+    FirstCommunicator {
+        hash,
+        rank: u32::try_from(rank).unwrap_or(0),
+        size: u32::try_from(size).unwrap_or(0),
+    }
+}
+
+unsafe extern "C" fn init_v4(
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    name: *const c_char,
+    hash: u64,
+    _nodes: c_int,
+    size: c_int,
+    rank: c_int,
+    _log: Logger,
+) -> c_int {
+    // SAFETY: as NCCL calls it.
+    unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
+}
+
+unsafe extern "C" fn init_v5(
+    context: *mut *mut c_void,
+    hash: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    _nodes: c_int,
+    size: c_int,
+    rank: c_int,
+    _log: Logger,
+) -> c_int {
+    // SAFETY: as NCCL calls it.
+    unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
+}
+
+unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
+    guarded((), || {
+        if let Some(process) = process() {
+            process.communicator_ends(context);
+        }
+    });
+    SUCCESS
+}
+
+unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
+    guarded((), || {
+        if let Some(process) = process() {
+            process.stops(handle);
+        }
+    });
+    SUCCESS
+}
+
+/// # Safety
+/// The texts are null or end with a zero.
+unsafe fn call_of(
+    function: *const c_char,
+    datatype: *const c_char,
+    count: usize,
+    root: Option<c_int>,
+    peer: Option<c_int>,
+) -> Call {
+    // SAFETY: see above.
+    let (function, datatype) = unsafe { (names::text(function), names::text(datatype)) };
+    let op = names::operation(function);
+    use rcomm_recorder::model::OpType::{Broadcast, Gather, Reduce, Scatter};
+    let is_rooted = matches!(op, Broadcast | Gather | Reduce | Scatter);
+    Call {
+        op,
+        dtype: names::dtype(datatype),
+        count: count as u64,
+        root: root
+            .filter(|_| is_rooted)
+            .and_then(|root| u32::try_from(root).ok()),
+        peer: peer.and_then(|peer| u32::try_from(peer).ok()),
+    }
+}
+
+/// # Safety
+/// The texts are null or end with a zero.
+unsafe fn coll_task<'t>(coll: &abi::Coll, at_most: bool, named: Option<Named<'t>>) -> Task<'t> {
+    // SAFETY: see above.
+    unsafe {
+        Task {
+            call: call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None),
+            plan: KernelPlan {
+                channels: coll.channels,
+                algorithm: names::algorithm(names::text(coll.algorithm)),
+                protocol: names::protocol(names::text(coll.protocol)),
+            },
+            at_most,
+            named,
+        }
+    }
+}
+
+fn transfer_of(facts: &ProxyOp) -> TransferFacts {
+    TransferFacts {
+        pid: facts.pid as u32,
+        channel: facts.channel,
+        peer: u32::try_from(facts.peer).unwrap_or(u32::MAX),
+        steps: u32::try_from(facts.steps).unwrap_or(0),
+        is_send: facts.is_send != 0,
+    }
+}
+
+/// Answers a start: the handle is null for what is not recorded.
+///
+/// # Safety
+/// `place` is null or can be written.
+unsafe fn answer(place: *mut *mut c_void, body: impl FnOnce(&Process) -> *mut c_void) -> c_int {
+    let none = std::ptr::null_mut();
+    let handle = guarded(none, || process().map_or(none, body));
+    if !place.is_null() {
+        // SAFETY: see above.
+        unsafe { *place = handle };
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn start_v3(
+    context: *mut c_void,
+    place: *mut *mut c_void,
+    descriptor: *mut DescriptorV3,
+) -> c_int {
+    // SAFETY: NCCL passes a descriptor whose kind says which of its facts are there, with texts that end with a zero.
+    unsafe {
+        let it = &*descriptor;
+        answer(place, |process| match u64::from(it.kind) {
+            event::COLL => {
+                let named = &it.facts.coll;
+                let by = Named {
+                    name: names::text(named.comm_name),
+                    hash: named.comm_hash,
+                    rank: u32::try_from(it.rank).unwrap_or(0),
+                };
+                let task = coll_task(&named.coll, true, Some(by));
+                process.task_starts(context, it.parent, &task)
+            }
+            event::P2P => {
+                let p2p = &it.facts.p2p;
+                let by = Named {
+                    name: names::text(p2p.comm_name),
+                    hash: p2p.comm_hash,
+                    rank: u32::try_from(it.rank).unwrap_or(0),
+                };
+                let task = Task {
+                    call: call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)),
+                    plan: KernelPlan::default(),
+                    at_most: true,
+                    named: Some(by),
+                };
+                process.task_starts(context, it.parent, &task)
+            }
+            event::KERNEL_CH => process.kernel_starts(it.parent, it.facts.kernel_ch.channel, None),
+            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_STEP => process.step_starts(it.parent),
+            _ => std::ptr::null_mut(),
+        })
+    }
+}
+
+unsafe extern "C" fn start_v4(
+    context: *mut c_void,
+    place: *mut *mut c_void,
+    descriptor: *mut DescriptorV4,
+) -> c_int {
+    // SAFETY: as for version 3.
+    unsafe {
+        let it = &*descriptor;
+        answer(place, |process| match u64::from(it.kind) {
+            event::COLL => {
+                let task = coll_task(&it.facts.coll, false, None);
+                process.task_starts(context, it.parent, &task)
+            }
+            event::P2P => process.task_starts(context, it.parent, &p2p_task(&it.facts.p2p)),
+            event::KERNEL_CH => {
+                let kernel = &it.facts.kernel_ch;
+                process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))
+            }
+            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_STEP => process.step_starts(it.parent),
+            _ => std::ptr::null_mut(),
+        })
+    }
+}
+
+/// # Safety
+/// The texts are null or end with a zero.
+unsafe fn p2p_task<'t>(p2p: &abi::P2p) -> Task<'t> {
+    Task {
+        // SAFETY: see above.
+        call: unsafe { call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)) },
+        plan: KernelPlan {
+            channels: p2p.channels,
+            ..KernelPlan::default()
+        },
+        at_most: false,
+        named: None,
+    }
+}
+
+unsafe extern "C" fn start_v5(
+    context: *mut c_void,
+    place: *mut *mut c_void,
+    descriptor: *mut DescriptorV5,
+) -> c_int {
+    // SAFETY: as for version 3.
+    unsafe {
+        let it = &*descriptor;
+        answer(place, |process| match it.kind {
+            event::GROUP_API => process.group_starts(),
+            event::COLL_API => {
+                let api = &it.facts.coll_api;
+                let call = call_of(api.func, api.datatype, api.count, Some(api.root), None);
+                process.call_starts(context, it.parent, &call, api.graph_captured)
+            }
+            event::P2P_API => {
+                let api = &it.facts.p2p_api;
+                let call = call_of(api.func, api.datatype, api.count, None, None);
+                process.call_starts(context, it.parent, &call, api.graph_captured)
+            }
+            event::COLL => {
+                let task = coll_task(&it.facts.coll.coll, false, None);
+                process.task_starts(context, it.parent, &task)
+            }
+            event::P2P => process.task_starts(context, it.parent, &p2p_task(&it.facts.p2p.p2p)),
+            event::KERNEL_CH => {
+                let kernel = &it.facts.kernel_ch;
+                process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))
+            }
+            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_STEP => process.step_starts(it.parent),
+            _ => std::ptr::null_mut(),
+        })
+    }
+}
+
+fn wait_of(state: c_int) -> Option<LinkWait> {
+    Some(match state {
+        state::SEND_GPU_WAIT | state::RECV_GPU_WAIT => LinkWait::Device,
+        state::SEND_PEER_WAIT => LinkWait::Peer,
+        state::SEND_WAIT => LinkWait::Send,
+        state::RECV_WAIT => LinkWait::Receive,
+        state::RECV_FLUSH_WAIT => LinkWait::Flush,
+        _ => return None,
+    })
+}
+
+unsafe extern "C" fn record_v3(
+    handle: *mut c_void,
+    state: c_int,
+    arguments: *mut StateArgs,
+) -> c_int {
+    guarded((), || {
+        let Some(process) = process() else { return };
+        if let Some(wait) = wait_of(state) {
+            process.step_waits(handle, wait);
+        } else if (0..=state::LAST_OF_V3_PROXY_OP).contains(&state) && !arguments.is_null() {
+            // SAFETY: in these states of version 3 the arguments are those of a transfer.
+            let steps = unsafe { (*arguments.cast::<ProxyOpArgsV3>()).steps };
+            process.transfer_has_done(handle, u32::try_from(steps).unwrap_or(0));
+        }
+    });
+    SUCCESS
+}
+
+unsafe extern "C" fn record_v4(
+    handle: *mut c_void,
+    state: c_int,
+    arguments: *mut StateArgs,
+) -> c_int {
+    guarded((), || {
+        let Some(process) = process() else { return };
+        if let Some(wait) = wait_of(state) {
+            process.step_waits(handle, wait);
+        } else if state == state::KERNEL_CH_STOP && !arguments.is_null() {
+            // SAFETY: in this state the arguments are the device's clock.
+            process.kernel_ended_at(handle, unsafe { *arguments.cast::<u64>() });
+        }
+    });
+    SUCCESS
+}
+
+const NAME: *const c_char = c"rcomm".as_ptr();
+
+macro_rules! profiler {
+    ($($(#[$about:meta])* $name:ident: $init:ty, $descriptor:ty = $start:ident, $answer:ident, $record:ident;)*) => {$(
+        $(#[$about])*
+        #[unsafe(no_mangle)]
+        #[allow(non_upper_case_globals)]
+        pub static $name: Profiler<$init, $descriptor> = Profiler {
+            name: NAME,
+            init: $start,
+            start_event: $answer,
+            stop_event: stop,
+            record_event_state: $record,
+            finalize,
+        };
+    )*};
+}
+
+profiler! {
+    /// NCCL 2.23: refused with one line.
+    ncclProfiler_v1: InitV3, DescriptorV3 = init_old, start_v3, record_v3;
+    /// NCCL 2.24 and 2.25: refused with one line.
+    ncclProfiler_v2: InitV3, DescriptorV3 = init_old, start_v3, record_v3;
+    /// NCCL 2.26.
+    ncclProfiler_v3: InitV3, DescriptorV3 = init_v3, start_v3, record_v3;
+    /// NCCL 2.27.
+    ncclProfiler_v4: InitV4, DescriptorV4 = init_v4, start_v4, record_v4;
+    /// NCCL 2.28.
+    ncclProfiler_v5: InitV5, DescriptorV5 = init_v5, start_v5, record_v4;
+    /// NCCL 2.29 and later.
+    ncclProfiler_v6: InitV5, DescriptorV5 = init_v5, start_v5, record_v4;
+}

@@ -1,0 +1,84 @@
+//! NCCL's names of what it does, in the recorder's words.
+
+use rcomm_recorder::model::{DType, OpType};
+use rcomm_recorder::record::{ALGORITHMS, PROTOCOLS};
+use std::ffi::{CStr, c_char};
+
+/// The text at this address, or nothing.
+///
+/// # Safety
+/// Null, or a text that ends with a zero and stays for as long as the result is used.
+pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
+    if at.is_null() {
+        return b"";
+    }
+    // SAFETY: see above.
+    unsafe { CStr::from_ptr(at) }.to_bytes()
+}
+
+/// The operation of this function.
+pub(crate) fn operation(function: &[u8]) -> OpType {
+    match function {
+        b"AllReduce" => OpType::AllReduce,
+        b"AllGather" => OpType::AllGatherSingle,
+        b"ReduceScatter" => OpType::ReduceScatterSingle,
+        b"Broadcast" => OpType::Broadcast,
+        b"Reduce" => OpType::Reduce,
+        b"AlltoAll" => OpType::AllToAllSingle,
+        b"Gather" => OpType::Gather,
+        b"Scatter" => OpType::Scatter,
+        b"AllGatherV" => OpType::AllGatherV,
+        b"Send" => OpType::Send,
+        b"Recv" => OpType::Recv,
+        _ => OpType::Other,
+    }
+}
+
+/// The type of elements of this name.
+pub(crate) fn dtype(name: &[u8]) -> DType {
+    match name.strip_prefix(b"nccl").unwrap_or(name) {
+        b"Float32" => DType::F32,
+        b"Bfloat16" => DType::Bf16,
+        b"Float16" => DType::F16,
+        b"Float64" => DType::F64,
+        b"Int8" => DType::I8,
+        b"Uint8" => DType::U8,
+        b"Int32" => DType::I32,
+        b"Uint32" => DType::U32,
+        b"Int64" => DType::I64,
+        b"Uint64" => DType::U64,
+        b"Float8e4m3" => DType::F8E4M3,
+        b"Float8e5m2" => DType::F8E5M2,
+        _ => DType::Other,
+    }
+}
+
+/// The number of an algorithm in a ring; 0 if there is none for it.
+pub(crate) fn algorithm(name: &[u8]) -> u8 {
+    number(&ALGORITHMS, name)
+}
+
+/// The number of a protocol in a ring; 0 if there is none for it.
+pub(crate) fn protocol(name: &[u8]) -> u8 {
+    number(&PROTOCOLS, name)
+}
+
+fn number(names: &[&str], name: &[u8]) -> u8 {
+    let at = names.iter().position(|it| it.as_bytes() == name);
+    at.unwrap_or(0) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_nccl_has_not_got_today_are_other() {
+        assert_eq!(operation(b"AllReduce"), OpType::AllReduce);
+        assert_eq!(operation(b"Transmogrify"), OpType::Other);
+        assert_eq!(dtype(b"ncclBfloat16"), DType::Bf16);
+        assert_eq!(dtype(b""), DType::Other);
+        assert_eq!((algorithm(b"RING"), algorithm(b"?")), (2, 0));
+        assert_eq!((protocol(b"SIMPLE"), protocol(b"")), (3, 0));
+    }
+}

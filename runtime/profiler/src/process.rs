@@ -1,0 +1,393 @@
+//! What the plug-in knows of its process: the ring, the communicators, and what is under way.
+//!
+//! All of it is made at the first communicator and has a fixed size. After that an event takes no lock, allocates
+//! nothing and asks nothing of the system; what finds no place is not followed, and counted where the ring has a
+//! counter for it. The exceptions come once each: a communicator, and a shape that was not seen before.
+
+use crate::handle::{At, Kind, Pool};
+use crate::settings::Events;
+use rcomm_recorder::model::{DType, OpType, Peer};
+use rcomm_recorder::record::{
+    CommunicatorInfo, FlightRecorder, GroupHandle, Operation, RecorderConfig, SignatureKey,
+    SignatureRef, Tensor, Ticket, Timestamp,
+};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Communicators at a time.
+const COMMUNICATORS: usize = 4_096;
+/// Operations under way.
+const OPERATIONS: usize = 8_192;
+/// Network transfers under way.
+const TRANSFERS: usize = 8_192;
+/// Group calls under way: one for each thread that is in one.
+const GROUPS: usize = 256;
+
+/// No group.
+pub(crate) const NO_GROUP: u32 = u32::MAX;
+
+/// One ring, and what belongs to it.
+pub(crate) struct Process {
+    pub(crate) recorder: FlightRecorder,
+    pub(crate) events: Events,
+    pub(crate) communicators: Pool<Communicator>,
+    pub(crate) operations: Pool<Op>,
+    pub(crate) transfers: Pool<Transfer>,
+    pub(crate) groups: Pool<GroupCall>,
+    /// Of each link, how many transfers are under way.
+    pub(crate) active: Box<[AtomicU32]>,
+    next_group: AtomicU32,
+    pub(crate) pid: u32,
+}
+
+/// How a group numbers what is done on it.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    collectives: AtomicU64,
+    messages: AtomicU64,
+    operations: AtomicU64,
+}
+
+impl Counts {
+    fn reset(&self) {
+        for count in [&self.collectives, &self.messages, &self.operations] {
+            count.store(0, Relaxed);
+        }
+    }
+}
+
+/// A communicator.
+#[derive(Debug, Default)]
+pub(crate) struct Communicator {
+    /// Its group, or [`NO_GROUP`].
+    pub(crate) group: AtomicU32,
+    /// The group of what its graphs do, or [`NO_GROUP`].
+    pub(crate) replays: AtomicU32,
+    pub(crate) hash: AtomicU64,
+    pub(crate) rank: AtomicU32,
+    /// 0 = not known.
+    pub(crate) size: AtomicU32,
+    pub(crate) counts: Counts,
+    pub(crate) replay_counts: Counts,
+    /// Whether its group is [made](naming).
+    pub(crate) naming: AtomicU32,
+}
+
+/// Where a communicator is that is named by its first operation.
+pub(crate) mod naming {
+    pub(crate) const OPEN: u32 = 0;
+    pub(crate) const UNDER_WAY: u32 = 1;
+    pub(crate) const DONE: u32 = 2;
+}
+
+/// An operation under way.
+#[derive(Debug, Default)]
+pub(crate) struct Op {
+    ticket: [AtomicU64; 3],
+    /// Use of its communicator's place.
+    pub(crate) communicator: AtomicU64,
+    /// The next operation of the group call.
+    pub(crate) next: AtomicU64,
+    pub(crate) flags: AtomicU32,
+    /// Channels that it has; 0 = not known.
+    pub(crate) channels: AtomicU32,
+    pub(crate) started: AtomicU32,
+    pub(crate) finished: AtomicU32,
+    /// By the device's clock, ns; 0 = not known.
+    pub(crate) first_start: AtomicU64,
+    pub(crate) last_end: AtomicU64,
+}
+
+/// Flags of an operation.
+pub(crate) mod flag {
+    /// It is in a plan.
+    pub(crate) const PLANNED: u32 = 1;
+    /// The group call that it was issued in has not ended.
+    pub(crate) const IN_GROUP: u32 = 2;
+    /// It has ended, or is watched no more.
+    pub(crate) const OVER: u32 = 4;
+    /// Its group call ended before it was in a plan.
+    pub(crate) const LEFT: u32 = 8;
+    /// `channels` is the most that it may have.
+    pub(crate) const AT_MOST: u32 = 16;
+}
+
+impl Op {
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket::from_words([0, 1, 2].map(|word| self.ticket[word].load(Relaxed)))
+    }
+
+    fn set(&self, ticket: Ticket, communicator: At, flags: u32) {
+        for (word, value) in self.ticket.iter().zip(ticket.to_words()) {
+            word.store(value, Relaxed);
+        }
+        self.communicator.store(communicator.to_word(), Relaxed);
+        self.next.store(0, Relaxed);
+        self.flags.store(flags, Relaxed);
+        for count in [&self.channels, &self.started, &self.finished] {
+            count.store(0, Relaxed);
+        }
+        self.first_start.store(0, Relaxed);
+        self.last_end.store(0, Relaxed);
+    }
+}
+
+/// A network transfer under way.
+#[derive(Debug, Default)]
+pub(crate) struct Transfer {
+    /// Number of its link.
+    pub(crate) link: AtomicU32,
+    /// Use of its communicator's place.
+    pub(crate) communicator: AtomicU64,
+    pub(crate) operation: [AtomicU64; 3],
+    pub(crate) steps: AtomicU32,
+    pub(crate) done: AtomicU32,
+}
+
+/// A group call: the head of the list of its operations.
+#[derive(Debug, Default)]
+pub(crate) struct GroupCall {
+    pub(crate) first: AtomicU64,
+}
+
+/// An operation as NCCL describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) op: OpType,
+    pub(crate) dtype: DType,
+    pub(crate) count: u64,
+    pub(crate) root: Option<u32>,
+    pub(crate) peer: Option<u32>,
+}
+
+impl Process {
+    /// Makes the ring. The error is a sentence.
+    pub(crate) fn open(config: &RecorderConfig, events: Events) -> Result<Self, String> {
+        let recorder = FlightRecorder::create(config).map_err(|error| error.to_string())?;
+        Ok(Self {
+            recorder,
+            events,
+            communicators: Pool::new(COMMUNICATORS),
+            operations: Pool::new(OPERATIONS),
+            transfers: Pool::new(TRANSFERS),
+            groups: Pool::new(GROUPS),
+            active: (0..config.links.next_power_of_two())
+                .map(|_| AtomicU32::new(0))
+                .collect(),
+            next_group: AtomicU32::new(0),
+            pid: std::process::id(),
+        })
+    }
+
+    /// Takes a place for a communicator that has no group yet.
+    pub(crate) fn add_communicator(&self) -> Option<At> {
+        self.communicators.take(|it| {
+            it.group.store(NO_GROUP, Relaxed);
+            it.replays.store(NO_GROUP, Relaxed);
+            it.naming.store(naming::OPEN, Relaxed);
+            it.counts.reset();
+            it.replay_counts.reset();
+        })
+    }
+
+    /// Makes the communicator's group.
+    pub(crate) fn name(
+        &self,
+        communicator: &Communicator,
+        name: &str,
+        hash: u64,
+        rank: u32,
+        size: Option<u32>,
+    ) {
+        communicator.hash.store(hash, Relaxed);
+        communicator.rank.store(rank, Relaxed);
+        communicator.size.store(size.unwrap_or(0), Relaxed);
+        let group = self.add_group(&format!("nccl-{hash:016x}"), name, hash, rank, size);
+        communicator.group.store(group, Relaxed);
+    }
+
+    fn add_group(&self, name: &str, desc: &str, hash: u64, rank: u32, size: Option<u32>) -> u32 {
+        let group = self.recorder.add_communicator(&CommunicatorInfo {
+            id: self.next_group.fetch_add(1, Relaxed),
+            name,
+            desc,
+            hash,
+            rank: Some(rank),
+            size,
+        });
+        group.row()
+    }
+
+    /// Makes the group of what the communicator's graphs do: those run when the device comes to them, whatever is
+    /// issued at that time, so that they have an order of their own.
+    pub(crate) fn expect_replays(&self, communicator: &Communicator) {
+        let claimed =
+            communicator
+                .replays
+                .compare_exchange(NO_GROUP, NO_GROUP - 1, Relaxed, Relaxed);
+        if claimed.is_err() {
+            return;
+        }
+        let hash = communicator.hash.load(Relaxed);
+        let size = communicator.size.load(Relaxed);
+        let group = self.add_group(
+            &format!("nccl-{hash:016x}-graphs"),
+            "graph replays",
+            hash,
+            communicator.rank.load(Relaxed),
+            (size > 0).then_some(size),
+        );
+        communicator.replays.store(group, Relaxed);
+    }
+
+    /// Records an operation; none if its communicator has no group.
+    pub(crate) fn begin(
+        &self,
+        communicator: &Communicator,
+        call: &Call,
+        is_replay: bool,
+    ) -> Option<Ticket> {
+        let (group, counts) = match is_replay {
+            true => (&communicator.replays, &communicator.replay_counts),
+            false => (&communicator.group, &communicator.counts),
+        };
+        let group = group.load(Relaxed);
+        if group >= NO_GROUP - 1 {
+            return None;
+        }
+        let is_p2p = call.op.is_p2p();
+        let (collective, message) = match is_p2p {
+            true => (
+                counts.collectives.load(Relaxed),
+                counts.messages.fetch_add(1, Relaxed) + 1,
+            ),
+            false => (
+                counts.collectives.fetch_add(1, Relaxed) + 1,
+                counts.messages.load(Relaxed),
+            ),
+        };
+        let size = u64::from(communicator.size.load(Relaxed));
+        let one = [call.count];
+        let all = [call.count.saturating_mul(size)];
+        let dtype = call.dtype;
+        let (one, all) = (
+            [Tensor { dtype, shape: &one }],
+            [Tensor { dtype, shape: &all }],
+        );
+        // Without the size of the communicator, what it multiplies is not known.
+        let all: &[Tensor<'_>] = if size > 0 { &all } else { &[] };
+        let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op {
+            OpType::AllGatherSingle | OpType::Gather | OpType::AllGatherV => (&one, all),
+            OpType::ReduceScatterSingle | OpType::Scatter => (all, &one),
+            OpType::AllToAllSingle => (all, all),
+            OpType::Send => (&one, &[]),
+            OpType::Recv => (&[], &one),
+            _ => (&one, &one),
+        };
+        let key = SignatureKey {
+            backend: "nccl",
+            op_name: call.op.name(),
+            inputs,
+            outputs,
+        };
+        let operation = Operation {
+            collective_seq_id: collective,
+            p2p_seq_id: message,
+            op_id: counts.operations.fetch_add(1, Relaxed) + 1,
+            is_p2p,
+            peer: call.peer.map_or(Peer::None, Peer::Rank),
+            root: call.root,
+            ..Operation::new(GroupHandle::of_row(group), call.op, SignatureRef::Key(&key))
+        };
+        Some(self.recorder.begin(&operation))
+    }
+
+    /// Follows an operation that was begun; without room for it, it is watched no more.
+    pub(crate) fn follow(&self, ticket: Ticket, communicator: At, flags: u32) -> Option<At> {
+        let take = || {
+            self.operations
+                .take(|op| op.set(ticket, communicator, flags))
+        };
+        let taken = take().or_else(|| {
+            // Those that may still come into a plan have waited longest.
+            for (at, op) in self.operations.taken() {
+                if op.flags.load(Relaxed) & (flag::LEFT | flag::PLANNED) == flag::LEFT {
+                    self.operations.give_back(at);
+                }
+            }
+            take()
+        });
+        if taken.is_none() {
+            self.recorder.retired(ticket);
+        }
+        taken
+    }
+
+    /// What was under way on a communicator that is gone did not end well: NCCL waits for the rest before that.
+    pub(crate) fn forget(&self, at: At) {
+        let Some(communicator) = self.communicators.get(at) else {
+            return;
+        };
+        for (op_at, op) in self.operations.taken() {
+            if op.communicator.load(Relaxed) != at.to_word() {
+                continue;
+            }
+            // Before the place is another operation's.
+            let ticket = op.ticket();
+            let flags = op.flags.fetch_or(flag::OVER, Relaxed);
+            if self.operations.give_back(op_at) && flags & (flag::OVER | flag::LEFT) == 0 {
+                self.recorder.failed(ticket);
+                self.recorder.retired(ticket);
+            }
+        }
+        for (transfer_at, transfer) in self.transfers.taken() {
+            let link = transfer.link.load(Relaxed) as usize;
+            if transfer.communicator.load(Relaxed) == at.to_word()
+                && self.transfers.give_back(transfer_at)
+            {
+                self.active[link].fetch_sub(1, Relaxed);
+            }
+        }
+        for group in [&communicator.group, &communicator.replays] {
+            let number = group.swap(NO_GROUP, Relaxed);
+            if number < NO_GROUP - 1 {
+                self.recorder.release_links(GroupHandle::of_row(number));
+            }
+        }
+        self.communicators.give_back(at);
+    }
+
+    /// Ends an operation, and gives its place back if its group call is over.
+    pub(crate) fn end(&self, at: At, op: &Op) {
+        let now = self.recorder.now();
+        let (start, end) = (op.first_start.load(Relaxed), op.last_end.load(Relaxed));
+        let timed = start > 0 && end >= start;
+        let duration = timed.then(|| Duration::from_nanos(end - start));
+        self.recorder
+            .completed_and_retired_at(op.ticket(), now, duration);
+        self.let_go(at, op);
+    }
+
+    /// Marks an operation as over, and gives its place back if its group call is, too.
+    pub(crate) fn let_go(&self, at: At, op: &Op) {
+        let before = op.flags.fetch_or(flag::OVER, Relaxed);
+        if before & (flag::IN_GROUP | flag::OVER) == 0 {
+            self.operations.give_back(at);
+        }
+    }
+
+    /// Whether an operation of this process has not ended.
+    pub(crate) fn has_pending(&self) -> bool {
+        let mut taken = self.operations.taken();
+        taken.any(|(_, op)| op.flags.load(Relaxed) & (flag::OVER | flag::LEFT) == 0)
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.recorder.now()
+    }
+
+    pub(crate) fn context(at: At) -> *mut c_void {
+        at.handle(Kind::Communicator, 0)
+    }
+}

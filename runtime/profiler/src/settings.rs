@@ -1,0 +1,147 @@
+//! What the environment asks of the plug-in.
+
+use crate::abi::event;
+use rcomm_recorder::launch::Launched;
+use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
+
+/// What is recorded, and how much of it is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Events {
+    /// Bits of [`event`]; 0 = nothing.
+    pub(crate) mask: u64,
+    /// Operations that the ring holds.
+    pub(crate) depth: u32,
+}
+
+const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API | event::P2P_API;
+const WORDS: [(&str, u64); 5] = [
+    ("none", 0),
+    ("calls", CALLS),
+    ("channels", CALLS | event::KERNEL_CH),
+    ("network", CALLS | event::PROXY_OP),
+    ("steps", CALLS | event::PROXY_OP | event::PROXY_STEP),
+];
+const DEFAULT: Events = Events {
+    mask: CALLS | event::KERNEL_CH | event::PROXY_OP,
+    depth: 16_384,
+};
+
+impl Events {
+    /// From `RCOMM_NCCL_EVENTS`: words and a number, with commas between them. The error is a sentence.
+    pub(crate) fn parse(text: Option<&str>) -> Result<Self, String> {
+        let mut events = DEFAULT;
+        let mut mask = None;
+        let parts = text.unwrap_or_default().split(',').map(str::trim);
+        for part in parts.filter(|part| !part.is_empty()) {
+            if let Some((_, bits)) = WORDS.iter().find(|(word, _)| *word == part) {
+                mask = Some(mask.unwrap_or(0) | bits);
+            } else if let Ok(depth) = part.parse::<u32>()
+                && (64..=1 << 20).contains(&depth)
+            {
+                events.depth = depth;
+            } else {
+                return Err(format!(
+                    "RCOMM_NCCL_EVENTS has {part:?}; expected are calls, channels, network, steps or none, and the \
+                     number of operations that the ring holds, 64 to 1048576"
+                ));
+            }
+        }
+        events.mask = mask.unwrap_or(events.mask);
+        Ok(events)
+    }
+}
+
+/// What a communicator says of the process, where no launcher does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstCommunicator {
+    pub(crate) hash: u64,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+}
+
+/// How the ring of this process is to be made; a sentence if its rank cannot be told.
+pub(crate) fn ring_config(
+    lookup: impl Fn(&str) -> Option<String>,
+    events: Events,
+    first: Option<FirstCommunicator>,
+) -> Result<RecorderConfig, String> {
+    let launched = Launched::from_environment(&lookup);
+    let (rank, world_size, job, attempt) = match (launched, first) {
+        (Some(it), _) => (
+            it.rank,
+            it.world_size,
+            it.job.unwrap_or_else(|| "nccl".to_owned()),
+            it.attempt,
+        ),
+        // The ranks of the first communicator are then a job of their own.
+        (None, Some(first)) => (
+            first.rank,
+            first.size,
+            format!("nccl-{:016x}", first.hash),
+            0,
+        ),
+        (None, None) => {
+            return Err(
+                "no launcher gave this process a rank, and this version of NCCL does not either: \
+                        set RANK and WORLD_SIZE"
+                    .to_owned(),
+            );
+        }
+    };
+    let job = cut(job);
+    Ok(RecorderConfig {
+        placement: match lookup("RCOMM_RING_DIR").filter(|dir| !dir.is_empty()) {
+            None => Placement::Shared,
+            Some(dir) if dir == "memory" => Placement::Memory,
+            Some(dir) => Placement::Dir(dir.into()),
+        },
+        attempt,
+        entries: events.depth,
+        groups: 4_096,
+        call_sites: 1,
+        links: if events.mask == 0 { 0 } else { 4_096 },
+        part: RingPart::NcclProfiler,
+        ..RecorderConfig::new(job, rank, world_size)
+    })
+}
+
+/// At most the 255 bytes that a job's name may have.
+fn cut(mut job: String) -> String {
+    let mut end = job.len().min(255);
+    while !job.is_char_boundary(end) {
+        end -= 1;
+    }
+    job.truncate(end);
+    job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_words_and_a_depth() {
+        assert_eq!(Events::parse(None), Ok(DEFAULT));
+        let calls = Events::parse(Some("calls, 1024")).expect("fine");
+        assert_eq!((calls.mask, calls.depth), (CALLS, 1_024));
+        let both = Events::parse(Some("channels,steps")).expect("fine");
+        assert_eq!(both.mask & event::PROXY_STEP, event::PROXY_STEP);
+        assert_eq!(both.mask & event::KERNEL_CH, event::KERNEL_CH);
+        assert_eq!(Events::parse(Some("none")).map(|it| it.mask), Ok(0));
+        assert!(Events::parse(Some("kernels")).is_err());
+        assert!(Events::parse(Some("calls,63")).is_err());
+    }
+
+    #[test]
+    fn a_process_without_a_launcher_is_of_its_first_communicator() {
+        let first = FirstCommunicator {
+            hash: 0xab,
+            rank: 1,
+            size: 2,
+        };
+        let config = ring_config(|_| None, DEFAULT, Some(first)).expect("a place");
+        assert_eq!((config.rank, config.world_size), (1, 2));
+        assert_eq!(config.job, "nccl-00000000000000ab");
+        assert!(ring_config(|_| None, DEFAULT, None).is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! What the rings of plain NCCL processes say of each fault: the right first line, with no rcomm in the program.
+
+use crate::job::{Job, Until};
+use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
+use rustix::process::{Pid, Signal, kill_process};
+
+const COUNT: usize = 1 << 20;
+const VERSIONS: [u32; 4] = [3, 4, 5, 6];
+
+fn judge(job: &Job) -> Report {
+    let policy = Policy {
+        world_size: Some(4),
+        ..Policy::default()
+    };
+    analyze(&job.dumps(), &policy)
+}
+
+fn all(until: Until) -> [(Until, usize); 4] {
+    [(until, COUNT); 4]
+}
+
+fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usize); 4] {
+    let mut last = all(others);
+    last[rank].0 = until;
+    last
+}
+
+fn first(report: &Report) -> (Code, &[u32], &str) {
+    let finding = report.findings.first();
+    let finding = finding.unwrap_or_else(|| panic!("no finding: {report:?}"));
+    (finding.code, &finding.culprit_ranks, &finding.sentence)
+}
+
+#[test]
+fn a_healthy_job_has_no_finding_in_any_version() {
+    for version in VERSIONS {
+        let job = Job::start(version, all(Until::Done), |_| {});
+        let dumps = job.dumps();
+        assert_eq!(dumps.len(), 4);
+        for dump in &dumps {
+            assert_eq!(dump.entries.len(), 16, "version {version}");
+            let open = dump.entries.iter().filter(|it| !it.retired).count();
+            assert_eq!(open, 0, "version {version}");
+        }
+        let report = judge(&job);
+        assert_eq!(
+            report.findings.len(),
+            0,
+            "version {version}: {:?}",
+            report.findings
+        );
+        assert_eq!(
+            report.verdict,
+            Verdict::Healthy,
+            "version {version}: {report:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named() {
+    for version in VERSIONS {
+        let job = Job::start(
+            version,
+            with_one(2, Until::NotCalled, Until::Running),
+            |_| {},
+        );
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E101, &[2][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(
+            sentence.contains("never issued all_reduce #6"),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_whose_call_never_comes_to_a_launch_is_named() {
+    for version in [5, 6] {
+        let job = Job::start(version, with_one(1, Until::Called, Until::Running), |_| {});
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E101, &[1][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(sentence.contains("issued but never started"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_rank_whose_device_never_comes_to_the_operation_is_named() {
+    for version in VERSIONS {
+        let job = Job::start(version, with_one(3, Until::Planned, Until::Running), |_| {});
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E101, &[3][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(sentence.contains("issued but never started"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_channel_that_is_stuck_towards_a_peer_is_named() {
+    for version in [4, 5, 6] {
+        let last = with_one(1, Until::OneChannelLeft, Until::OneChannelStarves);
+        let job = Job::start(version, last, |_| {});
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E135, &[][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(sentence.contains("channel 3 from rank 1"), "{sentence}");
+        assert!(sentence.contains("to rank 2"), "{sentence}");
+        assert!(sentence.contains("step 5 of 16"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_killed_is_named() {
+    for version in VERSIONS {
+        let mut job = Job::start(
+            version,
+            with_one(2, Until::NotCalled, Until::Running),
+            |_| {},
+        );
+        job.kill(2);
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(culprits, &[2], "version {version}: {sentence}");
+        assert_eq!(code, Code::E150, "version {version}: {sentence}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_by_what_it_did_not_call() {
+    for version in VERSIONS {
+        let job = Job::start(
+            version,
+            with_one(0, Until::NotCalled, Until::Running),
+            |_| {},
+        );
+        let pid = Pid::from_raw(job.ranks[0].0.id() as i32).expect("a process");
+        kill_process(pid, Signal::STOP).expect("it runs");
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E101, &[0][..]),
+            "version {version}: {sentence}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_with_another_count_is_named() {
+    for version in VERSIONS {
+        let mut last = all(Until::Running);
+        last[3].1 = COUNT + 4;
+        let job = Job::start(version, last, |_| {});
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E112, &[3][..]),
+            "version {version}: {sentence}"
+        );
+        assert_eq!(report.verdict, Verdict::Mismatch);
+    }
+}
+
+#[test]
+fn a_job_that_ends_in_order_leaves_no_ring() {
+    let mut job = Job::start(6, all(Until::Done), |_| {});
+    assert_eq!(job.dumps().len(), 4);
+    job.close();
+    assert_eq!(job.dumps().len(), 0);
+}
+
+#[test]
+fn a_rank_that_aborts_what_is_under_way_leaves_its_ring_and_says_so() {
+    let mut job = Job::start(6, all(Until::Running), |_| {});
+    let (child, stdin) = &mut job.ranks[1];
+    drop(stdin.take());
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(3));
+    assert_eq!(job.dumps().len(), 4);
+}

@@ -1,0 +1,396 @@
+//! NCCL's side of the interface: it loads the plug-in as NCCL does, and says what NCCL says.
+
+use libloading::Library;
+use rcomm_nccl_profiler::abi::{
+    Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV3, FactsV4, FactsV5,
+    GroupApi, InitV3, InitV4, InitV5, KernelCh, NamedColl, NamedP2p, P2p, P2pApi, P2pV5, Profiler,
+    ProxyOp, ProxyStep, event,
+};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::mem::zeroed;
+use std::path::PathBuf;
+use std::ptr::{null, null_mut};
+
+/// What a handle is to NCCL: nothing but itself. It passes them between its threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle(pub(crate) *mut c_void);
+
+// SAFETY: it is never dereferenced here.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+pub(crate) const NONE: Handle = Handle(null_mut());
+
+/// A loaded plug-in, by way of one version of its table.
+pub(crate) struct Plugin {
+    library: Library,
+    pub(crate) version: u32,
+}
+
+/// A communicator as this host has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Comm {
+    pub(crate) context: Handle,
+    pub(crate) name: Option<CString>,
+    pub(crate) hash: u64,
+    pub(crate) rank: i32,
+    pub(crate) size: i32,
+    pub(crate) mask: i32,
+}
+
+/// A call, as the program makes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) func: &'static CStr,
+    pub(crate) count: usize,
+    pub(crate) peer: i32,
+    pub(crate) channels: u8,
+}
+
+impl Call {
+    pub(crate) const fn all_reduce(count: usize, channels: u8) -> Self {
+        Self {
+            func: c"AllReduce",
+            count,
+            peer: -1,
+            channels,
+        }
+    }
+
+    pub(crate) const fn message(func: &'static CStr, count: usize, peer: i32) -> Self {
+        Self {
+            func,
+            count,
+            peer,
+            channels: 1,
+        }
+    }
+
+    fn is_p2p(&self) -> bool {
+        self.peer >= 0
+    }
+}
+
+/// The library that cargo has built beside this test.
+pub(crate) fn path() -> PathBuf {
+    let test = std::env::current_exe().expect("a test is a file");
+    let deps = test.parent().expect("in a folder");
+    let places = [deps, deps.parent().expect("in another")];
+    let mut files = places
+        .iter()
+        .map(|place| place.join("librcomm_nccl_profiler.so"));
+    files
+        .find(|file| file.is_file())
+        .expect("the plug-in is built with its tests")
+}
+
+impl Plugin {
+    /// Opens the plug-in by a version of the interface, 3 to 6; none if it lacks that.
+    pub(crate) fn open(version: u32) -> Option<Self> {
+        // SAFETY: the library's only initialisers are Rust's.
+        let library = unsafe { Library::new(path()) }.expect("the plug-in loads");
+        let plugin = Self { library, version };
+        (!plugin.address().is_null()).then_some(plugin)
+    }
+
+    fn address(&self) -> *const c_void {
+        let name = format!("ncclProfiler_v{}", self.version);
+        // SAFETY: only the address is taken here, and the library outlives its use.
+        unsafe {
+            let symbol = self.library.get::<*const c_void>(name.as_bytes()).ok();
+            let at = symbol.and_then(|symbol| symbol.try_as_raw_ptr());
+            at.map_or(null(), |at| at.cast_const())
+        }
+    }
+
+    /// The table as that of another version: the functions that all have lie at the same places.
+    fn table<I, D>(&self) -> &Profiler<I, D> {
+        // SAFETY: the symbol of a version is a table of that version.
+        unsafe { &*self.address().cast() }
+    }
+
+    /// Answers the communicator, or what the plug-in refused it with.
+    pub(crate) fn init(
+        &self,
+        name: Option<&str>,
+        hash: u64,
+        rank: i32,
+        size: i32,
+    ) -> Result<Comm, c_int> {
+        let name = name.map(|name| CString::new(name).expect("no zero in it"));
+        let mut comm = Comm {
+            context: NONE,
+            name,
+            hash,
+            rank,
+            size,
+            mask: 0,
+        };
+        let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
+        let (context, mask) = (&mut comm.context.0, &mut comm.mask);
+        // SAFETY: each version's function, with that version's arguments.
+        let code = unsafe {
+            match self.version {
+                0..=3 => (self.table::<InitV3, DescriptorV3>().init)(context, mask),
+                4 => (self.table::<InitV4, DescriptorV4>().init)(
+                    context, mask, text, hash, 2, size, rank, None,
+                ),
+                _ => (self.table::<InitV5, DescriptorV5>().init)(
+                    context, hash, mask, text, 2, size, rank, None,
+                ),
+            }
+        };
+        if code == 0 { Ok(comm) } else { Err(code) }
+    }
+
+    pub(crate) fn finalize(&self, comm: &Comm) {
+        if comm.context != NONE {
+            // SAFETY: as NCCL does, once.
+            let code = unsafe { (self.table::<InitV3, DescriptorV3>().finalize)(comm.context.0) };
+            assert_eq!(code, 0);
+        }
+    }
+
+    pub(crate) fn stop(&self, handle: Handle) {
+        // NCCL skips what has no handle.
+        if handle != NONE {
+            self.stop_anything(handle);
+        }
+    }
+
+    pub(crate) fn stop_anything(&self, handle: Handle) {
+        // SAFETY: the plug-in has to bear any handle.
+        let code = unsafe { (self.table::<InitV3, DescriptorV3>().stop_event)(handle.0) };
+        assert_eq!(code, 0);
+    }
+
+    /// As NCCL does, state and arguments: since version 4 eight bytes, before that sixteen.
+    pub(crate) fn record(&self, handle: Handle, state: c_int, first: u64, second: i32) {
+        if handle == NONE {
+            return;
+        }
+        #[repr(C)]
+        struct Args(u64, i32);
+        let mut args = Args(first, second);
+        let table = self.table::<InitV3, DescriptorV3>();
+        // SAFETY: the arguments are as long as any version's.
+        let code = unsafe {
+            (table.record_event_state)(handle.0, state, std::ptr::from_mut(&mut args).cast())
+        };
+        assert_eq!(code, 0);
+    }
+
+    fn start_v3(&self, comm: &Comm, kind: u64, parent: Handle, facts: FactsV3) -> Handle {
+        let mut handle = null_mut();
+        let mut descriptor = DescriptorV3 {
+            kind: kind as u8,
+            parent: parent.0,
+            rank: comm.rank,
+            facts,
+        };
+        let start = self.table::<InitV3, DescriptorV3>().start_event;
+        // SAFETY: a descriptor of this version.
+        let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
+        assert_eq!(code, 0);
+        Handle(handle)
+    }
+
+    fn start_v4(&self, comm: &Comm, kind: u64, parent: Handle, facts: FactsV4) -> Handle {
+        let mut handle = null_mut();
+        let mut descriptor = DescriptorV4 {
+            kind: kind as u8,
+            parent: parent.0,
+            rank: comm.rank,
+            facts,
+        };
+        let start = self.table::<InitV4, DescriptorV4>().start_event;
+        // SAFETY: a descriptor of this version.
+        let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
+        assert_eq!(code, 0);
+        Handle(handle)
+    }
+
+    fn start_v5(&self, comm: &Comm, kind: u64, parent: Handle, facts: FactsV5) -> Handle {
+        let mut handle = null_mut();
+        let mut descriptor = DescriptorV5 {
+            kind,
+            parent: parent.0,
+            rank: comm.rank,
+            facts,
+        };
+        let start = self.table::<InitV5, DescriptorV5>().start_event;
+        // SAFETY: a descriptor of these versions.
+        let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
+        assert_eq!(code, 0);
+        Handle(handle)
+    }
+
+    /// Whether NCCL of this version tells of calls.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.version >= 5
+    }
+
+    pub(crate) fn group_api(&self, comm: &Comm) -> Handle {
+        let group_api = GroupApi {
+            graph_captured: false,
+            depth: 1,
+        };
+        self.start_v5(comm, event::GROUP_API, NONE, FactsV5 { group_api })
+    }
+
+    pub(crate) fn call(
+        &self,
+        comm: &Comm,
+        group: Handle,
+        call: &Call,
+        is_captured: bool,
+    ) -> Handle {
+        if call.is_p2p() {
+            let p2p_api = P2pApi {
+                func: call.func.as_ptr(),
+                count: call.count,
+                datatype: c"ncclFloat32".as_ptr(),
+                stream: null_mut(),
+                graph_captured: is_captured,
+            };
+            return self.start_v5(comm, event::P2P_API, group, FactsV5 { p2p_api });
+        }
+        let coll_api = CollApi {
+            func: call.func.as_ptr(),
+            count: call.count,
+            datatype: c"ncclFloat32".as_ptr(),
+            root: 0,
+            stream: null_mut(),
+            graph_captured: is_captured,
+        };
+        self.start_v5(comm, event::COLL_API, group, FactsV5 { coll_api })
+    }
+
+    /// The event of an operation in a plan; `called` is that of its call, where there is one.
+    pub(crate) fn task(&self, comm: &Comm, called: Handle, call: &Call) -> Handle {
+        let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
+        if call.is_p2p() {
+            let p2p = P2p {
+                func: call.func.as_ptr(),
+                buffer: null_mut(),
+                datatype: c"ncclFloat32".as_ptr(),
+                count: call.count,
+                peer: call.peer,
+                channels: call.channels,
+            };
+            return match self.version {
+                3 => {
+                    let p2p = NamedP2p {
+                        comm_name: text,
+                        comm_hash: comm.hash,
+                        func: p2p.func,
+                        buffer: p2p.buffer,
+                        datatype: p2p.datatype,
+                        count: p2p.count,
+                        peer: p2p.peer,
+                    };
+                    self.start_v3(comm, event::P2P, called, FactsV3 { p2p })
+                }
+                4 => self.start_v4(comm, event::P2P, called, FactsV4 { p2p }),
+                _ => {
+                    let p2p = P2pV5 {
+                        p2p,
+                        parent_group: null_mut(),
+                    };
+                    self.start_v5(comm, event::P2P, called, FactsV5 { p2p })
+                }
+            };
+        }
+        let coll = Coll {
+            seq_number: 0,
+            func: call.func.as_ptr(),
+            send_buffer: null(),
+            receive_buffer: null_mut(),
+            count: call.count,
+            root: 0,
+            datatype: c"ncclFloat32".as_ptr(),
+            channels: call.channels,
+            warps: 8,
+            algorithm: c"RING".as_ptr(),
+            protocol: c"SIMPLE".as_ptr(),
+        };
+        match self.version {
+            3 => {
+                let coll = NamedColl {
+                    comm_name: text,
+                    comm_hash: comm.hash,
+                    coll,
+                };
+                self.start_v3(comm, event::COLL, called, FactsV3 { coll })
+            }
+            4 => self.start_v4(comm, event::COLL, called, FactsV4 { coll }),
+            _ => {
+                let coll = CollV5 {
+                    coll,
+                    parent_group: null_mut(),
+                };
+                self.start_v5(comm, event::COLL, called, FactsV5 { coll })
+            }
+        }
+    }
+
+    pub(crate) fn kernel(&self, comm: &Comm, task: Handle, channel: u8, timer: u64) -> Handle {
+        let kernel_ch = KernelCh { channel, timer };
+        match self.version {
+            3 => self.start_v3(comm, event::KERNEL_CH, task, FactsV3 { kernel_ch }),
+            4 => self.start_v4(comm, event::KERNEL_CH, task, FactsV4 { kernel_ch }),
+            _ => self.start_v5(comm, event::KERNEL_CH, task, FactsV5 { kernel_ch }),
+        }
+    }
+
+    pub(crate) fn kernel_ends(&self, handle: Handle, timer: u64) {
+        if self.version > 3 {
+            self.record(handle, 22, timer, 0);
+        }
+        self.stop(handle);
+    }
+
+    pub(crate) fn transfer(
+        &self,
+        comm: &Comm,
+        task: Handle,
+        (channel, peer, is_send): (u8, i32, bool),
+        pid: u32,
+    ) -> Handle {
+        let proxy_op = ProxyOp {
+            pid: pid as i32,
+            channel,
+            peer,
+            steps: 16,
+            chunk_size: 1 << 17,
+            is_send: is_send.into(),
+        };
+        match self.version {
+            3 => self.start_v3(comm, event::PROXY_OP, task, FactsV3 { proxy_op }),
+            4 => self.start_v4(comm, event::PROXY_OP, task, FactsV4 { proxy_op }),
+            _ => self.start_v5(comm, event::PROXY_OP, task, FactsV5 { proxy_op }),
+        }
+    }
+
+    pub(crate) fn step(&self, comm: &Comm, transfer: Handle, step: c_int) -> Handle {
+        let proxy_step = ProxyStep { step };
+        match self.version {
+            3 => self.start_v3(comm, event::PROXY_STEP, transfer, FactsV3 { proxy_step }),
+            4 => self.start_v4(comm, event::PROXY_STEP, transfer, FactsV4 { proxy_step }),
+            _ => self.start_v5(comm, event::PROXY_STEP, transfer, FactsV5 { proxy_step }),
+        }
+    }
+
+    /// An event of a kind that NCCL may have one day.
+    pub(crate) fn unknown(&self, comm: &Comm) -> Handle {
+        // SAFETY: facts are numbers and addresses, for which zero is a value.
+        match self.version {
+            3 => self.start_v3(comm, 1 << 7, NONE, unsafe { zeroed() }),
+            // SAFETY: as above.
+            4 => self.start_v4(comm, 1 << 7, NONE, unsafe { zeroed() }),
+            // SAFETY: as above.
+            _ => self.start_v5(comm, 1 << 40, NONE, unsafe { zeroed() }),
+        }
+    }
+}

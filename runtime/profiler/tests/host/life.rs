@@ -1,0 +1,546 @@
+//! Life times, limits and nonsense: what the plug-in must bear without harm to its process.
+
+use crate::job::{Until, dumps, operation};
+use crate::library::{Call, Handle, NONE, Plugin};
+use rcomm_recorder::model::{EntryState, Peer};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Runs a part of this test as a process of its own, in which nothing was recorded yet.
+fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("a file"));
+    command
+        .args(["--exact", "life::part", "--nocapture", "--ignored"])
+        .env("RCOMM_TEST_PART", part)
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "2")
+        .env("TORCHELASTIC_RUN_ID", part)
+        .env("RCOMM_RING_DIR", directory)
+        .env_remove("RCOMM_NCCL_EVENTS")
+        .stdin(Stdio::null());
+    change(&mut command);
+    command.output().expect("this test again")
+}
+
+fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a folder");
+    let output = alone(part, directory.path(), change);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{part}: {}\n{text}\n{errors}",
+        output.status
+    );
+    directory
+}
+
+/// Not a test: see [`alone`].
+#[test]
+#[ignore = "the other tests run it as a process of theirs"]
+fn part() {
+    let Ok(part) = std::env::var("RCOMM_TEST_PART") else {
+        return;
+    };
+    let (name, version) = part.rsplit_once('-').unwrap_or((&part, "6"));
+    let version = version.parse().expect("a number");
+    let plugin = Plugin::open(version).expect("this version");
+    match name {
+        "reload" => reload(plugin),
+        "many" => many_communicators(&plugin),
+        "flood" => flood(&plugin),
+        "threads" => threads(&plugin),
+        "nonsense" => nonsense(&plugin),
+        "fork" => fork(&plugin),
+        "graphs" => graphs(&plugin),
+        "abort" => abort(&plugin),
+        "silent" => silent(&plugin),
+        "order" => order(&plugin),
+        "random" => random(&plugin),
+        other => panic!("no part {other}"),
+    }
+    // Past the exit of the harness the ring would be gone.
+    // SAFETY: nothing of this process matters after it.
+    unsafe { libc::_exit(0) };
+}
+
+fn small() -> Call {
+    Call::all_reduce(16, 2)
+}
+
+/// The rings of this process's job.
+fn own() -> Vec<rcomm_recorder::publish::Dump> {
+    let directory = std::env::var("RCOMM_RING_DIR").expect("the test sets it");
+    dumps(Path::new(&directory))
+}
+
+#[test]
+fn the_ring_goes_on_where_nccl_closes_the_plugin_and_opens_it_again() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("reload-{version}"), |_| {});
+    }
+}
+
+fn reload(plugin: Plugin) {
+    let version = plugin.version;
+    let mut plugin = plugin;
+    for round in 1..=3 {
+        let comm = plugin
+            .init(Some("w"), 7 + round, 0, 2)
+            .expect("a communicator");
+        operation(&plugin, &comm, &small(), Until::Done);
+        plugin.finalize(&comm);
+        drop(plugin);
+        plugin = Plugin::open(version).expect("again");
+        let [ring] = &own()[..] else {
+            panic!("one ring");
+        };
+        assert_eq!(ring.entries.len() as u64, round);
+    }
+}
+
+#[test]
+fn thousands_of_communicators_are_told_apart_and_those_beyond_are_not_recorded() {
+    passes("many-6", |_| {});
+}
+
+fn many_communicators(plugin: &Plugin) {
+    let comms: Vec<_> = (0..5_000)
+        .map(|hash| plugin.init(None, hash + 1, 0, 2).expect("a communicator"))
+        .collect();
+    for comm in &comms {
+        operation(plugin, comm, &small(), Until::Done);
+    }
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    let named = ring
+        .groups
+        .iter()
+        .filter(|it| it.info.name.starts_with("nccl-"))
+        .count();
+    assert_eq!(named, 4_096);
+    assert_eq!(ring.entries.len(), 4_096);
+    assert!(
+        ring.entries
+            .iter()
+            .all(|it| it.state == EntryState::Completed)
+    );
+    for comm in &comms {
+        plugin.finalize(comm);
+    }
+}
+
+#[test]
+fn millions_of_events_keep_the_newest_operations_and_the_memory() {
+    passes("flood-6", |_| {});
+}
+
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
+    statm
+        .split(' ')
+        .nth(1)
+        .expect("a number")
+        .parse::<usize>()
+        .expect("a number")
+        * 4
+}
+
+fn flood(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    let pid = std::process::id();
+    let play = |operations: u32| {
+        for _ in 0..operations {
+            let group = plugin.group_api(&comm);
+            let called = plugin.call(&comm, group, &small(), false);
+            plugin.stop(called);
+            let task = plugin.task(&comm, called, &small());
+            plugin.stop(task);
+            plugin.stop(group);
+            for channel in 0..2 {
+                let kernel = plugin.kernel(&comm, task, channel, 1);
+                let transfer = plugin.transfer(&comm, task, (channel, 1, true), pid);
+                plugin.stop(transfer);
+                plugin.kernel_ends(kernel, 2);
+            }
+        }
+    };
+    play(40_000);
+    let before = resident();
+    // Each has 18 events.
+    play(160_000);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 1_024, "{grown} KiB more");
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    assert_eq!(ring.entries.len(), 16_384);
+    let newest = ring.entries.last().expect("one");
+    assert_eq!(
+        (newest.record_id, newest.collective_seq_id),
+        (200_000, 200_000)
+    );
+    assert!(
+        ring.entries
+            .iter()
+            .all(|it| it.state == EntryState::Completed)
+    );
+}
+
+#[test]
+fn communicators_on_threads_of_their_own_do_not_mix() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("threads-{version}"), |_| {});
+    }
+}
+
+fn threads(plugin: &Plugin) {
+    std::thread::scope(|scope| {
+        for hash in 1..=4 {
+            scope.spawn(move || {
+                let comm = plugin.init(None, hash, 0, 2).expect("a communicator");
+                for _ in 0..300 {
+                    operation(plugin, &comm, &small(), Until::Done);
+                }
+                plugin.finalize(&comm);
+            });
+        }
+    });
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    assert_eq!(ring.entries.len(), 1_200);
+    for group in 0..4 {
+        let mine = ring.entries.iter().filter(|it| it.group == group);
+        let numbers: Vec<u64> = mine.map(|it| it.collective_seq_id).collect();
+        assert_eq!(numbers, (1..=300).collect::<Vec<_>>());
+    }
+    assert!(
+        ring.entries
+            .iter()
+            .all(|it| it.state == EntryState::Completed && it.retired)
+    );
+}
+
+#[test]
+fn handles_contexts_and_names_that_make_no_sense_do_no_harm() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("nonsense-{version}"), |_| {});
+    }
+}
+
+fn nonsense(plugin: &Plugin) {
+    let mut comm = plugin.init(None, 7, 0, 2).expect("a communicator");
+    assert_eq!(plugin.unknown(&comm), NONE);
+    let odd = Call {
+        func: c"",
+        ..small()
+    };
+    operation(plugin, &comm, &odd, Until::Done);
+    // Every bit pattern, and handles of a use that is over.
+    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..100_000 {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let handle = Handle(std::ptr::without_provenance_mut((word >> 3) as usize));
+        plugin.stop_anything(handle);
+        plugin.record(handle, (word & 31) as i32, 0, 0);
+        plugin.kernel(&comm, handle, 255, 0);
+        plugin.transfer(&comm, handle, (255, -1, true), std::process::id());
+        plugin.step(&comm, handle, -1);
+    }
+    let task = plugin.task(&comm, NONE, &small());
+    let kernel = plugin.kernel(&comm, task, 0, 0);
+    // A proxy thread serves other processes of its host, whose handles mean nothing here.
+    assert_eq!(plugin.transfer(&comm, task, (0, 1, true), 1), NONE);
+    plugin.finalize(&comm);
+    plugin.stop_anything(kernel);
+    plugin.stop_anything(task);
+    assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
+    comm.context = NONE;
+    assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
+    assert_eq!(own().len(), 1);
+}
+
+#[test]
+fn a_forked_child_records_nothing_and_its_parent_goes_on() {
+    passes("fork-6", |_| {});
+}
+
+fn fork(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    operation(plugin, &comm, &small(), Until::Done);
+    // SAFETY: the child only calls the plug-in, which allocates nothing then, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        for _ in 0..10 {
+            let task = plugin.task(&comm, NONE, &small());
+            plugin.stop(task);
+        }
+        plugin.finalize(&comm);
+        // By way of the handlers of the exit, which must leave the parent's ring alone.
+        // SAFETY: as above.
+        unsafe { libc::exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    operation(plugin, &comm, &small(), Until::Done);
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    assert_eq!(ring.entries.len(), 2);
+}
+
+#[test]
+fn what_a_graph_replays_has_an_order_of_its_own() {
+    passes("graphs-6", |_| {});
+}
+
+fn graphs(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    let group = plugin.group_api(&comm);
+    let captured = plugin.call(&comm, group, &small(), true);
+    plugin.stop(captured);
+    plugin.stop(group);
+    operation(plugin, &comm, &small(), Until::Done);
+    for _ in 0..3 {
+        let task = plugin.task(&comm, captured, &small());
+        plugin.stop(task);
+        for channel in 0..2 {
+            let kernel = plugin.kernel(&comm, task, channel, 1);
+            plugin.kernel_ends(kernel, 2);
+        }
+    }
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    let seen: Vec<_> = ring
+        .entries
+        .iter()
+        .map(|it| {
+            let name = ring.groups[it.group as usize].info.name.as_str();
+            (name, it.collective_seq_id, it.graph_id, it.state)
+        })
+        .collect();
+    let (own, replays) = ("nccl-0000000000000007", "nccl-0000000000000007-graphs");
+    let done = EntryState::Completed;
+    assert_eq!(
+        seen,
+        [
+            (own, 1, Some(0), done),
+            (own, 2, None, done),
+            (replays, 1, None, done),
+            (replays, 2, None, done),
+            (replays, 3, None, done),
+        ]
+    );
+}
+
+#[test]
+fn what_is_under_way_when_a_communicator_is_aborted_has_failed() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("abort-{version}"), |_| {});
+    }
+}
+
+fn abort(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    operation(plugin, &comm, &small(), Until::Done);
+    operation(plugin, &comm, &small(), Until::Running);
+    std::thread::scope(|scope| {
+        // The proxy thread is still at it.
+        scope.spawn(|| operation(plugin, &comm, &small(), Until::OneChannelLeft));
+        plugin.finalize(&comm);
+    });
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    let states: Vec<_> = ring.entries.iter().map(|it| it.state).collect();
+    assert_eq!(states[..2], [EntryState::Completed, EntryState::Failed]);
+}
+
+#[test]
+fn without_a_place_for_a_ring_there_is_one_line_and_no_event() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").expect("writable");
+    for (variable, value) in [
+        ("RCOMM_RING_DIR", file.to_str().expect("text")),
+        ("RCOMM_NCCL_EVENTS", "everything"),
+    ] {
+        let output = alone("silent-6", directory.path(), |command| {
+            command.env(variable, value);
+        });
+        assert!(output.status.success(), "{output:?}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = errors
+            .lines()
+            .filter(|line| line.contains("profiler plug-in"))
+            .collect();
+        assert_eq!(lines.len(), 1, "{errors}");
+        assert!(lines[0].contains("records nothing"), "{errors}");
+    }
+    let output = alone("silent-6", directory.path(), |command| {
+        command.env("RCOMM_NCCL_EVENTS", "none");
+    });
+    assert!(output.status.success(), "{output:?}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!errors.contains("plug-in"), "{errors}");
+}
+
+fn silent(plugin: &Plugin) {
+    for hash in 0..3 {
+        let comm = plugin.init(Some("w"), hash, 0, 2).expect("NCCL goes on");
+        assert_eq!((comm.context, comm.mask), (NONE, 0));
+        assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
+    }
+}
+
+#[test]
+fn calls_keep_their_numbers_when_plans_come_in_another_order() {
+    passes("order-6", |_| {});
+}
+
+fn order(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 4).expect("a communicator");
+    let group = plugin.group_api(&comm);
+    let calls = [
+        Call::all_reduce(8, 1),
+        Call::all_reduce(1 << 20, 1),
+        Call::message(c"Send", 4, 3),
+        Call::message(c"Recv", 4, 2),
+    ];
+    let called = calls.map(|call| {
+        let handle = plugin.call(&comm, group, &call, false);
+        plugin.stop(handle);
+        handle
+    });
+    // One that NCCL does in a way that has no events of its own.
+    let silent = plugin.call(&comm, group, &Call::all_reduce(2, 1), false);
+    plugin.stop(silent);
+    for at in [1, 0, 3, 2] {
+        let task = plugin.task(&comm, called[at], &calls[at]);
+        plugin.stop(task);
+        let kernel = plugin.kernel(&comm, task, 0, 1);
+        plugin.kernel_ends(kernel, 2);
+    }
+    plugin.stop(group);
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    let peers: Vec<_> = ring.entries.iter().map(|it| it.peer).collect();
+    assert_eq!(
+        peers,
+        [
+            Peer::None,
+            Peer::None,
+            Peer::Rank(3),
+            Peer::Rank(2),
+            Peer::None
+        ]
+    );
+    let numbers: Vec<_> = ring.entries.iter().map(|it| it.collective_seq_id).collect();
+    assert_eq!(numbers, [1, 2, 2, 2, 3]);
+    let over: Vec<_> = ring
+        .entries
+        .iter()
+        .map(|it| (it.state, it.retired))
+        .collect();
+    assert_eq!(over[..4], [(EntryState::Completed, true); 4]);
+    assert_eq!(over[4], (EntryState::Scheduled, true));
+}
+
+#[test]
+fn versions_before_the_third_are_refused_with_one_line() {
+    for version in [1, 2] {
+        let plugin = Plugin::open(version).expect("a table");
+        let refused = plugin.init(Some("w"), 7, 0, 2);
+        assert_eq!(refused.err(), Some(5));
+    }
+    assert!(Plugin::open(7).is_none());
+}
+
+#[test]
+fn events_in_any_order_leave_nothing_under_way_when_their_communicators_are_gone() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("random-{version}"), |_| {});
+    }
+}
+
+/// Events of every kind with parents of every kind, also of communicators and uses that are gone, on three threads.
+fn random(plugin: &Plugin) {
+    std::thread::scope(|scope| {
+        for seed in 1..=3 {
+            scope.spawn(move || events(plugin, seed));
+        }
+    });
+    let [ring] = &own()[..] else {
+        panic!("one ring");
+    };
+    assert!(ring.entries.len() > 1_000);
+    for entry in &ring.entries {
+        assert!(entry.retired, "{entry:?}");
+    }
+    for communicator in ring.communicators() {
+        assert_eq!(communicator.links, [], "{}", communicator.group);
+    }
+}
+
+fn events(plugin: &Plugin, seed: u64) {
+    let mut word = seed;
+    let mut below = |most: usize| {
+        word = word
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (word >> 33) as usize % most
+    };
+    let comm = |number: u64| {
+        let hash = seed * 1_000 + number;
+        plugin.init(None, hash, 0, 4).expect("a communicator")
+    };
+    let mut comms: Vec<_> = (0..4).map(comm).collect();
+    let mut handles = vec![NONE];
+    let pid = std::process::id();
+    let calls = [
+        small(),
+        Call::all_reduce(64, 1),
+        Call::message(c"Send", 8, 2),
+        Call::message(c"Recv", 8, 3),
+    ];
+    for round in 0..30_000 {
+        let at = below(comms.len());
+        let (parent, call) = (handles[below(handles.len())], calls[below(4)]);
+        let comm_of = &comms[at];
+        let made = match below(12) {
+            0 if plugin.has_calls() => plugin.group_api(comm_of),
+            1 if plugin.has_calls() => plugin.call(comm_of, parent, &call, below(8) == 0),
+            2 | 3 => plugin.task(comm_of, parent, &call),
+            4 | 5 => plugin.kernel(comm_of, parent, below(4) as u8, 1),
+            6 => plugin.transfer(comm_of, parent, (below(4) as u8, 1, below(2) == 0), pid),
+            7 => plugin.step(comm_of, parent, 1),
+            8 => {
+                plugin.record(parent, below(32) as i32, 5, 3);
+                NONE
+            }
+            _ => {
+                let gone = handles.swap_remove(below(handles.len()));
+                plugin.stop(gone);
+                NONE
+            }
+        };
+        handles.push(made);
+        if handles.len() > 64 {
+            let gone = handles.swap_remove(below(handles.len()));
+            plugin.stop(gone);
+        }
+        if round % 5_000 == 4_999 {
+            let gone = std::mem::replace(&mut comms[at], comm(10 + round as u64));
+            plugin.finalize(&gone);
+        }
+    }
+    for comm in &comms {
+        plugin.finalize(comm);
+    }
+}

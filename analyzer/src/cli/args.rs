@@ -59,6 +59,7 @@ pub(crate) enum Command {
     #[cfg(feature = "tables")]
     Query(QueryArgs),
     Explain(ExplainArgs),
+    NcclPlugin(NcclPluginArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -427,6 +428,10 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "CODE")]
     pub(crate) codes: Vec<String>,
 }
+
+/// Print where the profiler plug-in for NCCL is: `NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)` records any NCCL program.
+#[derive(Debug, Args)]
+pub(crate) struct NcclPluginArgs {}
 
 /// Print a completion script for a shell.
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ mod explain;
 mod failure;
 mod judge;
 mod man;
+mod nccl_plugin;
 mod output;
 #[cfg(feature = "tables")]
 mod query;
@@ -40,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
         #[cfg(feature = "tables")]
         Command::Query(args) => query::run(&args),
         Command::Explain(args) => explain::run(&args, color),
+        Command::NcclPlugin(args) => nccl_plugin::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),
         Command::Man(args) => man::run(&args, color),
     }

@@ -1,0 +1,34 @@
+//! `rcomm-fr nccl-plugin`.
+
+use crate::cli::args::NcclPluginArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Places from a program's folder on: a release, a wheel, what cargo builds.
+const PLACES: [&str; 3] = [
+    "../lib/libnccl-profiler-rcomm.so",
+    "libnccl-profiler-rcomm.so",
+    "librcomm_nccl_profiler.so",
+];
+
+pub(super) fn run(_: &NcclPluginArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
+    let program = std::env::current_exe().map_err(|source| Failure::Read {
+        path: PathBuf::from("/proc/self/exe"),
+        source,
+    })?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = PLACES.map(|place| folder.join(place));
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    let Some(path) = found else {
+        let places: Vec<String> = places.iter().map(|it| it.display().to_string()).collect();
+        let sentence = format!(
+            "the plug-in for NCCL is not installed beside this program: there is none of {}",
+            places.join(", ")
+        );
+        return Err(Failure::Usage { sentence });
+    };
+    output::write_to(None, color, |out| writeln!(out, "{}", path.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

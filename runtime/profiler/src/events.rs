@@ -284,7 +284,7 @@ impl Process {
         let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
         let steps = (transfer.done.load(Relaxed), transfer.steps.load(Relaxed));
         let link = LinkHandle::from_index(transfer.link.load(Relaxed));
-        let ticket = Ticket::from_words(words);
+        let ticket = Ticket::of_words(words);
         self.recorder.link_at(link, Some(ticket), steps, wait);
     }
 
@@ -298,7 +298,7 @@ impl Process {
         // A newer transfer of the link may be under way.
         if self.transfers.give_back(at) && self.active[link as usize].fetch_sub(1, AcqRel) == 1 {
             let link = LinkHandle::from_index(link);
-            let ticket = Ticket::from_words(words);
+            let ticket = Ticket::of_words(words);
             self.recorder
                 .link_at(link, Some(ticket), (steps, steps), LinkWait::Idle);
         }

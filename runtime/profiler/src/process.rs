@@ -115,7 +115,7 @@ pub(crate) mod flag {
 
 impl Op {
     pub(crate) fn ticket(&self) -> Ticket {
-        Ticket::from_words([0, 1, 2].map(|word| self.ticket[word].load(Relaxed)))
+        Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Relaxed)))
     }
 
     fn set(&self, ticket: Ticket, communicator: At, flags: u32) {

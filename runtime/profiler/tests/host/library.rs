@@ -7,7 +7,6 @@ use rcomm_nccl_profiler::abi::{
     ProxyOp, ProxyStep, event,
 };
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::mem::zeroed;
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 
@@ -384,13 +383,11 @@ impl Plugin {
 
     /// An event of a kind that NCCL may have one day.
     pub(crate) fn unknown(&self, comm: &Comm) -> Handle {
-        // SAFETY: facts are numbers and addresses, for which zero is a value.
+        let proxy_step = ProxyStep { step: 0 };
         match self.version {
-            3 => self.start_v3(comm, 1 << 7, NONE, unsafe { zeroed() }),
-            // SAFETY: as above.
-            4 => self.start_v4(comm, 1 << 7, NONE, unsafe { zeroed() }),
-            // SAFETY: as above.
-            _ => self.start_v5(comm, 1 << 40, NONE, unsafe { zeroed() }),
+            3 => self.start_v3(comm, 1 << 7, NONE, FactsV3 { proxy_step }),
+            4 => self.start_v4(comm, 1 << 7, NONE, FactsV4 { proxy_step }),
+            _ => self.start_v5(comm, 1 << 40, NONE, FactsV5 { proxy_step }),
         }
     }
 }

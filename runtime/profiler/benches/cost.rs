@@ -1,0 +1,292 @@
+//! What the plug-in costs NCCL: an operation with all its events, as NCCL 2.29 and later report them, and single
+//! events, beside a plug-in that does nothing and one that prints a line for each event.
+//!
+//! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as NCCL's do.
+
+#![allow(clippy::print_stdout, missing_docs)]
+
+use rcomm_nccl_profiler::abi::{
+    Coll, CollApi, CollV5, DescriptorV5, FactsV5, GroupApi, InitV5, KernelCh, Profiler, ProxyOp,
+    event,
+};
+use std::ffi::{c_int, c_void};
+use std::hint::black_box;
+use std::io::Write;
+use std::ptr::{null, null_mut};
+use std::time::Instant;
+
+type Table = Profiler<InitV5, DescriptorV5>;
+
+mod nothing {
+    use super::*;
+
+    pub(super) unsafe extern "C" fn start(
+        _: *mut c_void,
+        place: *mut *mut c_void,
+        _: *mut DescriptorV5,
+    ) -> c_int {
+        // SAFETY: the bench passes a place.
+        unsafe { *place = std::ptr::without_provenance_mut(8) };
+        0
+    }
+
+    pub(super) unsafe extern "C" fn stop(_: *mut c_void) -> c_int {
+        0
+    }
+
+    pub(super) unsafe extern "C" fn record(_: *mut c_void, _: c_int, _: *mut c_void) -> c_int {
+        0
+    }
+}
+
+/// What the crate's functions do is behind a table of theirs; here a table of ours over the same types.
+struct Plugin {
+    start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut DescriptorV5) -> c_int,
+    stop: unsafe extern "C" fn(*mut c_void) -> c_int,
+    record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    context: *mut c_void,
+}
+
+mod printing {
+    use super::*;
+
+    fn line(what: &str, number: u64) {
+        let mut out = std::io::stderr().lock();
+        let _ = writeln!(out, "{what} {number}");
+    }
+
+    pub(super) unsafe extern "C" fn start(
+        _: *mut c_void,
+        place: *mut *mut c_void,
+        descriptor: *mut DescriptorV5,
+    ) -> c_int {
+        // SAFETY: the bench passes both.
+        unsafe {
+            line("start", (*descriptor).kind);
+            *place = std::ptr::without_provenance_mut(8);
+        }
+        0
+    }
+
+    pub(super) unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
+        line("stop", handle.addr() as u64);
+        0
+    }
+
+    pub(super) unsafe extern "C" fn record(_: *mut c_void, state: c_int, _: *mut c_void) -> c_int {
+        line("state", state as u64);
+        0
+    }
+}
+
+/// What an operation reports.
+#[derive(Clone, Copy)]
+struct Shape {
+    channels: u8,
+    has_kernels: bool,
+    has_transfers: bool,
+}
+
+impl Plugin {
+    fn of(table: &Table, context: *mut c_void) -> Self {
+        Self {
+            start: table.start_event,
+            stop: table.stop_event,
+            record: table.record_event_state,
+            context,
+        }
+    }
+
+    fn start(&self, kind: u64, parent: *mut c_void, facts: FactsV5) -> *mut c_void {
+        let mut handle = null_mut();
+        let mut descriptor = DescriptorV5 {
+            kind,
+            parent,
+            rank: 0,
+            facts,
+        };
+        // SAFETY: as NCCL calls it.
+        unsafe { (self.start)(self.context, &mut handle, &mut descriptor) };
+        handle
+    }
+
+    fn stop(&self, handle: *mut c_void) {
+        // SAFETY: as NCCL calls it.
+        unsafe { (self.stop)(black_box(handle)) };
+    }
+
+    /// The calling thread's events, and those of the proxy thread: how long each took, ns.
+    fn operation(&self, shape: Shape) -> (u64, u64) {
+        let began = Instant::now();
+        let group_api = GroupApi {
+            graph_captured: false,
+            depth: 1,
+        };
+        let group = self.start(event::GROUP_API, null_mut(), FactsV5 { group_api });
+        let coll_api = CollApi {
+            func: c"AllReduce".as_ptr(),
+            count: 1 << 20,
+            datatype: c"ncclBfloat16".as_ptr(),
+            root: 0,
+            stream: null_mut(),
+            graph_captured: false,
+        };
+        let call = self.start(event::COLL_API, group, FactsV5 { coll_api });
+        self.stop(call);
+        let coll = CollV5 {
+            coll: Coll {
+                seq_number: 0,
+                func: c"AllReduce".as_ptr(),
+                send_buffer: null(),
+                receive_buffer: null_mut(),
+                count: 1 << 20,
+                root: 0,
+                datatype: c"ncclBfloat16".as_ptr(),
+                channels: shape.channels,
+                warps: 16,
+                algorithm: c"RING".as_ptr(),
+                protocol: c"SIMPLE".as_ptr(),
+            },
+            parent_group: null_mut(),
+        };
+        let task = self.start(event::COLL, call, FactsV5 { coll });
+        self.stop(task);
+        self.stop(group);
+        let called = began.elapsed();
+        let began = Instant::now();
+        for channel in 0..shape.channels {
+            if shape.has_transfers {
+                for is_send in [0, 1] {
+                    let proxy_op = ProxyOp {
+                        pid: std::process::id() as i32,
+                        channel,
+                        peer: 1,
+                        steps: 16,
+                        chunk_size: 1 << 17,
+                        is_send,
+                    };
+                    let transfer = self.start(event::PROXY_OP, task, FactsV5 { proxy_op });
+                    self.stop(transfer);
+                }
+            }
+            if shape.has_kernels {
+                let kernel_ch = KernelCh { channel, timer: 1 };
+                let kernel = self.start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
+                let mut timer = 2_u64;
+                // SAFETY: as NCCL calls it.
+                unsafe { (self.record)(kernel, 22, (&raw mut timer).cast()) };
+                self.stop(kernel);
+            }
+        }
+        (called.as_nanos() as u64, began.elapsed().as_nanos() as u64)
+    }
+}
+
+/// The median of each part, less what the clock itself takes.
+fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
+    for _ in 0..rounds / 4 {
+        plugin.operation(shape);
+    }
+    let mut calls = Vec::with_capacity(rounds);
+    let mut proxies = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        let (call, proxy) = plugin.operation(shape);
+        calls.push(call);
+        proxies.push(proxy);
+    }
+    let mut clock: Vec<u64> = (0..rounds)
+        .map(|_| {
+            let began = Instant::now();
+            began.elapsed().as_nanos() as u64
+        })
+        .collect();
+    let median = |values: &mut Vec<u64>| {
+        values.sort_unstable();
+        values[values.len() / 2]
+    };
+    let clock = median(&mut clock);
+    let call = median(&mut calls).saturating_sub(clock);
+    let proxy = median(&mut proxies).saturating_sub(clock);
+    println!("{name:44} calling thread {call:6} ns   proxy thread {proxy:7} ns");
+}
+
+fn ours(mask: &str) -> Plugin {
+    // Each mask needs a process of its own: this one was started with it.
+    assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
+    let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
+    let (mut context, mut bits) = (null_mut(), 0);
+    // SAFETY: as NCCL calls it.
+    let code =
+        unsafe { (table.init)(&mut context, 7, &mut bits, c"bench".as_ptr(), 1, 2, 0, None) };
+    assert_eq!(code, 0);
+    assert!(!context.is_null(), "no ring could be made");
+    Plugin::of(table, context)
+}
+
+const MASKS: [(&str, bool, bool); 3] = [
+    ("calls", false, false),
+    ("channels", true, false),
+    ("channels,network", true, true),
+];
+const ROUNDS: usize = 40_000;
+
+fn main() {
+    let shapes = [2, 8].map(|channels| Shape {
+        channels,
+        has_kernels: true,
+        has_transfers: true,
+    });
+    if let Ok(mask) = std::env::var("RCOMM_NCCL_EVENTS") {
+        let (_, has_kernels, has_transfers) = MASKS
+            .into_iter()
+            .find(|(it, ..)| *it == mask)
+            .expect("one of the masks");
+        let plugin = ours(&mask);
+        for shape in shapes {
+            let shape = Shape {
+                has_kernels,
+                has_transfers,
+                ..shape
+            };
+            let name = format!("{mask}, {} channels", shape.channels);
+            measure(&name, &plugin, shape, ROUNDS);
+        }
+        return;
+    }
+    let others = [
+        (
+            "a plug-in that does nothing",
+            Plugin {
+                start: nothing::start,
+                stop: nothing::stop,
+                record: nothing::record,
+                context: null_mut(),
+            },
+        ),
+        (
+            "a plug-in that prints",
+            Plugin {
+                start: printing::start,
+                stop: printing::stop,
+                record: printing::record,
+                context: null_mut(),
+            },
+        ),
+    ];
+    for (name, plugin) in &others {
+        for shape in shapes {
+            let name = format!("{name}, {} channels", shape.channels);
+            measure(&name, plugin, shape, ROUNDS / 4);
+        }
+    }
+    let directory = tempfile::tempdir_in("/dev/shm").expect("memory for a ring");
+    for (mask, ..) in MASKS {
+        let status = std::process::Command::new(std::env::current_exe().expect("a file"))
+            .env("RCOMM_NCCL_EVENTS", mask)
+            .env("RCOMM_RING_DIR", directory.path())
+            .env("RANK", "0")
+            .env("WORLD_SIZE", "2")
+            .status();
+        assert!(status.expect("this bench again").success());
+    }
+}

@@ -37,7 +37,7 @@ def test_every_kind_of_operation_is_recorded_with_what_it_was_over(job, tmp_path
         x = torch.zeros(4, 8)
         dist.all_reduce(x)
         line = sys._getframe().f_lineno - 1
-        pair = dist.new_group([1, 0], group_desc="a pair")
+        pair = dist.new_group([0, 1], group_desc="a pair")
         dist.broadcast(x.to(torch.float64), 1, group=pair)
         out = torch.zeros(8, dtype=torch.int64)
         dist.all_gather_into_tensor(out, torch.zeros(4, dtype=torch.int64))
@@ -75,7 +75,7 @@ def test_every_kind_of_operation_is_recorded_with_what_it_was_over(job, tmp_path
         cast = all_ops["gloo:broadcast"]
         assert cast["root"] == 1 and cast["input_dtypes"] == ["Double"]
         assert cast["process_group"][1] == "a pair"
-        assert dump["pg_config"][cast["process_group"][0]]["ranks"] == "[1, 0]"
+        assert dump["pg_config"][cast["process_group"][0]]["ranks"] == "[0, 1]"
         gathered = all_ops["gloo:_all_gather_base"]
         assert gathered["output_sizes"] == [[8]] and gathered["input_dtypes"] == ["Long"]
         message = all_ops["gloo:send" if rank == 0 else "gloo:recv"]

@@ -1,0 +1,189 @@
+//! What the guides in `docs/` say of the sources is so.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::Config;
+use rcomm::backend::nccl::NcclOptions;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Where products are; their tests and benches are elsewhere.
+const PRODUCTS: &[&str] = &["recorder", "runtime", "analyzer", "tui", "web"];
+
+/// Between a program and the ranks that it starts; not for users.
+const INTERNAL: &[&str] = &["RCOMM_BENCH_CHILD"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// What stands between backticks, line by line.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// The lines below a heading, up to the next of its level.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap();
+    rest.split("\n## ").next().unwrap()
+}
+
+/// Whether this names an environment variable of ours, of PyTorch's family, or of a launcher.
+fn is_variable(word: &str) -> bool {
+    let known = [
+        "RCOMM_",
+        "TORCH_",
+        "TORCHCOMM_",
+        "TORCHELASTIC_",
+        "GLOO_",
+        "NCCL_",
+        "OMPI_",
+        "PMI_",
+        "PMIX_",
+        "MPI_",
+        "SLURM_",
+        "MASTER_",
+    ];
+    let is_name = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    word.bytes().all(is_name)
+        && !word.ends_with('_')
+        && known.iter().any(|family| word.starts_with(family))
+}
+
+fn variables(text: &str) -> BTreeSet<String> {
+    let names = quoted(text).filter(|word| is_variable(word));
+    names.map(str::to_owned).collect()
+}
+
+/// All options of the runtime and of the NCCL backend, as an environment sets them.
+fn options(environment: impl Fn(&str) -> Option<String>) -> String {
+    let config = Config::from_lookup(&environment).unwrap();
+    let nccl = NcclOptions::from_lookup(&environment).unwrap();
+    format!("{config:?} {nccl:?}")
+}
+
+#[test]
+fn every_path_that_the_guides_name_exists() {
+    let folders: BTreeSet<String> = std::fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    for (document, least) in [
+        ("docs/ARCHITECTURE.md", 60),
+        ("CONTRIBUTING.md", 8),
+        ("README.md", 8),
+    ] {
+        let text = page(document);
+        let is_path = |word: &&str| {
+            let first = word.split('/').next().unwrap();
+            word.contains('/') && !word.contains([' ', '*', '<']) && folders.contains(first)
+        };
+        let mut named = 0;
+        for path in quoted(&text)
+            .filter(is_path)
+            .filter(|path| !path.starts_with("target/"))
+        {
+            assert!(root().join(path).exists(), "{document}: there is no {path}");
+            named += 1;
+        }
+        let here = root().join(document);
+        let links = text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split([')', '#']).next().unwrap());
+        for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
+            let path = here.parent().unwrap().join(link);
+            assert!(path.exists(), "{document}: there is no {link}");
+            named += 1;
+        }
+        assert!(named >= least, "{document} names {named} paths only");
+    }
+}
+
+#[test]
+fn the_configuration_page_has_every_variable_of_config_and_no_other() {
+    let asked = RefCell::new(BTreeSet::new());
+    options(|name| {
+        asked.borrow_mut().insert(name.to_owned());
+        None
+    });
+    let text = page("docs/CONFIGURATION.md");
+    let mut listed = variables(section(&text, "## The runtime"));
+    listed.extend(variables(section(&text, "## The NCCL backend")));
+    // The active Python environment, where NCCL is looked for.
+    listed.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].map(str::to_owned));
+    assert_eq!(listed, asked.into_inner());
+}
+
+#[test]
+fn the_defaults_on_the_configuration_page_are_those_of_config() {
+    let text = page("docs/CONFIGURATION.md");
+    let default = options(|_| None);
+    let mut compared = 0;
+    let rows = ["## The runtime", "## The NCCL backend"]
+        .into_iter()
+        .flat_map(|heading| section(&text, heading).lines())
+        .filter(|line| line.starts_with("| `"));
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [names, _, value] = cells[..] else {
+            panic!("three cells: {row}")
+        };
+        let name = quoted(names).next().unwrap();
+        let Some(value) = value.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else {
+            continue;
+        };
+        // A default that is no value that could be set: it depends on the user.
+        if value.contains(['<', '`']) {
+            continue;
+        }
+        let set = options(|asked| (asked == name).then(|| value.to_owned()));
+        assert!(set == default, "{name} is not {value} by default");
+        compared += 1;
+    }
+    assert!(compared > 20, "only {compared} defaults could be compared");
+}
+
+#[test]
+fn the_configuration_page_has_every_variable_that_the_sources_name() {
+    let mut named = BTreeSet::new();
+    for product in PRODUCTS {
+        in_sources(&root().join(product), &mut named);
+    }
+    let text = page("docs/CONFIGURATION.md");
+    let listed = variables(&text);
+    let missing: Vec<_> = named.difference(&listed).collect();
+    assert!(
+        missing.is_empty(),
+        "not in docs/CONFIGURATION.md: {missing:?}"
+    );
+    let gone: Vec<_> = listed.difference(&named).collect();
+    assert!(gone.is_empty(), "named by no source: {gone:?}");
+}
+
+/// Variables that are whole string literals in product code below `folder`.
+fn in_sources(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if !["tests", "benches", "target"].contains(&name.as_str()) {
+                in_sources(&path, found);
+            }
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let product = text.split("#[cfg(test)]").next().unwrap();
+            let literals = product
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .flat_map(|line| line.split('"').skip(1).step_by(2));
+            let names = literals.filter(|word| is_variable(word) && !INTERNAL.contains(word));
+            found.extend(names.map(str::to_owned));
+        }
+    }
+}

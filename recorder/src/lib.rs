@@ -37,6 +37,7 @@
 //! # }
 //! ```
 
+// invariant 8
 #![deny(unsafe_code)]
 
 mod error;

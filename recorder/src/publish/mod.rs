@@ -5,6 +5,7 @@ mod client;
 mod dialect;
 mod dump;
 mod dump_file;
+// invariant 1: an async runtime comes with this feature only.
 #[cfg(feature = "endpoint")]
 mod endpoint;
 mod follow;

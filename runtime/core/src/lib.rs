@@ -19,6 +19,7 @@
 //!
 //! What only backends use of it is public here and not re-exported by `rcomm`: [`arithmetic`],
 //! [`backend::support`], and [`tuning::Plan`].
+// invariant 8
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

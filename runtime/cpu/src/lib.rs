@@ -20,6 +20,7 @@
 //! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
 //! with the first operation that needs them.
 
+// invariant 8
 #![deny(unsafe_code)]
 
 mod address;

@@ -236,6 +236,7 @@ impl Backend for NcclBackend {
             Lane::forsake_all(&lanes);
             return;
         }
+        // invariant 10, an exception: a call that never returns keeps this thread.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let spawned = thread.spawn(move || Lane::end_all(&lanes));
         match spawned {

@@ -183,7 +183,9 @@ impl FlightRecorder {
     /// Records that an operation was issued at this moment by the calling thread.
     #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
+        // invariant 4: nothing here waits, and a known operation allocates nothing.
         let words = self.map.words();
+        // invariant 2: record ids are given here and nowhere else.
         let id = words[header::LAST_ID].fetch_add(1, Ordering::Relaxed) + 1;
         let sequence = if operation.is_p2p {
             0

@@ -205,6 +205,7 @@ impl Watchdog {
             flights: Vec::new(),
             first_seen: HashMap::new(),
         };
+        // invariant 10
         let thread = std::thread::Builder::new()
             .name("rcomm/watchdog".to_owned())
             .spawn(move || rounds.run())

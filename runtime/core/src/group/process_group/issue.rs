@@ -44,6 +44,7 @@ struct Numbers {
 /// What is counted under the issue lock.
 #[derive(Default)]
 pub(super) struct Issue {
+    // invariant 2: no other counter gives sequence numbers.
     pub(super) collective_seq: u64,
     pub(super) p2p_seq: u64,
     pub(super) op_id: u64,
@@ -135,6 +136,7 @@ impl Group {
     ) -> Result<Done> {
         let lane = self.check(op)?;
         let is_p2p = op.is_p2p();
+        // invariant 3: from the number to the record under one lock; the turn orders what runs after it.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
         // With nothing before it its turn has come already.
@@ -197,6 +199,7 @@ impl Group {
     ) -> Result<Arc<Flight>> {
         let lane = self.check(&op)?;
         let is_p2p = op.is_p2p();
+        // invariant 3: from the number to the backend under one lock, in which no backend waits for a peer.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
         let extension = self.extension(&mut issue, !is_p2p);

@@ -175,7 +175,7 @@ fn in_sources(folder: &Path, found: &mut BTreeSet<String>) {
             if !["tests", "benches", "target"].contains(&name.as_str()) {
                 in_sources(&path, found);
             }
-        } else if name.ends_with(".rs") && name != "tests.rs" {
+        } else if name.ends_with(".py") || name.ends_with(".rs") && name != "tests.rs" {
             let text = std::fs::read_to_string(&path).unwrap();
             let product = text.split("#[cfg(test)]").next().unwrap();
             let literals = product

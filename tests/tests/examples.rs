@@ -35,3 +35,25 @@ fn a_backend_of_the_programs_own_is_found_by_name() {
     let printed = run(&counting, "custom_backend", 2);
     assert_eq!(printed[1], "rank 1: 2 operations, 8000 bytes\n");
 }
+
+/// A report's words, less the seconds that are another in each run.
+fn tokens(report: &str) -> Vec<&str> {
+    let seconds = |word: &&str| word.contains('.') && word.parse::<f64>().is_ok();
+    let tokens = report.split_whitespace();
+    tokens.filter(|word| !seconds(word)).collect()
+}
+
+#[test]
+fn the_readme_shows_the_report_of_the_first_example() {
+    let Some(hang) = example("hang") else { return };
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("```text\n").expect("a report");
+    let (shown, _) = rest.split_once("```").expect("its end");
+    let output = std::process::Command::new(hang).output().expect("a run");
+    let printed = String::from_utf8(output.stdout).expect("text");
+    let (_, rest) = printed
+        .split_once("\n\nSTUCK")
+        .unwrap_or_else(|| panic!("{printed}"));
+    let (report, _) = rest.split_once("\n\n").expect("the end of the findings");
+    assert_eq!(tokens(shown)[1..], tokens(report), "{printed}");
+}

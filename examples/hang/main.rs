@@ -6,8 +6,8 @@
 //! operation, and what the rank was doing.
 //!
 //! ```text
-//! cargo run --release --example hang              # rank 2 stops joining
-//! cargo run --release --example hang -- --kill    # rank 2 is killed, and its ring is read instead
+//! cargo run --example hang              # rank 2 stops joining
+//! cargo run --example hang -- --kill    # rank 2 is killed, and its ring is read instead
 //! ```
 #![allow(clippy::print_stderr)]
 

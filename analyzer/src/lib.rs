@@ -1,6 +1,6 @@
 //! Dumps in, findings out.
 //!
-//! A [`Report`] is what every analysis says, post-mortem or live: the same codes, names and
+//! A [`Report`] is the result of every analysis, post-mortem or live: the same codes, names and
 //! sentences in `rcomm-fr`, `rcomm-top` and `rcomm-web`.
 #![forbid(unsafe_code)]
 

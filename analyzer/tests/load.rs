@@ -81,7 +81,7 @@ fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
 #[test]
 fn a_foreign_file_costs_one_line_and_nothing_else() {
     let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
-    // Pickle and JSON of the same moment lie side by side, and the truth beside them.
+    // Pickle and JSON of the same moment lie in neighbouring folders, with the truth next to them.
     assert_eq!(ranks(&dumps), [0, 0, 1, 1, 2, 2, 3, 3]);
     let truth: Vec<&Problem> = loaded
         .problems
@@ -154,7 +154,7 @@ fn archives_of_every_kind_hold_the_same_dumps() {
     let plain = tar(&borrowed);
     let packed = [plain.clone(), gzip(&plain), zstd(&plain)];
     for archive in packed {
-        // The name says nothing: content does.
+        // The name gives no hint: the content decides.
         let folder = folder(&[("records", &archive)]);
         let (dumps, loaded) = all(folder.path());
         assert_eq!(ranks(&dumps), [0, 1, 2, 3]);

@@ -6,14 +6,14 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `--help` says about exit codes; the same for every program of the project.
+/// The list of exit codes in `--help`; the same for every program of the project.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  healthy or running; notes alone are healthy
   1  at least one error or warning was found
   2  could not tell: wrong usage, no readable input, output not writable";
 
-/// Reads flight recorder dumps and rings, and says which rank is at fault.
+/// Reads flight recorder dumps and rings, and names the rank at fault.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-fr", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
@@ -64,11 +64,12 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-/// Read records and say which rank is at fault, since when, and who waits for it.
+/// Read records and name the rank at fault, since when, and the ranks that wait for it.
 ///
 /// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a
-/// summary (.rsum); `-` is standard input. What a file is, its content tells: PyTorch's dumps and ours, pickle or JSON. Files
-/// that are missing, cut short or from another run cost a note each, never the verdict.
+/// summary (.rsum); `-` is standard input. Files are recognised by content: PyTorch's dumps and ours,
+/// pickle or JSON. Files that are missing, cut short or from another run cost a note each, never the
+/// verdict.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct AnalyzeArgs {
@@ -101,7 +102,7 @@ pub(crate) enum Format {
     Text,
     /// For programs: rcomm.report/1.
     Json,
-    /// One page that stands alone: graph, matrix, timeline, stacks.
+    /// One self-contained page: graph, matrix, timeline, stacks.
     Html,
     /// A timeline for ui.perfetto.dev.
     Perfetto,
@@ -117,7 +118,7 @@ pub(crate) struct JudgeArgs {
     /// time-out on, where that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
-    /// How many ranks the job has, where the records do not tell.
+    /// How many ranks the job has, where the records do not show it.
     #[arg(long, value_name = "N")]
     pub(crate) world_size: Option<NonZeroU32>,
     /// Files read at a time [default: one for each core].
@@ -248,7 +249,7 @@ pub(crate) struct CollectArgs {
     pub(crate) rings: bool,
     #[command(flatten)]
     pub(crate) place: RingPlace,
-    /// How many ranks the job has, where the records do not tell: those without a record are named.
+    /// How many ranks the job has, where the records do not show it: those without a record are named.
     #[arg(long, value_name = "N")]
     pub(crate) world_size: Option<NonZeroU32>,
     /// Ask this host too; may be given again, or hold several with commas.
@@ -306,7 +307,7 @@ pub(crate) struct RingsArgs {
 pub(crate) enum RingsAction {
     /// List every ring, and whether its process lives (what `rings` alone does).
     List(RingPlace),
-    /// Show what one rank's ring holds: where it stands, what is pending, what it did last.
+    /// Show what one rank's ring holds: its position, what is pending, what it did last.
     Show(ShowArgs),
     /// Remove the rings whose processes are gone. They are the record of what happened: dump or
     /// analyze them first.
@@ -343,7 +344,7 @@ pub(crate) struct ShowArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveStaleArgs {
-    /// Only say what would be removed.
+    /// Only list what would be removed.
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
@@ -421,7 +422,7 @@ pub(crate) enum QueryFormat {
     Parquet,
 }
 
-/// Say what a code means, where it usually comes from and what to do.
+/// Explain a code: what it means, where it usually comes from and what to do.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// A code or its name (`E101`, `not_joined`); without one, all codes in a line each.

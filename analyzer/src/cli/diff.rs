@@ -52,7 +52,7 @@ fn saved_report(path: &Path) -> Option<Report> {
         return None;
     }
     let mut file = io::BufReader::new(file.take(MAX_REPORT));
-    // The name of the form comes first in a report: other files are told by their first bytes.
+    // The name of the form comes first in a report: other files differ in their first bytes.
     let mut start = [0; 64];
     let mut filled = 0;
     while filled < start.len() {

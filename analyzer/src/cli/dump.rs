@@ -59,7 +59,7 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     })
 }
 
-/// `<folder>/<job>/rank_<N>`: the name that PyTorch's tools look for. A later attempt says which.
+/// `<folder>/<job>/rank_<N>`: the name that PyTorch's tools look for. A later attempt adds its number.
 fn file_for(dump: &Dump, folder: &Path, format: DumpFormat) -> PathBuf {
     let identity = &dump.identity;
     let job: String = identity

@@ -1,4 +1,4 @@
-//! What can keep a command from answering, how it is said, and the exit code that goes with it.
+//! What can keep a command from answering, its error message, and the exit code that goes with it.
 
 use rcomm_analyzer::words::{bytes, duration_ms, printable};
 use std::io::{self, Write};
@@ -74,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// 2 = could not tell: a script must not take it for a finding.
+    /// 2 = inconclusive: a script must not take it for a finding.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             #[cfg(feature = "tables")]
@@ -102,7 +102,7 @@ impl Failure {
             .hint()
             .map(|hint| format!(" (hint: {hint})"))
             .unwrap_or_default();
-        // Nobody is left to tell when standard error is gone.
+        // No output is left when standard error is gone.
         let _ = writeln!(stderr, "{alarm}error:{alarm:#} {}{hint}", printable(&text));
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Faster work shows no bar: it would only flicker.
 const BAR_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether the records themselves are wanted beside the report.
+/// Whether the records themselves are wanted in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     /// No: memory holds what the verdict needs, 56 bytes an operation.
@@ -92,7 +92,7 @@ pub(super) fn too_large(args: &JudgeArgs) -> bool {
         .is_some_and(|limit| resident_bytes() > limit.0)
 }
 
-/// What to say then, after so many records.
+/// The error then, after so many records.
 pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
     Failure::MemoryLimit {
         limit: args.memory_limit.map_or(0, |limit| limit.0),
@@ -109,7 +109,7 @@ pub(super) fn policy(args: &JudgeArgs) -> Policy {
     }
 }
 
-/// Memory of this process that is in use; 0 where the system does not say.
+/// Memory of this process that is in use; 0 where the system does not show it.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm

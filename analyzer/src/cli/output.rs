@@ -16,7 +16,7 @@ const MAX_WIDTH: usize = 110;
 /// A reader that stops early (`rcomm-fr analyze ... | head -1`) is no error: the answer was good, and
 /// its exit code stays that of the verdict.
 ///
-/// A file is written beside its final name first, so that no reader ever sees half of it.
+/// A file is written next to its final name first, so that no reader ever sees half of it.
 pub(crate) fn write_to(
     path: Option<&Path>,
     color: ColorChoice,
@@ -57,7 +57,7 @@ fn write_file(
     partial.persist(path).map_err(|failed| failed.error)
 }
 
-/// A file beside `path` that goes away unless it is given that name. Its owner alone can read it.
+/// A file next to `path` that goes away unless it is given that name. Its owner alone can read it.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -67,7 +67,7 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(path.file_name().unwrap_or_default())
         .suffix(".partial")
         .tempfile_in(folder)
-        // Without the name that nobody chose and that is gone again.
+        // Without the temporary name, which is gone again.
         .map_err(|error| error.kind().into())
 }
 

@@ -41,7 +41,7 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
         }
         (loaded, size)
     };
-    // Standard output may be the summary: what is said about it goes to standard error.
+    // Standard output may be the summary: messages about it go to standard error.
     let mut stderr = AutoStream::new(io::stderr(), color);
     let _ = writeln!(
         stderr,

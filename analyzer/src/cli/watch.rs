@@ -40,7 +40,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
             let line = say(&report);
             if line != said {
                 let at = began.elapsed().as_secs_f64();
-                // Whoever closed standard error wants only the report.
+                // A closed standard error means that only the report is wanted.
                 let _ = writeln!(stderr, "{at:7.1} s  {line}");
                 said = line;
             }

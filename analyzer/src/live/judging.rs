@@ -24,7 +24,7 @@ pub enum Urgency {
     Usual,
     /// More became overdue, in a job where something was overdue before.
     More,
-    /// The first look, or the first operation that is overdue: whoever watches waits for this.
+    /// The first look, or the first operation that is overdue: a user at a screen waits for this.
     First,
 }
 
@@ -62,7 +62,7 @@ impl Live {
         self.changed |= self.kept.observe(source, poll, at, &self.options);
     }
 
-    /// How soon [`Live::refresh`] has something new to say.
+    /// How soon [`Live::refresh`] has a new snapshot.
     pub fn urgency(&self, at: Moment) -> Urgency {
         let Some((then, before)) = self.judged else {
             return match self.changed {
@@ -106,7 +106,7 @@ impl Live {
         Some(seen.looked + Duration::from_nanos(left))
     }
 
-    /// When [`Live::refresh`] may have something to say although nothing is observed, if it may.
+    /// When [`Live::refresh`] may have a new snapshot although nothing is observed, if it may.
     pub fn due(&self) -> Option<Duration> {
         self.due
     }
@@ -152,7 +152,7 @@ impl Live {
         let collected = self.kept.collected().cloned();
         let mut report = match &collected {
             Some(collected) => Report::clone(&collected.report),
-            // Nobody gave a record: what is left is what is said of the ranks.
+            // No source gave a record: only the state of the ranks is left.
             None if dumps.is_empty() && self.kept.communicators().next().is_some() => Report {
                 input: Input {
                     ranks_expected: ranks.len(),
@@ -211,7 +211,7 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings that no record tells; returns in what time there may be one more.
+    /// Adds the findings that no record shows; returns in what time there may be one more.
     fn add_seen(
         &self,
         report: &mut Report,
@@ -264,7 +264,7 @@ impl Live {
     }
 }
 
-/// A rank that died while it waited for what another one is the cause of is told under that cause.
+/// A rank that died while it waited for what another one is the cause of is listed under that cause.
 fn consequence(report: &Report, gone: Finding) -> Finding {
     let root = report
         .findings

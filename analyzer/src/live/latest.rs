@@ -24,13 +24,13 @@ pub(super) struct Slot {
     pub(super) due: Vec<i64>,
     /// It had an overdue operation when it was judged last.
     pub(super) told_overdue: bool,
-    /// The rank's clock less ours at the last look, ns, where it told the time.
+    /// The rank's clock less ours at the last look, ns, where it gave the time.
     ahead_ns: Option<i64>,
     /// Heartbeat and time of looks that found nothing else new.
     signs: (i64, i64),
 }
 
-/// Up to when records tell what happened.
+/// Up to when records show what happened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Horizon {
     /// By our clock.
@@ -85,7 +85,7 @@ pub(super) struct Feed {
 pub(super) struct LatestRecords {
     pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
     pub(super) feeds: Vec<Feed>,
-    /// Members of groups, once however many ranks tell them.
+    /// Members of groups, once however many ranks list them.
     members: HashSet<Arc<[Rank]>>,
     /// How many operations of a record were kept at the last look.
     pub(super) newest: Option<usize>,
@@ -199,7 +199,7 @@ impl LatestRecords {
                 as_of_ns
             }
         };
-        // A dead process tells the time of its death.
+        // The record of a dead process ends at the time of its death.
         if as_of_ns > 0 && slot.liveness != Liveness::Dead {
             slot.ahead_ns = Some(as_of_ns.saturating_sub(at.wall_ns));
         }
@@ -225,7 +225,7 @@ impl LatestRecords {
             .collect()
     }
 
-    /// Up to when all records tell what happened; `None` where nothing tells the time.
+    /// Up to when all records show what happened; `None` where none has a time.
     ///
     /// Nothing is older than it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
@@ -238,7 +238,7 @@ impl LatestRecords {
                 ahead.extend(slot.ahead_ns);
             }
         }
-        // One host whose clock is wrong moves nobody else's.
+        // One host whose clock is wrong does not move the others.
         let middle = ahead.len() / 2;
         let ahead = match (looked, ahead.is_empty()) {
             (Some(_), true) => return None,

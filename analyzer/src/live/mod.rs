@@ -1,13 +1,13 @@
 //! The latest record of every rank, and a report kept fresh.
 //!
-//! [`Live`] is a value: it is told what sources saw and what time it is, and answers with a
+//! [`Live`] is a value: it takes what sources observed and the time, and returns a
 //! [`Snapshot`]. It starts no thread and reads no clock; [`Watch`](crate::Watch) does that.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `judging` | [`Live`]: when the records are judged again, and what goes into a snapshot |
 //! | `latest` | what each source saw last |
-//! | `seen` | findings that no record tells |
+//! | `seen` | findings that no record shows |
 //! | `views` | the ranks as views show them |
 //! | [`source`] | where records are read from: rings, endpoints, files, collectors |
 //! | `watch` | the threads that read sources and refresh a [`Live`] |

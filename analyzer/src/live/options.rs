@@ -1,4 +1,4 @@
-//! What a [`Live`](super::Live) is told to take for granted.
+//! Settings of a [`Live`](super::Live).
 
 use crate::live::source::NEWEST;
 use rcomm_recorder::publish::Dump;
@@ -59,5 +59,5 @@ impl LiveOptions {
     }
 }
 
-/// How dumps are judged: [`analyze`](rcomm_verdict::analyze), unless a test says otherwise.
+/// How dumps are judged: [`analyze`](rcomm_verdict::analyze), unless a test replaces it.
 pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;

@@ -140,7 +140,7 @@ impl RecordingWriter {
         for blob in &blobs {
             self.out.write_all(blob)?;
         }
-        // Whoever is killed now leaves a recording up to here.
+        // A process that is killed now leaves a recording up to here.
         self.out.flush()
     }
 

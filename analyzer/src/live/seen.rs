@@ -1,4 +1,4 @@
-//! Findings that no record tells: they are about who answers, and about what others say.
+//! Findings that no record shows: which ranks do not answer, and what NCCL's RAS reports.
 
 use super::RankView;
 use super::latest::is_open;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How sure launch counts alone make: they tell who is behind, not whether anybody waits.
+/// How sure launch counts alone make: they show which rank is behind, not whether another waits for it.
 const BY_COUNTS: f64 = 0.6;
 
 fn found(
@@ -87,13 +87,13 @@ pub(super) struct Gone {
 }
 
 /// E150, where processes are gone that did not close their rings: those that were inside an operation,
-/// and those that the others have gone on without for so long. Ranks that `told` has are left out.
+/// and those that the others have gone on without for so long. Ranks in `reported` are left out.
 ///
 /// The records alone accuse a process that is gone only of what others wait for. A rank that waited
-/// itself, when it was killed, is not missed by anybody.
+/// itself, when it was killed, is not missed by any rank.
 pub(super) fn gone(
     ranks: &[RankView],
-    told: &BTreeSet<Rank>,
+    reported: &BTreeSet<Rank>,
     now_ns: i64,
     overdue: Duration,
 ) -> Gone {
@@ -110,7 +110,7 @@ pub(super) fn gone(
         };
         let entry = dump.entries.iter().rev().find(|entry| is_open(entry));
         let since = now_ns.saturating_sub(dump.identity.dump_time_ns);
-        if told.contains(&view.rank) || (entry.is_none() && !others_live) {
+        if reported.contains(&view.rank) || (entry.is_none() && !others_live) {
             continue;
         }
         if entry.is_none() && since < overdue_ns {
@@ -170,7 +170,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Takes in what the library says now.
+    /// Takes in what the library reports now.
     pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
         let counts = |communicator: &Communicator| -> Vec<_> {
             let members = communicator.members.iter();
@@ -253,7 +253,7 @@ fn member_words(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Notes on each rank what the library says of it, and on which host it is where nothing else tells.
+/// Notes on each rank what the library reports of it, and its host where it is not known otherwise.
 pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
@@ -303,7 +303,7 @@ pub(super) fn library(
     explained: bool,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut told: BTreeSet<(u32, String)> = BTreeSet::new();
+    let mut reported: BTreeSet<(u32, String)> = BTreeSet::new();
     for Watched {
         communicator,
         since,
@@ -330,7 +330,7 @@ pub(super) fn library(
                 pid => (pid, process.host.clone()),
             };
             // One process is a member of many communicators.
-            if !told.insert(who) {
+            if !reported.insert(who) {
                 continue;
             }
             let rank = rank(member);
@@ -376,7 +376,7 @@ pub(super) fn library(
              moved for {} s",
             still.as_secs()
         );
-        let next = "take its call stack; NCCL counts launches only, a record tells more".to_owned();
+        let next = "take its call stack; NCCL counts launches only, a record shows more".to_owned();
         findings.push(found(Code::E101, BY_COUNTS, culprits, sentence, next));
     }
     findings
@@ -387,7 +387,7 @@ mod tests {
     use super::*;
     use crate::input::ras::Process;
 
-    /// Four ranks on two hosts; those with an even number tell their process id.
+    /// Four ranks on two hosts; those with an even number give their process id.
     fn ranks() -> Vec<RankView> {
         let view = |rank: Rank| {
             let mut dump = Dump::default();
@@ -488,11 +488,11 @@ mod tests {
         other.name = "cf26".into();
         let watched = Watched::update(&[], vec![dead, other], seconds(1));
         let findings = library(&watched, &ranks, seconds(1), seconds(5), false);
-        let told: Vec<_> = findings
+        let reported: Vec<_> = findings
             .iter()
             .map(|f| (f.code, f.culprit_ranks.clone()))
             .collect();
-        assert_eq!(told, [(Code::E150, vec![3]), (Code::E150, vec![2])]);
+        assert_eq!(reported, [(Code::E150, vec![3]), (Code::E150, vec![2])]);
         assert!(
             findings[1]
                 .sentence

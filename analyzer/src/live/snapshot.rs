@@ -27,7 +27,7 @@ pub struct RankView {
     pub failure: Option<Arc<str>>,
     /// It stopped answering: its record is old.
     pub silent: bool,
-    /// What the communication library says of it, one sentence each.
+    /// What the communication library reports of it, one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ impl RankView {
     }
 
     /// Several sources may hold the same recorder's record: the newest is kept. Records of different
-    /// recorders of one process stand beside each other.
+    /// recorders of one process are listed one after the other.
     pub(super) fn add(&mut self, dump: &Arc<Dump>) {
         let newer = |a: &Dump, b: &Dump| {
             (a.identity.attempt, a.identity.dump_time_ns)
@@ -144,7 +144,7 @@ impl RankView {
         match known {
             Some(at) if newer(dump, &self.dumps[at]) => self.dumps[at] = dump.clone(),
             Some(_) => {}
-            // A recorder that nobody uses says nothing beside one that is used.
+            // An unused recorder adds nothing to one that is used.
             None if is_empty(dump) && !self.dumps.is_empty() => {}
             None => {
                 self.dumps.retain(|known| !is_empty(known));

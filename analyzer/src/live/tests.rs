@@ -204,7 +204,7 @@ fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
         rcomm_verdict::analyze,
         vec!["test".into()],
     );
-    // Everybody is inside the first operation of a step, at every look.
+    // All ranks are inside the first operation of a step, at every look.
     for now in [4.602, 9.802, 60.002] {
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
         let late = at(now + 30.0);
@@ -383,10 +383,10 @@ fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_
         );
         let later = hung + 1.0;
         live.observe(0, poll_with_dead(dumps(hung), &[killed]), at(later));
-        let report = live.refresh(at(later)).expect("somebody died").report;
+        let report = live.refresh(at(later)).expect("a rank died").report;
         assert_eq!(report.verdict, Verdict::Stuck);
         let gone = report.findings.iter().find(|f| f.code == Code::E150);
-        let gone = gone.expect("it is told");
+        let gone = gone.expect("it is reported");
         assert_eq!(gone.culprit_ranks, [killed], "{}", gone.sentence);
         assert!(gone.sentence.contains("is gone"), "{}", gone.sentence);
         let first = &report.findings[0];
@@ -432,7 +432,7 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
         "{}",
         finding.sentence
     );
-    // Where all have ended, nobody is missed.
+    // Where all have ended, no rank is missed.
     let mut live = Live::new(
         LiveOptions::default(),
         rcomm_verdict::analyze,
@@ -456,7 +456,7 @@ fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
     let report = live.refresh(at(now)).expect("the first look").report;
     let finding = &report.findings[0];
     let (said, age) = (
-        finding.age_ms.expect("it says so"),
+        finding.age_ms.expect("it has an age"),
         report.in_flight[0].age_ms,
     );
     assert!((said - age.expect("times are known")).abs() < 1.0);

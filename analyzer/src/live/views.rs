@@ -44,7 +44,7 @@ impl Live {
     }
 }
 
-/// The ranks of a collector's report, beside those that we read.
+/// The ranks of a collector's report, in addition to those that we read.
 pub(super) fn collected_views(own: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
     let mut views: BTreeMap<Rank, RankView> =
         own.into_iter().map(|view| (view.rank, view)).collect();

@@ -1,4 +1,4 @@
-//! Sources asked on threads of their own, judged on one more: whoever draws waits for neither.
+//! Sources polled on threads of their own, judged on one more: the thread that draws waits for neither.
 //!
 //! `rcomm/source/<n>` asks one source at every interval; `rcomm/judge` owns the [`Live`] and hands
 //! each new [`Snapshot`] to a function. All of them stop and are joined when the [`Watch`] is dropped.
@@ -57,7 +57,7 @@ impl Default for Pace {
     }
 }
 
-/// What the threads are told between two looks.
+/// Orders to the threads between two looks.
 #[derive(Default)]
 struct Orders {
     pending: Mutex<PendingOrders>,
@@ -155,7 +155,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.orders.give(|pending| pending.stopped = true);
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on its own.
+            // A thread that panicked has reported it itself.
             let _ = thread.join();
         }
     }
@@ -178,7 +178,7 @@ fn look_on(
         if sender.send((number, poll, ended)).is_err() {
             return;
         }
-        // A still source has said all it has to say.
+        // A still source has nothing more to report.
         if read && source.is_still() {
             return;
         }
@@ -216,7 +216,7 @@ fn judge_on(
             match receiver.recv_timeout(wait) {
                 Ok((number, poll, at)) => {
                     live.observe(number, poll, at);
-                    // What arrived meanwhile is judged together.
+                    // What arrived in between is judged together.
                     while let Ok((number, poll, at)) = receiver.try_recv() {
                         live.observe(number, poll, at);
                     }
@@ -324,12 +324,12 @@ mod tests {
         );
     }
 
-    /// A source that waits for somebody, and then tells when it was asked.
+    /// A source that waits for a signal, and then reports when it was polled.
     struct Waiting(std::sync::mpsc::Sender<Instant>);
 
     impl Source for Waiting {
         fn name(&self) -> String {
-            "somebody far away".into()
+            "a distant view".into()
         }
 
         fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {

@@ -290,7 +290,7 @@ fn records_come_from_standard_input_and_from_an_archive() {
             "{}",
             analyzed.stdout
         );
-        // The manifest is no dump, and nobody has to be told.
+        // The manifest is no dump, and no problem is reported.
         assert!(!analyzed.stdout.contains("manifest"), "{}", analyzed.stdout);
     }
 }

@@ -240,10 +240,7 @@ fn commands_and_hosts_that_make_no_sense_are_one_clear_line() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("job.rcap");
     for (args, sentence) in [
-        (
-            &["--host", "n1", "--command", "ssh n1 x"][..],
-            "lacks {host}",
-        ),
+        (&["--host", "n1", "--command", "ssh n1 x"][..], "add {host}"),
         (
             &["--host", "n1", "--command", "ssh '{host}"],
             "quote that is not closed",

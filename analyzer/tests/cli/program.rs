@@ -62,7 +62,7 @@ pub(crate) fn run_with_reader_that_stops(args: &[&str]) -> Option<i32> {
     wait(&mut child)
 }
 
-/// Waits for the end, but not for ever.
+/// Waits for the end, up to a deadline.
 pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + DEADLINE;
     loop {

@@ -256,7 +256,7 @@ fn ring_of_a_dead_process_can_be_gathered_and_judged() {
         "{}",
         analyzed.stdout
     );
-    // The ring itself says the same.
+    // The ring itself agrees.
     let direct = run(&["analyze", ring_dir.to_str().unwrap()]);
     assert!(
         direct.stdout.contains("read 1 of 2 ranks, 2 operations"),

@@ -113,7 +113,7 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
     assert!(!output.exists());
 }
 
-/// `srun` here is a stand-in that runs the step once for each of two nodes.
+/// `srun` here is a script that runs the step once for each of two nodes.
 #[test]
 fn the_slurm_script_says_who_hangs() {
     let dir = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ fn verdict_follows_the_last_dump() {
     let verdict = arrived.elapsed();
     assert!(line.contains("STUCK  rank 1 never issued"), "{line}");
     assert_eq!(wait(&mut child), Some(1));
-    // Told, not asserted: a machine may be busy.
+    // Reported, not asserted: a machine may be busy.
     let report = arrived.elapsed();
     let told = format!("after the last dump: verdict {verdict:.1?}, report {report:.1?}");
     writeln!(std::io::stderr(), "{told}").unwrap();

@@ -1,4 +1,4 @@
-//! The HTML page: it stands alone, nothing in it can run, and a browser shows it.
+//! The HTML page: it is self-contained, nothing in it can run, and a browser shows it.
 
 use crate::sample;
 use rcomm_analyzer::Report;

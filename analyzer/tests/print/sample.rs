@@ -261,7 +261,7 @@ pub(crate) fn stuck() -> Report {
     report
 }
 
-/// Two ranks in a circle, and nobody to blame.
+/// Two ranks in a circle, and none to blame.
 pub(crate) fn cycle() -> Report {
     let mut report = empty(Verdict::Stuck);
     let left = group("1", "left", &[0, 1]);

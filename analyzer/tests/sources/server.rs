@@ -1,4 +1,4 @@
-//! A server over HTTP that answers what it was told to.
+//! A server over HTTP with prepared answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -81,7 +81,7 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
     let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
     live.observe(0, Ok(poll), moment(Duration::ZERO));
     let snapshot = live.refresh(moment(Duration::ZERO)).expect("news");
-    // NCCL's recorder was never used: its empty ring stands beside no other.
+    // NCCL's recorder was never used: its empty ring adds nothing to another.
     assert!(snapshot.ranks.iter().all(|view| view.dumps.len() == 1));
     assert_eq!(&*snapshot.ranks[1].host, "127.0.0.1");
     assert_eq!(
@@ -101,7 +101,7 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
 
 #[test]
 fn a_rank_that_fails_fails_alone() {
-    // It is bound and never listens: nobody else gets the port as long as it is held.
+    // It is bound and never listens: no other process gets the port as long as it is held.
     let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");

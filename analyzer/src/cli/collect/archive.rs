@@ -26,7 +26,7 @@ pub(super) struct Manifest {
     pub(super) files: Vec<Kept>,
     /// What should have been here, and why it is not.
     pub(super) absent: Vec<Absence>,
-    /// Files that lay beside the records and are none.
+    /// Other files that lay next to the records.
     pub(super) left_out: u64,
 }
 
@@ -115,7 +115,7 @@ impl Manifest {
     }
 }
 
-/// An archive under the pen: written beside its final name, which it gets in [`Archive::finish`].
+/// An archive in progress: written next to its final name, which it gets in [`Archive::finish`].
 ///
 /// What goes to standard output is written to a file first as well: it is looked at before its
 /// manifest is written.

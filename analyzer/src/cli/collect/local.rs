@@ -105,7 +105,7 @@ fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
         return Err(io::Error::other("it is no regular file"));
     }
     let mut content = Vec::new();
-    // One byte more than allowed tells a file that is too large from one that just fits.
+    // One byte more than allowed distinguishes a file that is too large from one that just fits.
     file.take(MAX_FILE + 1).read_to_end(&mut content)?;
     if content.len() as u64 > MAX_FILE {
         return Err(io::Error::other("it is larger than 1 GiB"));

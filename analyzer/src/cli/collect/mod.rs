@@ -30,7 +30,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     note_absent_ranks(args, &mut archive)?;
     let manifest = archive.finish()?;
 
-    // Standard output may be the archive: what is said about it goes to standard error.
+    // Standard output may be the archive: messages about it go to standard error.
     let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
     let _ = writeln!(stderr, "{}", manifest.say(&args.output));
     for absence in manifest.absent.iter().take(20) {
@@ -49,7 +49,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
 }
 
 /// Reads what was gathered and names the ranks of which there is no record, as far as the groups of
-/// the others (or the user) tell.
+/// the others (or the user) name.
 fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
     if archive.is_empty() {
         return Ok(());

@@ -44,9 +44,7 @@ impl RemoteCommand {
             return Err(wrong("is empty"));
         }
         if !words.iter().any(|word| word.contains("{host}")) {
-            return Err(wrong(
-                "does not say where the host's name goes: it lacks {host}",
-            ));
+            return Err(wrong("has no place for the host name: add {host}"));
         }
         Ok(Some(Self { words }))
     }
@@ -145,7 +143,7 @@ pub(super) fn collect(
             std::thread::sleep(LOOK);
         }
     }
-    // In the order of the list, whoever answered first: the archive does not depend on luck.
+    // In the order of the list, not of the answers: the archive does not depend on luck.
     for host in hosts {
         let merged = match answers.remove(host.as_str()) {
             Some(Ok(answer)) => merge(host, answer, archive)?,

@@ -13,7 +13,7 @@ pub enum FindError {
     Path {
         /// As given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A pattern that matches nothing.

@@ -86,7 +86,7 @@ impl Follower {
             let InputFile::File(path) = &input else {
                 continue;
             };
-            // A file that vanished between two looks at it is not there.
+            // A file that vanished between two looks is skipped.
             let Ok(about) = fs::metadata(path) else {
                 continue;
             };

@@ -1,13 +1,13 @@
 //! Files in, dumps *and* problems out.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
-//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; what a file is, its
-//! content tells, never its name. Files are read
-//! in parallel and handed over one by one, so memory is bounded by what is in flight, not by how much
-//! there is. A file that cannot be used costs one [`Problem`], never the rest.
+//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; what a file is, is
+//! decided by its content, never by its name. Files are read in parallel and handed over one by
+//! one, so memory is bounded by what is in flight, not by how much there is. A file that cannot be
+//! used costs one [`Problem`], never the rest.
 //!
 //! Only what one file shows is judged here. Whether a dump belongs to the same job as the others, and
-//! which of several of one rank stands, can be told once all are known: the analysis' business.
+//! which of several of one rank counts, is known only once all are read: the analysis decides.
 
 mod find;
 mod follow;
@@ -81,7 +81,7 @@ pub struct Loaded {
     pub files: usize,
     /// Records that were handed over; several can be of one rank.
     pub dumps: usize,
-    /// What NCCL's RAS reports say, by path, in the order of their paths.
+    /// What NCCL's RAS reports contain, by path, in the order of their paths.
     pub ras: Vec<(String, RasReport)>,
 }
 
@@ -120,7 +120,7 @@ pub fn load(
     Ok(loaded)
 }
 
-/// Reads inputs, each with the rank that its name tells, on several threads; what they find is handed
+/// Reads inputs, each with the rank in its name, on several threads; what they find is handed
 /// over on the caller's.
 fn read(
     inputs: &[(InputFile, Option<Rank>)],

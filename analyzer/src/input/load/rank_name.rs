@@ -1,9 +1,9 @@
 //! The rank in a file name: which of the numbers is it?
 //!
-//! PyTorch's dumps tell their rank by name alone, and people rename, prefix and suffix them
+//! PyTorch's dumps give their rank by name alone, and people rename, prefix and suffix them
 //! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are looked at together:
 //! names that differ in nothing but numbers form a series, and within a series the rank is the number
-//! that tells all of its files apart. A number after the word `rank` goes before all others; numbers
+//! that differs in all of its files. A number after the word `rank` goes before all others; numbers
 //! after words that mean something else (`node07`, `pid812`) are taken last.
 
 use rcomm_recorder::model::Rank;
@@ -45,7 +45,7 @@ impl Numbered {
     }
 }
 
-/// Endings that say how a file is packed, with or without a number in them (`.bz2`).
+/// Endings that name how a file is packed, with or without a number in them (`.bz2`).
 fn without_endings(mut name: &str) -> &str {
     const ENDINGS: [&str; 9] = [
         ".gz", ".zst", ".tar", ".tgz", ".tzst", ".json", ".pickle", ".pkl", ".rcap",
@@ -69,7 +69,7 @@ fn standing(before: &str) -> Standing {
     }
 }
 
-/// The rank in each name, where it can be told.
+/// The rank in each name, where it can be determined.
 pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
     let shared = shared_folder(names).len();
     let numbered: Vec<Numbered> = names
@@ -91,7 +91,7 @@ pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
     ranks
 }
 
-/// The folder that all names share, with its slash: its numbers tell nothing apart.
+/// The folder that all names share, with its slash: its numbers distinguish no file.
 fn shared_folder(names: &[String]) -> &str {
     let Some((first, rest)) = names.split_first() else {
         return "";
@@ -115,13 +115,13 @@ fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
             .iter()
             .all(|&at| seen.insert(numbered[at].numbers[*place].1))
     };
-    // Later numbers go before earlier ones of the same standing.
+    // Later numbers go before earlier ones of the same class.
     let best = (0..first.len())
         .rev()
         .filter(tells_apart)
         .min_by_key(|&place| first[place].0)
         .filter(|&place| first[place].0 != Standing::SomethingElse);
-    // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number tells all files apart.
+    // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number differs in all files.
     let said = || {
         (0..first.len())
             .rev()

@@ -17,7 +17,7 @@ use std::path::Path;
 /// Packings and archives within each other.
 const MAX_DEPTH: usize = 4;
 
-/// What the first bytes say.
+/// The kind of file, from its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Gzip,
@@ -36,7 +36,7 @@ const FOREIGN: [(&[u8], &str); 4] = [
     (b"7z\xbc\xaf\x27\x1c", "7z"),
 ];
 
-/// As many bytes as it takes to tell the kinds apart: one block of a tar file.
+/// As many bytes as it takes to distinguish the kinds: one block of a tar file.
 const HEAD: usize = 512;
 
 impl Kind {
@@ -94,7 +94,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             Ok(())
         }
         _ => {
-            // An archive is gone through twice: its members' names together tell their ranks.
+            // An archive is read twice: its members' names together give their ranks.
             file.rewind()?;
             let budget = budget(about.len(), worker);
             let ranks = RankNames::of(&mut file, name, rank, budget);
@@ -118,7 +118,7 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
 }
 
 /// What is worth unpacking. Records come to a few percent of their size when packed; what shrinks a
-/// thousandfold, as packings within each other can, would keep us at it for hours, and hold nothing.
+/// thousandfold, as packings within each other can, would take hours, and hold nothing.
 const MOST_UNPACKED: u64 = 1000;
 
 /// How much a file of so many bytes may unpack to.
@@ -143,7 +143,7 @@ impl<R: Read> Read for Unpacked<R> {
     }
 }
 
-/// The ranks that the names in an archive tell.
+/// The ranks in the names of an archive's members.
 struct RankNames {
     of_name: HashMap<String, Option<Rank>>,
     of_archive: Option<Rank>,
@@ -152,7 +152,7 @@ struct RankNames {
 }
 
 impl RankNames {
-    /// Lists the archive; what cannot be listed cannot be read either, and is told of then.
+    /// Lists the archive; what cannot be listed cannot be read either, and is reported then.
     fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
         let _ = list(reader, name, 0, budget, &mut names);
@@ -330,7 +330,7 @@ fn plain(
     Ok(())
 }
 
-/// What `rcomm-fr collect` says of an archive.
+/// The manifest that `rcomm-fr collect` writes into an archive.
 #[derive(Deserialize)]
 struct Manifest {
     schema: String,
@@ -382,7 +382,7 @@ fn ring(
     match RingReader::attach(spill.path()) {
         Ok(ring) => {
             let mut dump = ring.snapshot();
-            // Nobody holds a lock on a copy, so nothing can be said of the owner.
+            // No process locks a copy, so the owner's state is unknown.
             dump.identity.reason = "ring in an archive".to_owned();
             worker.take(name, dump, false, rank);
         }

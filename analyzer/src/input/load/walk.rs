@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 16;
 /// unfinished ones.
 ///
 /// Links to folders are not followed, for they may close a circle; links to files are. Pipes, sockets
-/// and devices are passed over: they would have us wait. `unlisted` is told of what could not be
+/// and devices are passed over: they would block the reader. `unlisted` receives what could not be
 /// listed; the rest is found all the same.
 pub fn walk(
     folder: &Path,

@@ -1,17 +1,17 @@
-//! What a communication library says of its own communicators, beside what the ranks recorded.
+//! The communication library's own state of its communicators, apart from what the ranks recorded.
 
 use std::collections::BTreeMap;
 
-/// One communicator, as far as the library told.
+/// One communicator, as far as the library reported it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
-    /// The library's name for it: NCCL's hash. Empty for processes that no communicator is told of.
+    /// The library's name for it: NCCL's hash. Empty for processes without a communicator.
     pub name: String,
     /// How many ranks it has; 0 if unknown.
     pub size: u32,
-    /// Its members: all of them, or those that stand out.
+    /// Its members: all of them, or those that differ from most.
     pub members: Vec<Member>,
-    /// How many operations most members launched, by kind, where only those that stand out are listed.
+    /// How many operations most members launched, by kind, where only those that differ are listed.
     pub others_launched: Vec<(String, u64)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Process {
 /// How a member does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MemberState {
-    /// Nothing is wrong, or nothing was said.
+    /// Nothing is wrong, or nothing was reported.
     #[default]
     Running,
     /// It is being set up.

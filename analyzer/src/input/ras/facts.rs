@@ -1,4 +1,4 @@
-//! From what RAS says of everybody to what is wrong with whom.
+//! From the states of all processes in RAS to the faults among them.
 
 use super::communicator::{Communicator, Member, MemberState};
 use super::{Fact, RasState, RasSubject};

@@ -1,4 +1,4 @@
-//! Facts of RAS beside a report's findings.
+//! Facts of RAS joined to a report's findings.
 
 use super::{Fact, RasReport, RasState, RasSubject};
 use rcomm_recorder::model::Rank;
@@ -6,7 +6,7 @@ use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Adds what RAS reports say to a report: as more evidence for the ranks that findings name, and as a
+/// Adds what RAS reports contain to a report: as more evidence for the ranks that findings name, and as a
 /// finding of its own for ranks that are dead or failed and that no finding names.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
@@ -16,7 +16,7 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
         }
     }
     for (rank, mut facts) in of_rank {
-        // The gravest says it all: a dead process does not answer either.
+        // The gravest is enough: a dead process does not answer either.
         facts.sort_by_key(|fact| gravity(&fact.what));
         let named = report.findings.iter_mut().find(|finding| {
             finding.severity == Severity::Error && finding.culprit_ranks.contains(&rank)
@@ -62,7 +62,7 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
             return Some(rank);
         }
     }
-    // Where records tell hosts or processes, whoever is not among them is somebody else.
+    // Where records name hosts or processes, a process that none of them names is of another job.
     if report.ranks.iter().any(|rank| rank.pid != 0) {
         let (rank, size) = who.rank?;
         let absent = |one: &&RankReport| one.rank == rank && !one.read;
@@ -139,7 +139,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
             code: Code::E150,
             name: Code::E150.name().to_owned(),
             severity: Code::E150.severity(),
-            // It is gone or failed; whether that is what the others wait for, their records do not say.
+            // It is gone or failed; whether that is what the others wait for, their records do not show.
             confidence: if first == 0 { 0.8 } else { 0.5 },
             culprit_ranks: vec![rank],
             alternatives: Vec::new(),
@@ -228,7 +228,7 @@ mod tests {
             join(&mut report, &[who]);
             assert_eq!(report, before);
         }
-        // Two ranks have this process id, on two hosts: an address cannot tell them apart.
+        // Two ranks have this process id, on two hosts: an address cannot distinguish them.
         let mut report = before.clone();
         join(&mut report, &[ras("10.0.0.7", 101, None, RasState::Dead)]);
         assert_eq!(report, before);

@@ -36,7 +36,7 @@ struct Ranked {
     collective_counts: BTreeMap<String, u64>,
 }
 
-/// In which list a rank is told.
+/// The list in which a rank appears.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Listed {
     Present,
@@ -54,7 +54,7 @@ impl Ranked {
     }
 
     fn state(&self, listed: Listed) -> MemberState {
-        /// NCCL's code for "still at it".
+        /// NCCL's code for "in progress".
         const IN_PROGRESS: i64 = 7;
         let failed = |code: i64| code != 0 && code != IN_PROGRESS;
         let (init, error) = (self.status("init_state"), self.status("async_error"));
@@ -109,7 +109,8 @@ fn error_name(code: i64) -> String {
     known.to_owned()
 }
 
-/// Whether these bytes look like such a report. Cheap: only the keys at the top tell one from a dump,
+/// Whether these bytes look like such a report. Cheap: only the keys at the top distinguish one from a
+/// dump,
 /// and a dump may be large.
 pub(super) fn is_report(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(4096)];

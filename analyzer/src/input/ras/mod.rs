@@ -1,16 +1,16 @@
-//! What NCCL itself says of a job: reports of its RAS subsystem (`ncclras`, since NCCL 2.24), text or
-//! JSON, laid beside the dumps.
+//! NCCL's own reports on a job, from its RAS subsystem (`ncclras`, since NCCL 2.24), text or
+//! JSON, as further evidence next to the dumps.
 //!
 //! RAS knows what no flight recorder does: which processes its network no longer reaches, and which
 //! communicators ended with an error. It does not know what hangs: its counts are launches, of five
-//! functions only. So it is further evidence, never the judge: [`join`] adds what it says of a rank
+//! functions only. So it is further evidence, never the judge: [`join`] adds what it reports of a rank
 //! that a finding names, and speaks up by itself (E150) only for a rank that is dead or failed and
 //! that no finding names.
 //!
 //! The one reader of both forms is here: `communicators` for who watches a job (see
-//! [`RasSource`](crate::live::source::RasSource)), [`RasReport`] for what of it is kept beside dumps.
+//! [`RasSource`](crate::live::source::RasSource)), [`RasReport`] for the part that is kept with dumps.
 //!
-//! Facts are joined to ranks by host, process id and device; where the dumps tell neither host nor
+//! Facts are joined to ranks by host, process id and device; where the dumps name neither host nor
 //! process (PyTorch's do not), by the rank in a communicator as large as the world.
 
 mod communicator;
@@ -25,7 +25,7 @@ pub use join::join;
 
 use serde::{Deserialize, Serialize};
 
-/// What one report says that matters here.
+/// The faults in one report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasReport {
     /// What is wrong with whom, in the order of the report.
@@ -48,7 +48,7 @@ pub struct RasSubject {
     pub host: String,
     /// Process id; 0 if RAS does not know.
     pub pid: u32,
-    /// The device's number on the host; empty if RAS does not say.
+    /// The device's number on the host; empty if RAS does not give it.
     pub device: String,
     /// Rank in a communicator, and that communicator's size.
     pub rank: Option<(u32, u32)>,
@@ -65,7 +65,7 @@ pub enum RasState {
     Error(String),
     /// It launched fewer operations than the others.
     Behind {
-        /// Which function; empty if the report does not say.
+        /// Which function; empty if the report does not name it.
         function: String,
         /// How many it launched.
         launched: u64,

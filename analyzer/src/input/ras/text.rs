@@ -1,9 +1,9 @@
-//! The text form: what `ncclras` prints. Tables, then what stands out.
+//! The text form: what `ncclras` prints. Tables, then the exceptions.
 //!
-//! Only communicators with something to tell are named there, each by a line that begins with
-//! `#<group>-<number> (<hash>)`; how large they are, the table of their group says. Below it, a line
+//! Only communicators with exceptions are named there, each by a line that begins with
+//! `#<group>-<number> (<hash>)`; their size is in the table of their group. Below it, a line
 //! names a rank (`Rank 5 ... -- GPU 5 managed by process 812 on node n7`) or a process (`Process 812 on
-//! node n7 managing GPU 3`). What is wrong with it stands in the same line, in the line before (`2 ranks
+//! node n7 managing GPU 3`). What is wrong with it is in the same line, in the line before (`2 ranks
 //! reported ...`), or is the kind of the section. NCCL lists outliers beyond a quarter of the ranks only
 //! if it is asked for the verbose report.
 
@@ -39,7 +39,7 @@ struct TextParser {
     listed: usize,
 }
 
-/// More ranks than this nobody lists by their numbers alone: whoever does fills the memory.
+/// No report lists more ranks than this by their numbers alone: one that does would fill the memory.
 const MOST_LISTED: usize = 1 << 18;
 
 #[derive(Default)]
@@ -61,7 +61,7 @@ enum Block {
     Processes(MemberState),
 }
 
-/// What a line says of one rank or of several.
+/// The state that a line gives to one rank or to several.
 #[derive(Clone)]
 enum Parsed {
     Launched(u64),
@@ -157,7 +157,7 @@ impl TextParser {
                             member.launched.push((kind.clone(), count));
                         }
                         Some(Parsed::Is(state)) => member.state = state,
-                        // A rank is listed in several sections; this one says nothing of its state.
+                        // A rank is listed in several sections; this one does not give its state.
                         None if *silent == MemberState::Running => {}
                         None => member.state = silent.clone(),
                     }
@@ -202,7 +202,7 @@ impl TextParser {
                 });
             }
         }
-        // So that the job's size, and processes that no communicator names, are told in any case.
+        // So that the job's size, and processes that no communicator names, are reported in any case.
         let has_largest = communicators.iter().any(|c| c.size == largest);
         if !alone.is_empty() || (largest > 0 && !has_largest) {
             communicators.push(Communicator {

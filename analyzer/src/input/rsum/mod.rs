@@ -1,6 +1,6 @@
 //! Partial summaries: what the verdict needs of many records in one small file (`.rsum`).
 //!
-//! On a fleet the dumps lie on thousands of nodes. Each node packs its own, and whoever judges reads
+//! On a fleet the dumps lie on thousands of nodes. Each node packs its own, and the analysis reads
 //! the packed files as it would read the dumps themselves: the report is the same. Nothing is
 //! decided when packing, since what a rank did means nothing without its peers.
 //!
@@ -10,7 +10,7 @@
 //! so many bytes of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>).
 //! Integers outside of postcard are little-endian. What ranks share (shapes, stacks, members of
 //! groups) comes once, in a part before the first record that refers to it; operations are columns,
-//! mostly of differences. The last part says how many records there are: without it the file is cut.
+//! mostly of differences. The last part holds the number of records: without it the file is cut.
 //!
 //! Version 2 has one more kind of part, for records with operations in CUDA graphs.
 //!
@@ -26,7 +26,7 @@ pub use write::{SummarizeError, Writer};
 
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
-/// Raised when a field of [`wire`] changes; older files are read as long as anybody has some.
+/// Raised when a field of [`wire`] changes; older files remain readable.
 const VERSION: u16 = 2;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;

@@ -25,7 +25,7 @@ pub enum RsumError {
         /// Records that were read.
         records: u64,
     },
-    /// Something that cannot stand where it stands.
+    /// Something that is not allowed at its place.
     #[error("the summary is damaged ({what}) after {records} records")]
     Damaged {
         /// What is wrong.
@@ -49,7 +49,7 @@ pub enum Piece {
     },
     /// Something that was wrong with an input.
     Problem(Problem),
-    /// What NCCL's RAS said, and in which file.
+    /// What NCCL's RAS reported, and in which file.
     Ras(String, RasReport),
     /// So many files were looked at when it was made.
     Files(u64),

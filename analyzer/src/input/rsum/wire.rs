@@ -18,7 +18,7 @@ pub(super) enum Part {
     /// What was wrong with an input: code, path, sentence.
     Problem(String, String, String),
     End(End),
-    /// What NCCL's RAS said, and in which file.
+    /// What NCCL's RAS reported, and in which file.
     Ras(String, RasReport),
     /// A record of which some operations were captured into CUDA graphs: which, and into which (since 2).
     Captured(Box<Record>, Vec<(u32, u64)>),

@@ -114,7 +114,7 @@ impl<W: Write> Writer<W> {
 }
 
 impl Known {
-    /// Where a dump's tables stand in ours, and what is new in them.
+    /// Positions of a dump's tables in ours, and what is new in them.
     fn rows(&mut self, dump: &Dump) -> (WireTables, Rows) {
         let mut new = WireTables::default();
         let signatures = dump.signatures.iter();

@@ -177,7 +177,7 @@ impl Simulation {
             || now_ns < self.fault_ns()
     }
 
-    /// The records of all ranks as they stand at `now_ns`, ascending by rank. A rank that no longer
+    /// The records of all ranks as of `now_ns`, ascending by rank. A rank that no longer
     /// answers is left with its last record.
     pub fn dumps_at(&self, now_ns: i64) -> Vec<Dump> {
         self.each_at(now_ns).collect()

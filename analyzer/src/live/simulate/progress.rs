@@ -9,7 +9,7 @@ use std::collections::HashMap;
 pub(super) struct RankProgress {
     /// Operations issued from the step of the fault on.
     pub(super) issued: Vec<usize>,
-    /// Whether the newest of them waits for somebody.
+    /// Whether the newest of them waits for another rank.
     pub(super) blocked: Vec<bool>,
 }
 

@@ -1,7 +1,7 @@
 //! A collector: a `rcomm-web` that watches a job and is asked for its report and its records.
 //!
-//! What comes from it is judged already, with what its own sources say beside the records; the records
-//! are for the views that look into them. One that tells no records (an older one) is asked for its
+//! What comes from it is judged already, with what its own sources know in addition; the records
+//! are for the views that show them. A server that serves no records (an older one) is asked for its
 //! report alone.
 
 use super::net::HttpAddress;
@@ -86,7 +86,7 @@ impl CollectorSource {
             match told {
                 Ok(_) => {}
                 Err(error) if observations.is_empty() => return Err(error),
-                // What was told before it broke off is told.
+                // What arrived before the connection broke off is kept.
                 Err(error) => {
                     let why = error.to_string();
                     self.records.break_off(&mut observations, &why);
@@ -112,7 +112,7 @@ impl CollectorSource {
         match answer.status {
             200 => Ok(answer.body),
             404 if path.starts_with(RECORDS) => Err(SourceError::Nothing {
-                what: format!("{place} tells no records"),
+                what: format!("{place} serves no records"),
                 hint: "only its report is shown".into(),
             }),
             401 | 403 => Err(unusable(

@@ -1,4 +1,4 @@
-//! Ranks that write their dumps themselves when somebody asks them to.
+//! Ranks that write their dumps themselves on request.
 
 use super::SourceError;
 use rcomm_recorder::model::Rank;
@@ -18,7 +18,7 @@ pub trait DumpRequests: Send + Sync {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError>;
 }
 
-/// What ranks said when they were asked to write their dumps.
+/// What ranks answered to the request to write their dumps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DumpAnswers {
     /// Ranks that have written theirs, and where, ascending.
@@ -33,7 +33,7 @@ pub struct DumpAnswers {
 }
 
 impl DumpAnswers {
-    /// What ranks said that tell where their dumps are.
+    /// What ranks answered that names the location of their dumps.
     pub(super) fn of_writers(answers: Vec<(Rank, Result<String, String>)>) -> Self {
         let mut said = Self::default();
         for (rank, answer) in answers {

@@ -1,4 +1,4 @@
-//! The endpoints of a job's ranks: any one of them tells where the others are, and so does the job's
+//! The endpoints of a job's ranks: any one of them lists the others, and so does the job's
 //! store.
 //!
 //! Every rank is asked for what changed since it was asked last, at the same time as the others and
@@ -33,7 +33,7 @@ pub struct EndpointSource {
     far: Vec<Rank>,
 }
 
-/// One rank's endpoint, and what it said last.
+/// One rank's endpoint, and its last answer.
 struct Followed {
     follower: EndpointFollower,
     last: Option<Dump>,
@@ -65,7 +65,8 @@ impl EndpointSource {
         EndpointClient::new(address.clone(), self.token.clone())
     }
 
-    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of. Tells
+    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of.
+    /// Returns
     /// whether those known before are of an earlier attempt of the job.
     fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let (restart, mut failure) = match self.find_in_store(deadline) {
@@ -134,7 +135,7 @@ impl EndpointSource {
             (0, _) => Err(store::nothing(&store)),
             (_, true) => Err(SourceError::Nothing {
                 what: format!(
-                    "store {store} tells of {all} ranks, each on a unix socket of another host"
+                    "store {store} lists {all} ranks, each on a unix socket of another host"
                 ),
                 hint: "give the job endpoints over TCP, or look on the ranks' own hosts".into(),
             }),
@@ -175,7 +176,7 @@ impl DumpRequests for EndpointDumps {
         if source.far.is_empty() {
             found?;
         }
-        // Who does not answer leaves time to ask the store.
+        // A rank that does not answer leaves time to ask the store.
         let patience = deadline.saturating_duration_since(Instant::now());
         let soon = Instant::now() + patience / 2;
         let ranks: Vec<(&Rank, &Mutex<Followed>)> = source.ranks.iter().collect();
@@ -330,7 +331,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                // Whoever asked may be gone, and nothing of this has to arrive.
+                // The client may be gone, and nothing of this has to arrive.
                 let _ = stream.read(&mut [0; 1024]);
                 let _ = stream
                     .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n\x80\xffgarbage...");
@@ -414,7 +415,7 @@ mod tests {
         let address = EndpointAddress::Unix("/does/not/exist.sock".into());
         let error = EndpointSource::new(vec![address], None)
             .poll(soon())
-            .expect_err("nobody");
+            .expect_err("no server");
         assert!(
             error.to_string().contains("/does/not/exist.sock"),
             "{error}"

@@ -40,13 +40,13 @@ impl Source for FileSource {
                 problems.push(Problem {
                     code: Code::N301,
                     path: loaded.path,
-                    sentence: "left aside: neither the record nor the file's name says which rank \
+                    sentence: "skipped: neither the record nor the file name gives the rank \
                                it is of"
                         .into(),
                 });
                 continue;
             };
-            // Of several files of one rank the analysis says which stands.
+            // Of several files of one rank the analysis picks the one that counts.
             let part = match observations.last() {
                 Some(last) if last.rank == rank => last.part.saturating_add(1),
                 _ => 0,

@@ -58,7 +58,7 @@ pub trait Source: Send {
     /// [`SourceError`] if nothing at all could be asked.
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError>;
 
-    /// Whether [`Source::poll`] will never see anything new: a folder of dumps, say.
+    /// Whether [`Source::poll`] will never see anything new, as with a folder of dumps.
     fn is_still(&self) -> bool {
         false
     }
@@ -73,9 +73,9 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// Ranks of the job, where the source knows better than the records.
     pub world_size: Option<u32>,
-    /// What the communication library says of its communicators.
+    /// What the communication library reports of its communicators.
     pub communicators: Vec<Communicator>,
-    /// What somebody else judged already.
+    /// A report that another program judged already.
     pub collected: Option<Collected>,
     /// What this source showed before belongs to another job: it is to be forgotten.
     pub restart: bool,
@@ -99,7 +99,7 @@ pub struct Observation {
     pub rank: Rank,
     /// Which of several recorders of one process; 0 where there is one.
     pub part: u8,
-    /// Whether its process lives, as far as the source can tell.
+    /// Whether its process lives, as far as the source knows.
     pub liveness: Liveness,
     /// Its record.
     pub seen: Seen,
@@ -117,14 +117,14 @@ pub enum Seen {
         /// When it was looked at, wall clock, ns since the epoch; 0 if unknown.
         as_of_ns: i64,
     },
-    /// No answer, with the reason in words.
+    /// No answer, with the reason as a sentence.
     Failed(String),
 }
 
 /// Whether the process behind a record lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Liveness {
-    /// The source cannot tell.
+    /// The source does not know.
     #[default]
     Unknown,
     /// It lives.

@@ -56,7 +56,7 @@ impl FromStr for HostPort {
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let host = match bare {
             Some(number) => number,
-            // More colons are an IPv6 address without its brackets: where its port begins, nobody knows.
+            // More colons are an IPv6 address without its brackets: where its port begins is ambiguous.
             None if host.contains([':', '[', ']']) => return Err(wrong()),
             None => host,
         };
@@ -75,7 +75,7 @@ impl HostPort {
     /// The socket addresses behind the name.
     ///
     /// The system's resolver knows no deadline. It is asked on a thread of its own, which ends when the
-    /// resolver gives up; whoever asked goes on at the deadline.
+    /// resolver gives up; the caller goes on at the deadline.
     pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         if let Ok(number) = self.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(number, self.port)]);
@@ -85,7 +85,7 @@ impl HostPort {
         let builder = std::thread::Builder::new().name("rcomm/resolver".into());
         builder.spawn(move || {
             let found = wanted.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-            // Nobody waits any more if the deadline passed.
+            // No caller waits any more if the deadline passed.
             let _ = sender.send(found);
         })?;
         let name = &self.host;
@@ -227,7 +227,7 @@ impl HttpAddress {
     ) -> Result<rcomm_recorder::publish::HttpAnswer, String> {
         if let Some(address) = known {
             let answer = request.send(address, deadline);
-            // The name may stand for another address by now.
+            // The name may resolve to another address by now.
             return answer.map_err(|error| {
                 *known = None;
                 error.to_string()
@@ -259,7 +259,7 @@ impl HttpAddress {
 /// Asked at a time.
 const AT_ONCE: usize = 32;
 
-/// Does `ask` for every item, many at a time, and gathers what it says in the order of the items.
+/// Does `ask` for every item, many at a time, and gathers the answers in the order of the items.
 pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
     let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
@@ -329,7 +329,7 @@ mod tests {
     fn a_name_that_nobody_knows_is_named() {
         let address: HostPort = "no-such-host.invalid:1".parse().expect("an address");
         let deadline = Instant::now() + Duration::from_secs(20);
-        let error = address.connect(deadline).err().expect("nobody there");
+        let error = address.connect(deadline).err().expect("no server there");
         assert!(
             error.to_string().contains("no-such-host.invalid"),
             "{error}"

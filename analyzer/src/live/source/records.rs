@@ -1,6 +1,6 @@
-//! Records as one `rcomm-web` tells them to another, or to a terminal: all of them, or what changed.
+//! Records as one `rcomm-web` serves them to another, or to a terminal: all of them, or what changed.
 //!
-//! Whoever asks tells for each record the first id that it wants again: everything before is settled and
+//! The client names for each record the first id that it wants again: everything before is settled and
 //! known. So an answer is as large as what happened in between, however large the rings are. It is one
 //! line of JSON ([`RecordsHead`]), then those records, as dumps in JSON.
 
@@ -57,7 +57,7 @@ pub struct RecordHead {
     pub bytes: usize,
 }
 
-/// The records of one server, kept current by what it tells.
+/// The records of one server, kept current by what it sends.
 #[derive(Default)]
 pub struct RecordsFollower {
     records: BTreeMap<(Rank, u8), FollowedRecord>,
@@ -91,7 +91,7 @@ impl RecordsFollower {
         let mut questions = Vec::new();
         let (mut first, mut since) = (0, String::new());
         for (&(rank, _), record) in &self.records {
-            // Without a cursor it is told whole.
+            // Without a cursor it gets the whole record.
             if record.head.next == 0 {
                 continue;
             }
@@ -120,11 +120,12 @@ impl RecordsFollower {
         self.records.keys().copied()
     }
 
-    /// The server broke off: adds to what it told of some records that it told nothing of the others.
+    /// The server broke off: marks the other records as not answered.
     pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
-        let told: BTreeSet<(Rank, u8)> = observations.iter().map(|it| (it.rank, it.part)).collect();
-        let untold = self.known().filter(|key| !told.contains(key));
-        observations.extend(untold.map(|(rank, part)| Observation {
+        let answered: BTreeSet<(Rank, u8)> =
+            observations.iter().map(|it| (it.rank, it.part)).collect();
+        let silent = self.known().filter(|key| !answered.contains(key));
+        observations.extend(silent.map(|(rank, part)| Observation {
             rank,
             part,
             liveness: Liveness::Unknown,
@@ -158,7 +159,7 @@ impl RecordsFollower {
         for record in head.records {
             let (bytes, after) = rest
                 .split_at_checked(record.bytes)
-                .ok_or("its answer is shorter than it says")?;
+                .ok_or("its answer is shorter than announced")?;
             rest = after;
             present.insert((record.rank, record.part));
             observations.push(self.observe(record, bytes));
@@ -179,7 +180,7 @@ impl RecordsFollower {
             Some(why) => Seen::Failed(why.clone()),
             None => match Dump::read(bytes) {
                 Ok((newer, _)) => self.follow((rank, part), head, newer),
-                Err(error) => Seen::Failed(format!("what is told of it is no record: {error}")),
+                Err(error) => Seen::Failed(format!("invalid record: {error}")),
             },
         };
         Observation {
@@ -207,7 +208,7 @@ impl RecordsFollower {
             .map_or(0, |status| status.heartbeat_ns);
         let as_of_ns = newer.identity.dump_time_ns;
         let before = record.followed.dump();
-        // Members that did not change are not told again.
+        // Members that did not change are not sent again.
         for group in &mut newer.groups {
             let info = &mut group.info;
             let known = before.groups.iter().find(|it| it.info.id == info.id);
@@ -250,7 +251,7 @@ impl RecordsFollower {
     }
 }
 
-/// What a server is told of a record that is known.
+/// What a server is asked about a record that is known.
 fn cursor(head: &RecordHead) -> String {
     let RecordHead {
         rank,
@@ -317,7 +318,7 @@ mod tests {
         let size = follower.take(&question, &answer(records, &body), &mut seen);
         assert_eq!(size, Ok(2));
         assert!(matches!(seen[0].seen, Seen::Changed(_)));
-        assert!(matches!(&seen[1].seen, Seen::Failed(why) if why.contains("no record")));
+        assert!(matches!(&seen[1].seen, Seen::Failed(why) if why.contains("invalid record")));
         assert_eq!(follower.known().collect::<Vec<_>>(), [(0, 0)]);
         let short = answer(vec![head(0, 1, 900)], b"short");
         let other = br#"{"schema": "rcomm.records/9", "world_size": 2, "records": []}"#;
@@ -326,7 +327,7 @@ mod tests {
             (&b"<html>"[..], "no head"),
             (b"<html>\n", "makes no sense"),
             (&other, "rcomm.records/9"),
-            (&short, "shorter than it says"),
+            (&short, "shorter than announced"),
         ] {
             let error = follower.take(&question, body, &mut seen).expect_err(part);
             assert!(error.contains(part), "{error}");

@@ -163,7 +163,7 @@ impl RingSource {
     }
 }
 
-/// Asks the ranks of a job on this node to write their dumps, at the endpoints beside their rings.
+/// Asks the ranks of a job on this node to write their dumps, at the endpoints next to their rings.
 pub struct RingDumps(Mutex<RingSource>);
 
 impl RingDumps {
@@ -337,7 +337,8 @@ mod tests {
         assert!(error.to_string().contains("there are: other"), "{error}");
     }
 
-    /// Moves a ring's clock: what a wall clock that jumped after the ring was made looks like from outside.
+    /// Moves a ring's clock: what a wall clock that jumped after the ring was made looks like from
+    /// outside.
     fn shift_clock(recorder: &FlightRecorder, by_ns: i64) {
         use std::os::unix::fs::FileExt as _;
         /// Where the wall time is that the ring's times are counted from, in docs/FORMAT.md.
@@ -374,7 +375,7 @@ mod tests {
                 assert_eq!(report.verdict, Verdict::Running, "{:?}", report.findings);
             };
             running(look(&mut source).0);
-            // Nothing is written, so only the time tells whether it became overdue.
+            // Nothing is written, so only the passing of time makes it overdue.
             assert_eq!(look(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
             let (report, urgency) = look(&mut source);

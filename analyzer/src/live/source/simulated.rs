@@ -15,7 +15,7 @@ pub struct SimulatedSource {
 }
 
 impl SimulatedSource {
-    /// The simulation as seen at the times that `now_ns` tells (wall clock, ns since the epoch).
+    /// The simulation as seen at the times that `now_ns` returns (wall clock, ns since the epoch).
     pub fn new(simulation: Simulation, now_ns: impl FnMut() -> i64 + Send + 'static) -> Self {
         Self {
             simulation,

@@ -27,11 +27,11 @@ pub trait StackRequests: Send + Sync {
 /// What ranks do at the moment, by their call stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenStacks {
-    /// What the frames are, in words: `Python frames`.
+    /// What kind of frames these are, for a heading: `Python frames`.
     pub what: &'static str,
     /// The stacks of all threads, merged from the outermost frame inwards.
     pub stacks: Vec<StackNode>,
-    /// Ranks that told theirs, ascending.
+    /// Ranks that sent theirs, ascending.
     pub taken: Vec<Rank>,
     /// Ranks that did not, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,

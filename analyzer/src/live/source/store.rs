@@ -1,4 +1,4 @@
-//! Reads keys of a job's store: what PyTorch's TCPStore (as of 2.15) and ours say on the wire.
+//! Reads keys of a job's store: the wire protocol of PyTorch's TCPStore (as of 2.15) and of ours.
 //!
 //! A request is one opcode byte and its fields, integers are little-endian, a string is its `u64`
 //! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
@@ -24,7 +24,7 @@ const BATCH: u32 = 256;
 /// Attempts of a job without an endpoint in the store, after which no later one is looked for.
 const GAP: u32 = 4;
 
-/// What a store tells of the endpoints of a job's newest attempt.
+/// What a store lists of the endpoints of a job's newest attempt.
 #[derive(Debug, Default)]
 pub(super) struct StoreEndpoints {
     /// Which attempt that is.
@@ -65,7 +65,7 @@ pub(super) fn endpoints(
     Ok(newest)
 }
 
-/// Names of the hosts that a job's ranks are on, as its store tells them: sorted, each once.
+/// Names of the hosts that a job's ranks are on, from its store: sorted, each once.
 ///
 /// # Blocking
 ///
@@ -99,7 +99,7 @@ pub(super) fn ask_for_dumps(
     let key = format!("rcomm/alarm/{attempt}");
     let mut stream = connect(store, deadline)?;
     let raised = add(&mut stream, &key, 0)?;
-    // Whoever hears the alarm reads its cause.
+    // Every rank that sees the alarm reads its cause.
     let mut request = vec![SET];
     put(
         &mut request,
@@ -131,7 +131,7 @@ fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i
     Ok(i64::from_le_bytes(sum))
 }
 
-/// A store that tells of no rank.
+/// A store that lists no rank.
 pub(super) fn nothing(store: &HostPort) -> SourceError {
     SourceError::Nothing {
         what: format!(
@@ -279,7 +279,7 @@ pub(super) mod tests {
         }
         let mut hello = [0; 5];
         stream.read_exact(&mut hello)?;
-        // Ports are used again: a stranger may knock that looks for somebody else.
+        // Ports are used again: a stranger that looks for another server may connect.
         if hello != [0x00, 0xCE, 0xF7, 0x85, 0x3C] {
             return Ok(());
         }
@@ -302,7 +302,7 @@ pub(super) mod tests {
                         stream.write_all(value)?;
                     }
                 }
-                other => panic!("nobody asks for {other}"),
+                other => panic!("unexpected request {other}"),
             }
         }
     }

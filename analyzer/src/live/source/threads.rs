@@ -1,5 +1,5 @@
-//! What the threads of processes on this node do, as the kernel tells it of every process of one's own.
-//! Nobody is asked, stopped or traced.
+//! What the threads of processes on this node do, from the kernel's files on a user's own processes.
+//! No process is asked, stopped or traced.
 
 use super::{RingSource, SourceError, StackRequests, TakenStacks};
 use rcomm_recorder::model::{Frame, Rank};
@@ -61,7 +61,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     for task in listed.flatten().take(MOST_THREADS) {
         let read = |what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
         let (name, status, place) = (read("comm"), read("status"), read("wchan"));
-        // It may have ended meanwhile.
+        // It may have ended since.
         if !status.is_empty() {
             threads.push(vec![
                 frame(&printable(&name)),
@@ -87,7 +87,7 @@ fn doing(status: &str, place: &str) -> String {
         Some('I') => "is idle",
         _ => "is in a state that is not known",
     };
-    // The kernel tells `0` where it does not tell.
+    // The kernel shows `0` where it hides the value.
     match printable(place).as_str() {
         "" | "0" => what.to_owned(),
         place => format!("{what} in {place}"),

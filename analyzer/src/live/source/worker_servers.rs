@@ -1,8 +1,9 @@
 //! PyTorch's worker servers: one HTTP server in each rank of a job that called
 //! `torch.distributed.debug.start_debug_server()`.
 //!
-//! Where they are, the job's store tells (key `debug_server/rank<R>`), or the user. Each rank is asked
-//! for both of its recorders, NCCL's and the generic one, which are different rings of one process; a
+//! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Each rank
+//! is asked for both of its recorders, NCCL's and the generic one, which are different rings of one
+//! process; a
 //! pickle is read by this library's reader, which executes nothing. A rank that does not answer is its
 //! own failure, never a stall of the whole.
 
@@ -38,7 +39,7 @@ const RECORDERS: [RecorderPaths; 2] = [
 /// A worker server that the user names: `[RANK=]ADDRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress {
-    /// Its rank; its place in the list where nothing is said.
+    /// Its rank; its place in the list where none is given.
     pub rank: Option<Rank>,
     /// Where it answers.
     pub address: HttpAddress,
@@ -72,7 +73,7 @@ pub struct WorkerServerSource {
     listed: Option<Instant>,
 }
 
-/// One rank's server, and what it said last.
+/// One rank's server, and its last answer.
 struct WorkerState {
     address: HttpAddress,
     reached: Option<EndpointAddress>,
@@ -180,10 +181,10 @@ impl WorkerServerSource {
     }
 }
 
-/// Asks every rank to write a dump file itself, where PyTorch was told to write them
+/// Asks every rank to write a dump file itself, where PyTorch is configured to write them
 /// (`TORCH_FR_DUMP_TEMP_FILE`).
 ///
-/// The files are written after the answers; a rank of which no group told its recorder refuses.
+/// The files are written after the answers; a rank none of whose groups named its recorder refuses.
 pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
 
 impl WorkerServerDumps {
@@ -364,7 +365,7 @@ impl WorkerState {
     }
 }
 
-/// What a server said of a failure, as far as it fits on a line.
+/// A server's error message, as far as it fits on a line.
 fn said(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let printable = text.chars().filter(|c| !c.is_control());

@@ -3,7 +3,7 @@
 //! A process is a rank, a thread is a group, a slice is an operation from its issue to its
 //! completion: what a slice shows is therefore mostly waiting. Arrows lead from the member that came
 //! last to those that had waited for it, and from a send to its receive. An operation that is still
-//! pending reaches to the end of the trace and says so.
+//! pending reaches to the end of the trace and is marked as pending.
 //!
 //! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
 //! seem to lead backwards.
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// A dump that names no rank gets a process number above all ranks.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let timeline = Timeline::of(dumps);
     let mut events = TraceEvents { out, first: true };
@@ -57,7 +57,7 @@ struct Joins {
     collectives: BTreeMap<InstanceKey, Vec<Slice>>,
     /// Receives and sends, each in order of issue: the n-th of one belongs to the n-th of the other.
     messages: BTreeMap<Channel, [Vec<Slice>; 2]>,
-    /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from anybody.
+    /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from any rank.
     uncounted: BTreeSet<(u32, u32)>,
 }
 
@@ -126,7 +126,7 @@ impl Timeline {
         let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
         let end = match entry.time_discovered_completed_ns {
             0 if entry.state == EntryState::Completed => {
-                // Completed, but nobody noted when: the duration, if the backend measured one.
+                // Completed at an unknown time: the duration, if the backend measured one.
                 let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
                 start.saturating_add(ns as i64)
             }
@@ -286,7 +286,7 @@ impl Joins {
         }
     }
 
-    /// Arrows from the last to arrive to everybody who was there before it, and from sends to receives.
+    /// Arrows from the last to arrive to all that were there before it, and from sends to receives.
     fn write_arrows(&self, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let mut arrows = Arrows { events, id: 0 };
         for members in self.collectives.values() {

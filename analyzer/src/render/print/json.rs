@@ -12,7 +12,7 @@ pub const SCHEMA: &str = include_str!("../../../schema/report.schema.json");
 /// Writes the report, indented, with a line end.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, report).map_err(io::Error::from)?;
     out.write_all(b"\n")

@@ -1,10 +1,10 @@
-//! What each rank recorded for one (group, `collective_seq_id`), and what its record cannot tell.
+//! What each rank recorded for one (group, `collective_seq_id`), and what its record leaves unknown.
 //!
 //! Collectives are matched across ranks by group (name and members) and sequence number, never by
 //! record id or local group number. A *lane* is one rank's part in one group: its collectives in order
 //! of sequence, its sends and receives in order of issue. A lane is a window: the ring may have dropped
-//! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that says
-//! "never issued", "issued" or "cannot be told".
+//! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that decides
+//! "never issued", "issued" or "unknown".
 
 use crate::align::membership::{Group, GroupIx, RecordIx, name_families, position, resolve_groups};
 use crate::align::record::{NONE, Op, Record, Shared};
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub(crate) struct Lane {
     pub(crate) group: GroupIx,
     /// Group rank; [`NONE`] if the rank is no member, as the record has it, or has its part in the
-    /// group told by another recorder.
+    /// group recorded by another recorder.
     pub(crate) member: u32,
     /// Collectives by sequence, as positions in the record's operations.
     pub(crate) collectives: Vec<u32>,
@@ -30,7 +30,7 @@ pub(crate) struct Lane {
     pub(crate) pending_from: usize,
 }
 
-/// What a rank's record says of one collective.
+/// What a rank's record shows of one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Recorded: position in the lane's collectives of the first entry with this number.
@@ -39,18 +39,18 @@ pub(crate) enum Presence {
     Lost,
     /// The rank has not issued it.
     Absent,
-    /// Its record does not tell.
+    /// Its record does not show it.
     Unknown(UnknownReason),
 }
 
-/// Why a record does not tell.
+/// Why a record does not show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum UnknownReason {
     /// No readable record.
     NoRecord,
     /// The file was cut before that.
     Cut,
-    /// The ring dropped what would tell.
+    /// The ring dropped the entries that would show it.
     HistoryLost,
     /// The record was taken before that moment: a peer has completed it since.
     Outdated,
@@ -64,7 +64,7 @@ pub(crate) struct Aligned<'a> {
     pub(crate) records: &'a [Record],
     by_rank: HashMap<Rank, Range<RecordIx>>,
     pub(crate) groups: Vec<Group>,
-    /// Of each record: its lanes, as its groups stand.
+    /// Of each record: its lanes, in the order of its groups.
     pub(crate) lanes: Vec<Vec<Lane>>,
     /// Ranks that should have left a record, ascending.
     pub(crate) expected: Vec<Rank>,
@@ -73,7 +73,7 @@ pub(crate) struct Aligned<'a> {
     /// Of each record: whether common collectives connect its clock to the others'.
     pub(crate) clock_known: Vec<bool>,
     pub(crate) families: usize,
-    /// Collectives that some member saw complete although they need everybody: by group, the newest.
+    /// Collectives that some member saw complete although they need every member: by group, the newest.
     completed_to: Vec<Option<u32>>,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Aligned<'a> {
         self.by_rank.len()
     }
 
-    /// The record of a rank that tells of a group: `None` if it left none, or only those of recorders
+    /// The record of a rank that covers a group: `None` if it left none, or only those of recorders
     /// that do not record this group.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut own = self.records_of(rank);
@@ -191,13 +191,13 @@ impl<'a> Aligned<'a> {
         first..first + len
     }
 
-    /// The entry of a block that tells the state of all: its closing marker if it has one.
+    /// The entry of a block that holds the state of all: its closing marker if it has one.
     pub(crate) fn status_op(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
         let block = self.block(record, lane, first);
         self.op(record, lane.collectives[block.end - 1])
     }
 
-    /// Where a sequence number stands in a lane.
+    /// Position of a sequence number in a lane.
     pub(crate) fn find(&self, record: RecordIx, lane: &Lane, seq: u32) -> Result<usize, usize> {
         let list = &lane.collectives;
         if lane.dense {
@@ -218,7 +218,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// What a member's record says of one collective of the group.
+    /// What a member's record shows of one collective of the group.
     pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
         let rank = self.groups[group].ranks[member];
         let Some(record) = self.record_in(group, rank) else {
@@ -270,7 +270,7 @@ impl<'a> Aligned<'a> {
             }
         }
         if whole.only_active {
-            // What nobody can complete alone would still be active: it was never issued.
+            // What no member can complete alone would still be active: it was never issued.
             return if self.completes_together(lane.group, seq) {
                 Presence::Absent
             } else {
@@ -312,7 +312,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Whether the members that recorded this collective issued what needs everybody, and none of them
+    /// Whether the members that recorded this collective issued one that needs every member, and none
+    /// of them
     /// saw it complete.
     fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
         let lanes = self.groups[group].lanes.iter().flatten();
@@ -376,7 +377,7 @@ impl<'a> Aligned<'a> {
 
     /// Whether the records of a group show when an operation starts on the device.
     ///
-    /// PyTorch's hook sets start and completion to one moment and gloo none: there, "not started" says
+    /// PyTorch's hook sets start and completion to one moment and gloo none: there, "not started" means
     /// nothing.
     fn starts_are_shown(&self, group: GroupIx) -> bool {
         self.groups[group]
@@ -428,7 +429,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// The newest collective that needs everybody and that a truthful record shows completed.
+    /// The newest collective that needs every member and that a truthful record shows completed.
     fn proven_completion(&self, group: GroupIx) -> Option<u32> {
         let mut newest = None;
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -490,7 +491,7 @@ pub(crate) fn is_collective(op: OpType) -> bool {
     )
 }
 
-/// Operations that nobody can complete before everybody has issued them. A root that only sends, and a
+/// Operations that no member can complete before all have issued them. A root that only sends, and a
 /// member that only sends to the root, may leave earlier.
 pub fn needs_everybody(op: OpType) -> bool {
     matches!(

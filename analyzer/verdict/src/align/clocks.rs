@@ -1,9 +1,10 @@
 //! How far the hosts' clocks are apart, estimated from the collectives themselves.
 //!
-//! A collective that needs everybody ends on all members at nearly one moment. The median difference of
+//! A collective that needs every member ends on all members at nearly one moment. The median
+//! difference of
 //! two members' completion times over their newest common collectives is therefore the difference of
 //! their clocks, within the time that a recorder takes to notice. Where no completion times are
-//! recorded, issue times stand in. From group to group the estimate spreads to all ranks.
+//! recorded, issue times take their place. From group to group the estimate spreads to all ranks.
 
 use crate::align::{Aligned, GroupIx, RecordIx, needs_everybody, retiring_is_all};
 use std::cmp::Reverse;
@@ -19,13 +20,13 @@ const LEAST_SAMPLES: usize = 6;
 /// in common with another's.
 const MEMBERS_ASKED: usize = 4;
 
-/// Where one record's clock stands.
+/// The offset of one record's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {
     /// What to take from it to get common time, ns.
     pub(crate) ns: i64,
     /// How far from that it may be, ns: half of what most of the samples span, summed over the way from
-    /// the clock that is the common one; `None` where they were too few to tell.
+    /// the clock that is the common one; `None` where they were too few for an estimate.
     pub(crate) spread_ns: Option<i64>,
 }
 
@@ -34,7 +35,7 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     let records = aligned.records.len();
     let mut offsets: Vec<Option<Offset>> = vec![None; records];
     let mut best: Vec<RecordIx> = Vec::new();
-    // Who began with a leftover of another run would know nobody else's clock: the largest circle counts.
+    // A start from a leftover of another run would reach no other clock: the largest circle counts.
     for start in 0..records {
         if offsets[start].is_none() {
             let circle = circle_of(aligned, start, &mut offsets);

@@ -90,7 +90,7 @@ fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
     }
 }
 
-/// By how much the lane's first operation stands after the reference's first.
+/// How far the lane's first operation is behind the reference's first.
 fn fit(shared: &Shared, records: &[Record], lane: &Counted, reference: &Counted) -> i64 {
     let newest = reference.completed as i64 - lane.completed as i64;
     let call = |lane: &Counted, at: usize| records[lane.record].ops[lane.positions[at]].call;

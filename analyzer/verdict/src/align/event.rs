@@ -31,10 +31,11 @@ pub(crate) struct Posted {
     pub(crate) nth: u32,
     pub(crate) member: u32,
     pub(crate) sends: bool,
-    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] where the record names none.
+    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] where the record names
+    /// none.
     pub(crate) peer: u32,
     /// Its place among the rank's messages to or from that peer, or [`NONE`] where the ring has
-    /// wrapped: then what it follows tells.
+    /// wrapped: then the collective that it follows locates it.
     pub(crate) at: u32,
     /// The rank's newest collective before it.
     pub(crate) after: Option<After>,
@@ -65,7 +66,7 @@ impl Posted {
     }
 }
 
-/// When a rank did it, as its record tells.
+/// When a rank did it, according to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occurrence {
     /// Before its window.
@@ -192,7 +193,7 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         .map(|(call, _)| call)
 }
 
-/// When a rank did it; `None` if its record does not tell, or it is at another point of the program.
+/// When a rank did it; `None` if its record does not show it, or it is at another point of the program.
 pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,

@@ -32,7 +32,7 @@ pub(crate) struct Group {
     pub(crate) shows_starts: bool,
 }
 
-/// The groups that somebody used, with their members, and for each record the group of each lane.
+/// The groups that any rank used, with their members, and for each record the group of each lane.
 pub(crate) fn resolve_groups(
     shared: &Shared,
     records: &[Record],
@@ -183,7 +183,7 @@ fn parts_of_groups<'a>(
     apart
 }
 
-/// Which part of a group a record tells of.
+/// The part of a group that a record covers.
 fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) -> usize {
     let same = |part: &RecorderShare<'_>| part.recorder == record.recorder.name();
     let exact =
@@ -192,7 +192,7 @@ fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) 
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }
 
-/// Gives ranks without a record to the groups that only their members' records tell of: where one group
+/// Gives ranks without a record to the groups that only their members' records name: where one group
 /// of a description is smaller than the others by as many as are unread, they are its members.
 fn add_unread_members(
     shared: &Shared,
@@ -232,7 +232,7 @@ fn add_unread_members(
     }
 }
 
-/// Where a rank stands among the members.
+/// Position of a rank among the members.
 pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     // Members are nearly always ascending.
     if let Ok(at) = ranks.binary_search(&rank) {
@@ -241,7 +241,7 @@ pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     ranks.iter().position(|&r| r == rank)
 }
 
-/// Numbers the families: same description and size, and, where descriptions say nothing, same stem of
+/// Numbers the families: same description and size, and, where descriptions are empty, same stem of
 /// the name and same pattern of ranks.
 pub(crate) fn name_families(groups: &mut [Group], records: &[Record]) -> usize {
     let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();

@@ -7,7 +7,7 @@
 //! completed message, and the sizes.
 //!
 //! Members of a batch take their state from the batch's closing marker where NCCL's recorder wrote
-//! one, since their own state stays `scheduled` for ever.
+//! one, since their own state remains `scheduled`.
 
 use crate::align::record::{ANY, NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody};
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 pub(crate) struct Half {
     /// Position in the record's operations.
     pub(crate) position: u32,
-    /// Position of the entry that tells its state: itself, or the marker that closes its batch.
+    /// Position of the entry that holds its state: itself, or the marker that closes its batch.
     pub(crate) status_op: u32,
 }
 
@@ -53,7 +53,7 @@ pub(crate) type Ends = (u32, u32);
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     pub(crate) pairs: HashMap<(GroupIx, Ends), Pair>,
-    /// By group and receiver: receives from whoever sends first, oldest first.
+    /// By group and receiver: receives from any source, oldest first.
     pub(crate) any: BTreeMap<(GroupIx, u32), Vec<Half>>,
     /// By record, then lane: for each message of the lane the position of its teller.
     status_ops: Vec<Vec<Vec<u32>>>,
@@ -140,7 +140,7 @@ impl Messages {
     }
 }
 
-/// The member at the other end; `None` where any may be, or the record does not say.
+/// The member at the other end; `None` where any may be, or the record does not name it.
 pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
     match op.peer {
         ANY => None,
@@ -286,7 +286,7 @@ fn misfit(
         {
             // Before the window: over, so a receive that waits for it is not likely.
             None => cost += u64::from(!received) * 2,
-            // Received what nobody sent.
+            // Received what no member sent.
             Some(None) => cost += u64::from(received) * 100,
             Some(Some(&send)) => {
                 let sent = done(aligned, sender, send);

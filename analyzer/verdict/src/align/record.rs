@@ -12,9 +12,9 @@ use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReade
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// No stack, no peer, no time: the value that stands for absence in a column.
+/// No stack, no peer, no time: the value that marks absence in a column.
 pub(crate) const NONE: u32 = u32::MAX;
-/// A receive from whoever sends first.
+/// A receive from any source.
 pub(crate) const ANY: u32 = u32::MAX - 1;
 
 /// Whether a record's file was read to its end.
@@ -138,7 +138,7 @@ impl Record {
             .unwrap_or(self.identity.dump_time_ns)
     }
 
-    /// The moment at which it was taken, as far as it tells, ns by its own clock.
+    /// The moment at which it was taken, as far as it is recorded, ns by its own clock.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
     }

@@ -1,6 +1,6 @@
 //! What a recorder retired and cannot have completed.
 //!
-//! Gloo's own recorder says nothing of an operation but that it is over, be it completed or timed out.
+//! Gloo's own recorder records nothing of an operation but that it is over, completed or timed out.
 //! What is over is taken for completed, except where the records together show that it cannot be: a
 //! member never issued it, members issued what does not fit, or others wait for a rank whose newest
 //! operation is the newest of its whole group.
@@ -24,8 +24,9 @@ impl Aligned<'_> {
         }
     }
 
-    /// Where `retired` is all that a recorder says, a collective that needs everybody and that a member
-    /// never issued did not complete, whatever its flags say.
+    /// Where `retired` is all that a recorder writes, a collective that needs every member and that a
+    /// member
+    /// never issued did not complete, whatever its flags are.
     pub(crate) fn reopen_retired(&mut self, group: GroupIx, apart: Option<u32>) {
         let mut behind: Option<u32> = None;
         for member in 0..self.groups[group].ranks.len() {
@@ -118,7 +119,7 @@ impl Aligned<'_> {
         apart
     }
 
-    /// Where `retired` is all that a recorder says, and others wait for a rank that seems to wait for
+    /// Where `retired` is all that a recorder writes, and others wait for a rank that seems to wait for
     /// nothing: it is still in the newest that it issued, if that is the newest of all members of the
     /// group, as far as their records are there, or if a member has not issued it. `true` if any was
     /// found.
@@ -135,7 +136,7 @@ impl Aligned<'_> {
                 continue;
             };
             let group = self.lanes[record][lane].group;
-            // Nobody has to wait where a member left no record: it may have taken all with it.
+            // No rank has to wait where a member left no record: it may have taken all with it.
             let mut members = self.groups[group].ranks.iter();
             if !missed.contains(&record)
                 && members.all(|&rank| self.record_in(group, rank).is_some())

@@ -67,7 +67,7 @@ impl Analysis {
         }
     }
 
-    /// Notes something that was wrong with an input. `unread` says that no dump of it will come.
+    /// Notes a fault of an input. `unread`: whether a dump of it will still come.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);
         self.problems.push(problem);

@@ -136,7 +136,7 @@ struct Shortfall {
     absent: Vec<Rank>,
     /// Ranks of whose record only a part was read, ascending.
     torn: Vec<Rank>,
-    /// Some input could not be used and no other record stands in for it.
+    /// Some input could not be used and no other record takes its place.
     unusable: bool,
 }
 
@@ -174,7 +174,7 @@ impl Shortfall {
     }
 }
 
-/// Ranks that left no readable record and that no finding accuses: said, not blamed.
+/// Ranks that left no readable record and that no finding accuses: listed, not blamed.
 fn note_absences(
     ctx: &Context<'_>,
     drafts: &[(FindingDraft, Vec<Rank>)],
@@ -230,7 +230,7 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
-/// N302: a place where it could not be told whether a rank had come.
+/// N302: a place where it is unknown whether a rank had come.
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx
@@ -247,7 +247,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             code: Code::N302,
             path: String::new(),
             sentence: format!(
-                "the rings of {} had dropped what tells whether {} came to where others wait",
+                "the rings of {} dropped the entries that would show whether {} reached the operation others wait in",
                 format_ranks(&lost),
                 if lost.len() == 1 { "it" } else { "they" }
             ),
@@ -298,7 +298,7 @@ fn verdict(
         return Verdict::Slow;
     }
     // No finding in a part of the records is no proof that nothing is wrong in the rest. A live view
-    // is told of ranks that do not answer by itself (W150), and judges those that do.
+    // reports ranks that do not answer by itself (W150), and judges those that do.
     let live = ctx.policy.snapshot && ctx.policy.now_ns.is_some();
     if !live && !shortfall.is_none() {
         return Verdict::Inconclusive;

@@ -11,7 +11,7 @@ use crate::align::{Aligned, GroupIx, needs_everybody};
 use rcomm_recorder::model::OpType;
 use std::collections::HashMap;
 
-/// Smaller ones tell of latency.
+/// Smaller ones measure latency.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// Newest collectives of a member that are looked at.

@@ -2,7 +2,7 @@
 
 /// Tarjan's strongly connected components (R. Tarjan, "Depth-first search and linear graph
 /// algorithms", SIAM J. Comput. 1972), with its recursion unrolled. A component comes out before those
-/// that point at it.
+/// that point to it.
 pub(crate) fn components(
     nodes: usize,
     successors: impl Fn(usize) -> Vec<usize>,

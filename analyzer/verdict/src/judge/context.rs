@@ -23,7 +23,7 @@ pub(crate) struct Context<'a> {
     pub(crate) wait_roots: Vec<WaitRoot>,
     pub(crate) disagreements: Vec<Disagreement>,
     pub(crate) lateness: &'a Lateness,
-    /// Of each record: where its clock stands, if common collectives tell.
+    /// Of each record: the offset of its clock, if common collectives show it.
     pub(crate) clocks: Vec<Option<Offset>>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct FindingDraft {
     pub(crate) confidence: f64,
     pub(crate) culprits: Vec<Rank>,
     pub(crate) alternatives: Vec<Vec<Rank>>,
-    /// Whoever waits for these waits because of this.
+    /// Nodes whose waiters are victims of this finding.
     pub(crate) targets: Vec<Node>,
     pub(crate) at: Option<OpRef>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,
-    /// How long it has been so, ms, where the sentence says it.
+    /// How long it has been so, ms, where the sentence contains it.
     pub(crate) age_ms: Option<f64>,
     pub(crate) evidence: Vec<Evidence>,
     pub(crate) ruled_out: Vec<String>,
@@ -48,7 +48,8 @@ pub(crate) struct FindingDraft {
     pub(crate) next: String,
     /// It explains others' waits; else it is a consequence of the first that does.
     pub(crate) is_root: bool,
-    /// What was decided by the clocks of these two ranks: which of two moments, so far apart, ns, was first.
+    /// What was decided by the clocks of these two ranks: which of two moments, so far apart, ns, was
+    /// first.
     pub(crate) by_clock: Option<([Rank; 2], i64)>,
 }
 
@@ -105,7 +106,7 @@ impl Context<'_> {
         }
     }
 
-    /// The record in which a rank tells of a place's group.
+    /// The record of a rank that covers a place's group.
     pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
         self.aligned
             .record_in(self.group_at(place), self.rank(node))
@@ -127,7 +128,7 @@ impl Context<'_> {
         nodes.iter().map(|&node| self.rank(node)).collect()
     }
 
-    /// What most members issued under a number, in words.
+    /// What most members issued under a number, as text.
     pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
         let call = event::usual_call(self.aligned, group, seq);
         call.map_or("collective", |call| {
@@ -279,7 +280,7 @@ impl Context<'_> {
         frames.skip(own)
     }
 
-    /// Where in the source a rank's call stands: the innermost frame that is not the library's own.
+    /// A rank's call site in the source: the innermost frame that is not the library's own.
     pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
         self.own_frames(op).next()
     }
@@ -294,7 +295,7 @@ impl Context<'_> {
         format!("{file}:{}", frame.line)
     }
 
-    /// ` (data.py:88)`: where in the source a call stands; empty where that is not recorded.
+    /// ` (data.py:88)`: the call site in the source; empty where that is not recorded.
     pub(crate) fn at_site(&self, op: &Op) -> String {
         self.call_site(op).map_or(String::new(), |frame| {
             format!(" ({})", Self::name_site(frame))
@@ -417,9 +418,9 @@ impl Context<'_> {
         Some(self.evidence(record, *newest, group))
     }
 
-    /// How long the first of those who wait at a place has waited, ms, where times tell.
+    /// How long the first of the ranks that wait at a place has waited, ms, where times are known.
     ///
-    /// Records that do not say when they were taken tell no waits: their newest moment may lie far
+    /// Records without the time at which they were taken show no waits: their newest moment may lie far
     /// before that.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
         let records = self.aligned.records.iter();

@@ -44,7 +44,7 @@ pub(crate) struct Disagreement {
     /// The gravest difference.
     pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
-    /// Every member's record says that it completed.
+    /// Every member's record shows it as completed.
     pub(crate) completed: bool,
 }
 
@@ -380,11 +380,11 @@ fn ask_past(
 pub(crate) enum Shift {
     /// It left out so many.
     Skipped(usize),
-    /// It issued so many that nobody else did.
+    /// It issued so many that no other member did.
     Extra(usize),
     /// The same operations in another order.
     Reordered(usize),
-    /// One operation differs; what follows agrees, or does not tell.
+    /// One operation differs; what follows agrees, or is unknown.
     None,
 }
 

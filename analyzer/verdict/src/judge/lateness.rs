@@ -1,6 +1,6 @@
-//! Who arrives late, told from how long everybody waited.
+//! Ranks that arrive late, derived from how long all members waited.
 //!
-//! In a collective that needs everybody, all leave together, so who arrives last waits least: a
+//! In a collective that needs every member, all leave together, so the last to arrive waits least: a
 //! member's *lag* is the longest wait in the instance less its own. That needs no clock in common. What
 //! an instance *lost* to its last member is how much earlier it would have ended had that member come
 //! with the second last. A rank may be late only because it waited for another before, in a message or
@@ -9,8 +9,9 @@
 //!
 //! Waits are the backend's durations, else issue to completion. Completions may be noticed late (a
 //! watchdog looks now and then): by as much as the members' moments of completion lie apart in common
-//! time, such waits are in doubt, and so much is not held against anybody. Where a recorder has neither
-//! (gloo's own), issue times on the common clock stand in.
+//! time, such waits are in doubt, and so much is not counted against any rank. Where a recorder has
+//! neither
+//! (gloo's own), issue times on the common clock take their place.
 
 use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody, retiring_is_all};
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 /// Newest lags of a rank, and newest worst lags of a group, that percentiles are made from.
 const SAMPLES: usize = 1024;
 
-/// Issue times on an estimated clock say nothing about less than this.
+/// Issue times on an estimated clock cannot resolve less than this.
 const ISSUE_NOISE_MS: f32 = 20.0;
 
 /// One rank's lateness.
@@ -38,7 +39,8 @@ pub(crate) struct RankLateness {
 }
 
 impl RankLateness {
-    /// Median lag in the group where that is largest, ms: who is late for one group out of three is in
+    /// Median lag in the group where that is largest, ms: a rank that is late for one group out of
+    /// three is in
     /// time for most operations.
     pub(crate) fn lag_p50_ms(&self) -> Option<f64> {
         self.lag_p50_ms
@@ -54,12 +56,13 @@ impl RankLateness {
     }
 }
 
-/// Everybody's lateness.
+/// The lateness of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lateness {
     /// By record.
     pub(crate) ranks: Vec<RankLateness>,
-    /// By host, in order of names: net cost of all its ranks together, ms, and how often the host was last.
+    /// By host, in order of names: net cost of all its ranks together, ms, and how often the host was
+    /// last.
     pub(crate) hosts: BTreeMap<String, (f64, usize)>,
     /// By group: worst lags, ms.
     groups: Vec<Vec<f32>>,
@@ -196,7 +199,7 @@ impl Lateness {
                 return;
             }
         }
-        // One rank says nothing of its host.
+        // One rank is no measure of its host.
         if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
             return;
         }

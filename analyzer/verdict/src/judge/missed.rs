@@ -1,8 +1,8 @@
 //! What a rank that others wait for would have done next.
 //!
 //! Such a rank may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
-//! next stage in a receive, everybody at the end of the step. Only one of them is where it left the
-//! program. The ranks that went on tell the order; where they do not, the earliest wait does.
+//! next stage in a receive, all others at the end of the step. Only one of them is where it left the
+//! program. The ranks that went on show the order; where they do not, the earliest wait does.
 
 use crate::align::event::{self, Event};
 use crate::align::p2p::peer_of;
@@ -51,7 +51,7 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     Some(places[best])
 }
 
-/// Somebody who is at the place: as good a measure of the point of the program as the missing rank.
+/// A rank that is at the place: as good a measure of the point of the program as the missing rank.
 fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
     ctx.graph.arrived[place]
         .iter()

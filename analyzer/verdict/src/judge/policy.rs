@@ -18,9 +18,9 @@ pub struct Policy {
     /// From which age on a pending operation counts as stuck in a snapshot, at the latest
     /// ([`Policy::overdue_after`]).
     pub overdue: Duration,
-    /// Ranks that should be there, where something else than the dumps tells (a scheduler, a flag).
+    /// Ranks that should be there, where another source than the dumps lists them (a scheduler, a flag).
     pub world_size: Option<u32>,
-    /// Ranks whose record is not given since they no longer answer: a live view says so itself.
+    /// Ranks whose record is not given since they no longer answer: a live view reports that itself.
     pub silent: Vec<Rank>,
     /// Of each record the newest so many operations were given, whatever the ring holds; `None` = all.
     pub newest: Option<usize>,
@@ -49,7 +49,7 @@ impl Policy {
     /// From which age on an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`,
     /// or half of the time-out where that is shorter; 0 = the time-out is not known.
     ///
-    /// Who waits for `overdue` alone would see the hang of a job with a short time-out only once the
+    /// With `overdue` alone the hang of a job with a short time-out would be seen only once the
     /// job has given up.
     pub fn overdue_after(&self, timeout_ms: u64) -> Duration {
         match timeout_ms {

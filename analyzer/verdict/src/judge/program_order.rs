@@ -2,7 +2,7 @@
 //!
 //! Ranks of one job mostly run one program: what rank 3 does on its `tp` group, rank 5 does on its own.
 //! So a question such as "does `tp` #95 come before `world` #3?" is put to all ranks that have issued
-//! one of them. This is what tells the odd rank in a wait cycle, and which of several things a silent
+//! one of them. This identifies the odd rank in a wait cycle, and which of several things a silent
 //! rank would have done next.
 
 use crate::align::event::{Event, Occurrence, Posted, lane_of_family, when};
@@ -24,7 +24,7 @@ pub(crate) struct Votes {
 ///
 /// A rank is not at the same point if it had issued another number of the first's family when it
 /// issued the collective before the second (stages of a pipeline may have layers of their own). Where
-/// the ring has dropped what would tell, a rank is asked only if nobody at the same point answers.
+/// the ring has dropped the entries, a rank is asked only if no rank at the same point answers.
 pub(crate) fn ask(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -36,7 +36,7 @@ pub(crate) fn ask(
     let point = point_before(aligned, like, first, second);
     let mut next = 0;
     while next < aligned.records.len() {
-        // Each of several recorders of a process may tell of one of the two.
+        // Each of several recorders of a process may hold one of the two.
         let own = aligned.records_of(aligned.records[next].rank);
         next = own.end;
         let there = own
@@ -88,7 +88,7 @@ pub(crate) fn ask(
     }
 }
 
-/// What a rank's own past says of the order of two collectives, where it is regular: how many of one
+/// The order of two collectives in a rank's own past, where it is regular: how many of one
 /// family there were between two of the other, the same number each time.
 ///
 /// `Some(true)`: the first comes before the second.

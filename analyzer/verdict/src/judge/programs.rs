@@ -16,7 +16,7 @@ const BEFORE_IN_ALL: usize = 2;
 const AFTER_IN_ALL: usize = 6;
 
 /// Ranks that issued one call, by where in the source they did: one line for each place and its caller,
-/// since the call itself often stands in a wrapper that all share.
+/// since the call itself is often in a wrapper that all share.
 pub(crate) fn sites(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -110,7 +110,7 @@ struct Step {
     kind: OpType,
     call: u32,
     text: String,
-    /// What ranks that do the same may say differently left out.
+    /// Without what may differ between ranks that do the same.
     common: String,
 }
 

@@ -1,7 +1,7 @@
 //! Which records belong to the job that is judged, and which were left by another.
 //!
 //! Folders of dumps collect leftovers: files of an older run, of another attempt, of a job of another
-//! size. Clocks alone do not tell (hosts disagree, jobs restart within seconds), so content decides
+//! size. Clocks alone do not decide (hosts disagree, jobs restart within seconds), so content decides
 //! first: a job, an attempt, the shape of the world, and then contradictions that no single run can
 //! produce, such as two ranks having completed different operations under one number.
 
@@ -157,13 +157,13 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
 }
 
 /// Of several records of a rank the newest stays, and with it those that other recorders of the same
-/// process left: what one backend did stands in one, what another did in the other.
+/// process left: one holds what one backend did, the other what another did.
 fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
     problems: &mut Vec<Problem>,
 ) {
-    // Two forms of one moment: the one that says where the calls were made.
+    // Two forms of one moment: the one with the call sites.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
         let taken = record.identity.dump_time_ns;
@@ -260,9 +260,9 @@ struct Tally {
     compared: usize,
     /// Completed another operation than the majority did under the same number.
     against: usize,
-    /// Completed, with everybody, what most members never issued.
+    /// Completed, with every member, what most members never issued.
     beyond: usize,
-    /// Does not know a group that its other members say it belongs to, but another of that name.
+    /// Does not know a group whose other members list it, but another of that name.
     misplaced: usize,
     /// Has a pending collective that a peer has pending too.
     in_step: bool,
@@ -290,13 +290,14 @@ fn leave_contradicting(
     known.sort_unstable();
     let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
-    // Who is of another time is left aside first: what contradicts a record that stays may be that one.
+    // Records of another time are set aside first: what contradicts a record that is kept may be one
+    // of them.
     let mut another_time: Vec<(RecordIx, String)> = Vec::new();
     for (at, tally) in tallies.iter().enumerate() {
         let older = records[at].newest_ns() < typical_newest;
         let share = tally.against as f64 / tally.compared.max(1) as f64;
         let apart = clocks[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
-        // Nothing that both completed connects the clocks: then only hours tell.
+        // Nothing that both completed connects the clocks: then only hours count.
         let apart = if clocks[at].is_none() && most_agree && records[at].newest_ns() > 0 {
             let behind = records[at].newest_ns().saturating_sub(typical_newest);
             if behind < -NO_CLOCK_IS_SO_WRONG_NS {
@@ -482,7 +483,7 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
     }
 }
 
-/// Completed with everybody what most other members have not issued.
+/// Completed with every member what most other members have not issued.
 fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Tally]) {
     let mut newest: Vec<(RecordIx, u32)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {

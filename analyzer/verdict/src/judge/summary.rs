@@ -1,4 +1,4 @@
-//! Every group, rank, unfinished operation and wait, beside the findings.
+//! Every group, rank, unfinished operation and wait, in addition to the findings.
 
 use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
@@ -20,7 +20,7 @@ fn pending<'a>(
     all.map(move |(at, one)| (one, ctx.graph.is_overdue(record, at)))
 }
 
-/// Every group that somebody used, the largest first, then by name.
+/// Every group that any rank used, the largest first, then by name.
 pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     let aligned = ctx.aligned;
     let now = now_ns(aligned, ctx.policy);
@@ -90,7 +90,7 @@ pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
         .map(|&rank| {
             let record = aligned.record_of(rank);
             let whole = record.map(|record| &aligned.records[record]);
-            // Several recorders of one process each tell a part.
+            // Several recorders of one process each hold a part.
             let all = || aligned.records_of(rank);
             let costs = all().map(|record| ctx.lateness.ranks[record].cost_ms);
             let cost_ms = costs.fold(0.0, f64::max);
@@ -121,7 +121,7 @@ pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
         .collect()
 }
 
-/// What somebody has issued and not everybody has completed, oldest first.
+/// Operations that at least one member has issued and not all have completed, oldest first.
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = now_ns(aligned, ctx.policy);
@@ -257,7 +257,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     }
 }
 
-/// So many ranks are listed in all waits together: in the largest jobs everybody waits for everybody.
+/// So many ranks are listed in all waits together: in the largest jobs every rank waits for all others.
 const LISTED: usize = 1 << 22;
 
 /// The wait-for graph, rank by rank, as far as it can be listed.
@@ -298,7 +298,7 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
 pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for (at, record) in ctx.aligned.records.iter().enumerate() {
-        // The newest call of the rank, whichever of its recorders tells of it.
+        // The newest call of the rank, in whichever of its records it is.
         if ctx.aligned.record_of(record.rank) != Some(at) {
             continue;
         }

@@ -1,9 +1,9 @@
-//! Who waits for whom, across groups.
+//! Which rank waits for which, across groups.
 //!
 //! The graph has two kinds of nodes: ranks, and what they are inside of ([`Place`]: a collective of a
 //! group, or a batch of messages of one rank). A rank points at every place where it has arrived and
-//! that has not completed; a place points at every rank that has not arrived there. Whoever waits can
-//! walk to the cause: ranks that wait for nothing, places where everybody is and nothing moves, and
+//! that has not completed; a place points to every rank that has not arrived there. A waiting rank can
+//! be followed to the cause: ranks that wait for nothing, places where all are and nothing moves, and
 //! cycles. Those are the *sinks* of the graph of strongly connected components, found here by Tarjan's
 //! algorithm without recursion.
 //!
@@ -44,9 +44,9 @@ pub(crate) enum Missing {
     Absent,
     /// Issued it, and is held by something older.
     Held(Arrival),
-    /// Its record does not tell.
+    /// Its record does not show it.
     Unknown(UnknownReason),
-    /// May or may not be the one: a receive from anybody, or a record that names no peer.
+    /// May or may not be the one: a receive from any source, or a record that names no peer.
     Candidate,
 }
 
@@ -61,9 +61,9 @@ pub(crate) struct WaitGraph {
     /// Of each of those: whether it is overdue. Outside of a snapshot everything is.
     overdue: Vec<Vec<bool>>,
     pub(crate) places: Vec<Place>,
-    /// Of each place: who is there, as positions in `expected`.
+    /// Of each place: the ranks that are there, as positions in `expected`.
     pub(crate) arrived: Vec<Vec<Node>>,
-    /// Of each place: who is not, and why.
+    /// Of each place: the ranks that are not, and why.
     pub(crate) missing: Vec<Vec<(Node, Missing)>>,
     /// Of each rank: the places where it waits.
     pub(crate) waits_in: Vec<Vec<usize>>,
@@ -102,7 +102,7 @@ impl WaitGraph {
             let pending = pending_of(aligned, messages, record);
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = snapshot {
-                // A clock that nothing connects to the others' tells ages only by itself.
+                // A clock that nothing connects to the others measures ages only by itself.
                 let own = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
                 // What was pending when a record was taken may have ended since: a view that looks
@@ -218,12 +218,12 @@ impl WaitGraph {
         self.node_of_rank.get(&rank).copied()
     }
 
-    /// The place of a collective, if anybody waits there.
+    /// The place of a collective, if any rank waits there.
     pub(crate) fn collective(&self, group: GroupIx, seq: u32) -> Option<usize> {
         self.by_collective.get(&(group, seq)).copied()
     }
 
-    /// How a record's unfinished collective stands, if it is unfinished.
+    /// The arrival of a record's unfinished collective, if it is unfinished.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|one| {
             one.group == group && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
@@ -252,14 +252,14 @@ impl WaitGraph {
         }
     }
 
-    /// The strongly connected components, each before those that point at it.
+    /// The strongly connected components, each before those that point to it.
     pub(crate) fn components(&self) -> Vec<Vec<Node>> {
         components(self.ranks + self.places.len(), |node| {
             self.successors(node).collect()
         })
     }
 
-    /// Everybody who waits, directly or through others, for one of `targets`: ranks, ascending.
+    /// All that wait, directly or through others, for one of `targets`: ranks, ascending.
     pub(crate) fn waiting_for(&self, targets: &[Node], reversed: &[Vec<Node>]) -> Vec<Node> {
         let mut seen = vec![false; reversed.len()];
         let mut stack: Vec<Node> = targets.to_vec();
@@ -295,7 +295,7 @@ impl WaitGraph {
     }
 
     /// Starts are recorded and nothing unfinished has started anywhere, so no device has come to it: each
-    /// rank's oldest is where it stands, for then all of them stand before their first.
+    /// rank's oldest is its position, for then all of them are before their first.
     fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
         for record in 0..aligned.records.len() {
             if let Some(oldest) = self.pending[record].first_mut()
@@ -376,7 +376,7 @@ impl WaitGraph {
         missing
     }
 
-    /// Who has to come so that a rank's batch of messages can complete.
+    /// The ranks that have to come so that a rank's batch of messages can complete.
     pub(crate) fn missing_from_batch(
         &self,
         aligned: &Aligned<'_>,
@@ -401,7 +401,7 @@ impl WaitGraph {
         missing.into_iter().collect()
     }
 
-    /// Who has to come so that a half can complete.
+    /// The ranks that have to come so that a half can complete.
     fn other_ends(
         &self,
         aligned: &Aligned<'_>,
@@ -472,7 +472,7 @@ impl WaitGraph {
     }
 }
 
-/// Who may be the one that a receive from anybody waits for: where all tell how much they have sent to
+/// The possible sources of a receive from any source: where all records show how much they have sent to
 /// this receiver, those that have sent least.
 fn possible_senders(
     aligned: &Aligned<'_>,
@@ -508,12 +508,12 @@ fn possible_senders(
         .collect()
 }
 
-/// Whether the receiver of a group also takes from whoever sends first.
+/// Whether the receiver of a group also takes from any source.
 fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
 }
 
-/// Whether somebody has sent what this receive from anybody would take.
+/// Whether a rank has sent what this receive from any source would take.
 fn any_is_served(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -555,7 +555,7 @@ fn any_is_served(
     unclaimed.sum::<usize>() > earlier.count()
 }
 
-/// A member whose record does not tell is not suspected while another's record does.
+/// A member whose record does not show it is not suspected while another's record does.
 fn prefer_what_is_known(missing: &mut Vec<(Node, Missing)>) {
     let known = |why: Missing| matches!(why, Missing::Absent | Missing::Held(_));
     if missing.iter().any(|&(_, why)| known(why)) {

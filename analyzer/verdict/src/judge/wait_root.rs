@@ -15,7 +15,7 @@ pub(crate) enum WaitRoot {
     Idle(Node),
     /// Others wait for this rank, and it left no readable record.
     Unread(Node),
-    /// Everybody is at this place.
+    /// All members are at this place.
     Full(usize),
     /// Ranks wait for each other.
     Cycle {
@@ -121,7 +121,7 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     found
 }
 
-/// A record was read, but at no place where the rank is missed does it tell.
+/// A record was read, but it does not cover any place where the rank is missed.
 fn unread_by_all(graph: &WaitGraph, rank: Node) -> bool {
     graph
         .missing

@@ -1,7 +1,7 @@
 //! The causal chain: from the ranks at the root of a hang to all that wait because of them.
 //!
 //! Reads the wait-for graph of a [`Report`] level by level. Judges nothing: what the root is, the
-//! findings say.
+//! findings name.
 
 use crate::report::{GroupRef, Report, SeqKind, Wait};
 use rcomm_recorder::model::Rank;
@@ -20,11 +20,11 @@ pub struct Link {
     pub seq: (u64, u64),
     /// Of which counter.
     pub seq_kind: SeqKind,
-    /// Who waits, ascending.
+    /// Waiting ranks, ascending.
     pub ranks: Vec<Rank>,
 }
 
-/// Who waits because of `roots`, nearest first.
+/// The ranks that wait because of `roots`, nearest first.
 ///
 /// Each rank appears once, at its shortest distance from a root.
 pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
@@ -77,7 +77,7 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
 
 /// From one waiting rank towards a root: each wait, and the rank that it leads to next.
 ///
-/// Ends at a rank that waits for nobody, or where the path closes into a cycle: then the last wait
+/// Ends at a rank that waits for no other, or where the path closes into a cycle: then the last wait
 /// is for a rank that came before.
 pub fn path(report: &Report, from: Rank) -> Vec<Wait> {
     let by_rank: HashMap<Rank, &Wait> = report
@@ -91,7 +91,7 @@ pub fn path(report: &Report, from: Rank) -> Vec<Wait> {
     let mut rank = from;
     while let Some(wait) = by_rank.get(&rank) {
         path.push((*wait).clone());
-        // A rank that waits for nobody ends the search: it is nearer to the cause than one that waits.
+        // A rank that waits for no other ends the search: it is nearer to the cause than one that waits.
         let next = wait
             .on
             .iter()

@@ -1,6 +1,6 @@
 //! What changed between two reports: two runs, or two moments of one.
 //!
-//! Findings are the same if they say the same of the same place: code, group, sequence number and
+//! Findings are the same if they report the same at the same place: code, group, sequence number and
 //! ranks at fault. Their sentences may differ (a wait grows).
 
 use crate::report::{Finding, GroupRef, Report, Severity, Verdict};
@@ -16,7 +16,7 @@ pub struct Difference {
     pub verdicts: [Verdict; 2],
     /// Errors and warnings of the second report that the first one lacks.
     pub new: Vec<Finding>,
-    /// Those of both, as the second report tells them.
+    /// Those of both, as in the second report.
     pub remaining: Vec<Finding>,
     /// Those of the first report that the second one lacks.
     pub gone: Vec<Finding>,

@@ -1,4 +1,4 @@
-//! What every analysis says: one type for the command line, the terminal and the browser.
+//! The result of every analysis: one type for the command line, the terminal and the browser.
 
 use crate::report::{Finding, GroupRef, SeqKind, Severity};
 use rcomm_recorder::model::{Frame, Rank};
@@ -23,10 +23,10 @@ pub struct Report {
     /// Every rank, ascending.
     #[serde(default)]
     pub ranks: Vec<RankReport>,
-    /// Operations that somebody has issued and not everybody has completed, oldest first.
+    /// Operations that at least one member has issued and not all have completed, oldest first.
     #[serde(default)]
     pub in_flight: Vec<InstanceReport>,
-    /// The wait-for graph: who waits for whom.
+    /// The wait-for graph: which rank waits for which.
     #[serde(default)]
     pub waits: Vec<Wait>,
     /// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
@@ -39,7 +39,7 @@ impl Report {
     pub const SCHEMA: &'static str = "rcomm.report/1";
 
     /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
-    /// error or warning, 2 could not tell.
+    /// error or warning, 2 inconclusive.
     pub fn exit_code(&self) -> u8 {
         let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
         match self.verdict {
@@ -65,7 +65,7 @@ pub enum Verdict {
     Mismatch,
     /// Everything completes, some ranks late.
     Slow,
-    /// The input does not tell.
+    /// The input is not enough to decide.
     Inconclusive,
 }
 
@@ -131,7 +131,7 @@ pub struct RankReport {
     pub pid: u32,
     /// A record was read.
     pub read: bool,
-    /// What it last named as its phase, and its step, where it said so.
+    /// Its last named phase, and its step, where it named one.
     pub phase: Option<String>,
     /// See `phase`.
     pub step: Option<i64>,
@@ -139,7 +139,7 @@ pub struct RankReport {
     pub pending: usize,
     /// Records that its ring dropped or overwrote before this window.
     pub lost: u64,
-    /// Its newest recorded call, in words (`all_gather #48211 on tp`).
+    /// Its newest recorded call as text (`all_gather #48211 on tp`).
     pub last_call: Option<String>,
     /// Median arrival lag in the group where that is largest, ms.
     pub lag_p50_ms: Option<f64>,
@@ -162,30 +162,31 @@ pub struct InstanceReport {
     pub bytes: u64,
     /// Ranks that issued it, ascending.
     pub joined: Vec<Rank>,
-    /// Members that did not, as far as the record tells, ascending.
+    /// Members that did not, as far as the record shows, ascending.
     pub missing: Vec<Rank>,
-    /// Members of whom the record cannot tell, ascending.
+    /// Members whose record does not show it, ascending.
     pub unknown: Vec<Rank>,
-    /// Where it stands.
+    /// Its state.
     pub state: InstanceState,
     /// Since its first issue, ms, where times are known.
     pub age_ms: Option<f64>,
     /// It counts as stuck. In a look at a running job only what is overdue does
-    /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); of the others nobody is accused.
+    /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); of the others no rank is
+    /// accused.
     #[serde(default = "is_overdue")]
     pub overdue: bool,
 }
 
-/// Reports that did not say so listed nothing else.
+/// Reports without this field listed nothing else.
 const fn is_overdue() -> bool {
     true
 }
 
-/// Where a pending instance stands.
+/// The state of a pending instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// Everybody is inside.
+    /// All members are inside.
     Running,
     /// Members are missing.
     Waiting,
@@ -198,7 +199,7 @@ pub enum InstanceState {
 /// One edge of the wait-for graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// Who waits.
+    /// The waiting rank.
     pub rank: Rank,
     /// For whom, ascending.
     pub on: Vec<Rank>,

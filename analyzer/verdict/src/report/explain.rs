@@ -10,7 +10,7 @@ use crate::report::Code;
 pub struct Explanation {
     /// Of which code.
     pub code: Code,
-    /// What it says, and how the analysis knows: one paragraph.
+    /// What it means, and how the analysis knows: one paragraph.
     pub meaning: &'static str,
     /// Where it usually comes from, most frequent first.
     pub causes: &'static [&'static str],
@@ -24,8 +24,8 @@ pub fn explain(code: Code) -> Explanation {
     let (meaning, causes, actions): (&str, &[&str], &[&str]) = match code {
         Code::E101 => (
             "A rank left a readable record, but the operation that its peers wait in is not in it: the \
-             rank never issued it. The rank waits for nobody itself, so it is where the chain of waits \
-             ends. Everybody else is a victim, however alarming their own time-out messages look.",
+             rank never issued it. That rank itself waits for no other, so the chain of waits \
+             ends there. All others are victims, however alarming their own time-out messages look.",
             &[
                 "its input pipeline stalled: a slow or dead file system, a hung data loader worker",
                 "an exception was caught, or is held up in teardown, before the call",
@@ -42,7 +42,7 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::E102 => (
             "A rank that should be there left no readable record, and nothing that the others recorded \
-             explains why they wait. The survivors' waits point at it: they all wait for an operation \
+             explains why they wait. The survivors' waits point to it: they all wait for an operation \
              whose only silent member is this rank. Absence proves less than a record does, so the \
              confidence is lower than that of E101.",
             &[
@@ -74,7 +74,7 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::E104 => (
-            "A rank issued an operation that nobody else did, and everything after it matches the peers' \
+            "A rank issued an operation that no other rank did, and everything after it matches the peers' \
              operations shifted by one (or by k). The extra call pairs with the others' next one, so the \
              group disagrees, or hangs, from there on.",
             &[
@@ -85,7 +85,7 @@ pub fn explain(code: Code) -> Explanation {
             &[
                 "look at the culprit's call site at that sequence number: it is in the finding",
                 "move the call out of the rank-dependent branch, or give it a group of its own",
-                "a retry must be agreed on by all members before anybody repeats a collective",
+                "a retry must be agreed on by all members before any of them repeats a collective",
             ],
         ),
         Code::E105 => (
@@ -114,7 +114,7 @@ pub fn explain(code: Code) -> Explanation {
             &[
                 "ranks run different code: another version, another branch, another configuration",
                 "two threads issue on one group, and their order differs between ranks",
-                "the group was used by two subsystems (training and evaluation, say) at once",
+                "the group was used by two subsystems (for example training and evaluation) at once",
             ],
             &[
                 "compare the call sites of both sides in the finding's diff",
@@ -197,7 +197,7 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::E121 => (
             "Both halves of a message were posted and they disagree on the number of bytes. Some backends \
-             complete one side and leave the other for ever, so no watchdog on the completed side fires.",
+             complete one side and never the other, so no watchdog on the completed side fires.",
             &[
                 "activations whose shape depends on the batch, with the receiver assuming the usual one",
                 "a dtype that differs between the stages",
@@ -224,7 +224,7 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::E135 => (
-            "Every member is inside the same operation with the same arguments, and nobody has finished. \
+            "Every member is inside the same operation with the same arguments, and none has finished. \
              The program did its part. What is left is below it: the fabric, a device, a driver, the \
              communication library, or the stream that the operation was queued on.",
             &[
@@ -292,13 +292,13 @@ pub fn explain(code: Code) -> Explanation {
             ],
             &[
                 "size the ring for at least three steps: RCOMM_RING_ENTRIES here, TORCH_FR_BUFFER_SIZE for PyTorch (entries, not bytes)",
-                "the finding says how many operations a step has; multiply",
+                "multiply by the number of operations in a step, which the finding gives",
             ],
         ),
         Code::W220 => (
             "A rank arrives late at its collectives again and again, and the others wait for it. Lateness \
              is taken from waiting times, not from clocks: in each operation the last to arrive waits \
-             least. The share says how much of the job's time the others lost by it.",
+             least. The share is how much of the job's time the others lost by it.",
             &[
                 "a host that is slower: CPU contention, a shared file system, thermal or power limits",
                 "uneven work: longer sequences, more experts, another pipeline stage",
@@ -366,12 +366,12 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::N300 => (
             "A file does not belong with the others: another job or attempt, another shape of the world, \
-             or an older time. It was left aside. Taken in, a stale file blames everybody else for being \
+             or an older time. It was left aside. Taken in, a stale file blames all others for being \
              ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
              are read together; of two files of one recorder the newer stays.",
             &[
                 "the dump folder was not emptied between two runs",
-                "a restart with another world size wrote beside the first attempt",
+                "a restart with another world size wrote to the same folder as the first attempt",
                 "files of several jobs were collected into one folder",
             ],
             &[
@@ -395,8 +395,8 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::N302 => (
             "The ring had already overwritten what the question needs. Having fallen off the ring is not \
-             the same as never having happened, so the analysis says that it does not know and accuses \
-             nobody on that ground.",
+             the same as never having happened, so the analysis reports that it does not know and accuses \
+             no rank on that ground.",
             &[
                 "a small ring with many operations per step",
                 "the dump was taken long after the fault, while other groups went on",

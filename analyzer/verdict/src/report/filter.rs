@@ -2,7 +2,7 @@
 //!
 //! Terms are separated by spaces and all of them must hold; `!` turns a term round; commas separate
 //! alternatives. A term about something that a row does not have (an operation, in a list of hosts)
-//! says nothing about that row, so that one filter serves all views.
+//! tests nothing of that row, so that one filter serves all views.
 
 use crate::report::GroupRef;
 use rcomm_recorder::model::Rank;
@@ -24,7 +24,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("bytes>", "at least this large: 64K, 1M, 2G (also <)"),
 ];
 
-/// What a row says of itself; `None` = the row has no such thing.
+/// The properties of a row; `None` = the row has no such property.
 #[derive(Clone, Copy, Default)]
 pub struct Subject<'a> {
     /// Global ranks it is about; empty = none in particular.

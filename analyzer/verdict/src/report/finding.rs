@@ -1,4 +1,4 @@
-//! One finding: what is wrong, who is to blame, and the proof.
+//! One finding: what is wrong, which ranks are to blame, and the proof.
 
 use crate::report::words::format_time;
 use rcomm_recorder::model::{EntryState, Rank};
@@ -36,7 +36,7 @@ macro_rules! codes {
                 match self { $( Self::$code => Severity::$severity, )+ }
             }
 
-            /// When it is said, in a line.
+            /// When it is reported, in a line.
             pub const fn meaning(self) -> &'static str {
                 match self { $( Self::$code => $text, )+ }
             }
@@ -55,7 +55,7 @@ codes! {
     E101 not_joined Error "a rank left a record but never issued the operation that its peers wait in";
     E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
     E103 skipped_collective Error "a rank left out a collective: its later operations match the others' shifted";
-    E104 extra_collective Error "a rank issued a collective that nobody else did: its later operations match shifted";
+    E104 extra_collective Error "a rank issued a collective that no other did: its later operations match shifted";
     E105 group_mismatch Error "ranks state different members for one group, or made their groups in another order";
     E110 op_mismatch Error "same group and sequence number, different operations";
     E111 dtype_mismatch Error "same operation, different element types";
@@ -65,7 +65,7 @@ codes! {
     E120 p2p_unmatched Error "a send or receive whose peer never posted the other half";
     E121 p2p_size_mismatch Error "both halves of a message posted, sizes differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
-    E135 all_arrived_stuck Error "every member is inside, nobody finished: fabric, device or library";
+    E135 all_arrived_stuck Error "every member is inside, none finished: fabric, device or library";
     E140 watchdog_stalled Error "the observer inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
@@ -166,11 +166,11 @@ pub struct Finding {
     pub severity: Severity,
     /// 0..1: how sure the analysis is of `culprit_ranks`.
     pub confidence: f64,
-    /// Global ranks to blame, ascending; empty where nobody can be blamed.
+    /// Global ranks to blame, ascending; empty where no rank can be blamed.
     pub culprit_ranks: Vec<Rank>,
-    /// Other possible sets of culprits, where the dumps cannot tell.
+    /// Other possible sets of culprits, where the dumps are ambiguous.
     pub alternatives: Vec<Vec<Rank>>,
-    /// Who waits because of it, ascending; may be cut, then `victim_count` is larger.
+    /// Ranks that wait because of it, ascending; may be cut, then `victim_count` is larger.
     pub victim_ranks: Vec<Rank>,
     /// How many wait because of it.
     pub victim_count: usize,
@@ -189,7 +189,8 @@ pub struct Finding {
     pub cycle: Vec<Rank>,
     /// The finding in one sentence, with the facts.
     pub sentence: String,
-    /// How long it has been so, ms, where the sentence of a look at a running job says it: while nothing
+    /// How long it has been so, ms, where the sentence of a look at a running job contains it: while
+    /// nothing
     /// else changes, that grows ([`Finding::sentence_after`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<f64>,

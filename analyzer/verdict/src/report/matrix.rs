@@ -29,7 +29,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// Every cell, with the letter that stands for it and its meaning.
+    /// Every cell, with its letter and its meaning.
     pub const LEGEND: &'static [(Self, char, &'static str)] = &[
         (Self::Completed, 'C', "completed"),
         (Self::Started, 'S', "started"),
@@ -41,7 +41,7 @@ impl Cell {
         (Self::NoRecord, '?', "no record"),
     ];
 
-    /// The letter that stands for it.
+    /// Its letter.
     pub fn letter(self) -> char {
         Self::LEGEND
             .iter()
@@ -66,7 +66,7 @@ pub struct Row {
 pub struct Matrix {
     /// Sequence numbers, ascending: one column each.
     pub seqs: Vec<u64>,
-    /// What most members issued at each, in the order of `seqs`; empty if nobody did.
+    /// What most members issued at each, in the order of `seqs`; empty if none did.
     pub ops: Vec<String>,
     /// Rows in order of their first rank.
     pub rows: Vec<Row>,
@@ -113,7 +113,7 @@ pub fn matrix<'a>(
         }
         if let Some(line) = Line::read(rank, dump, group, columns as u64) {
             newest = newest.max(line.entries.keys().copied().max().unwrap_or(0));
-            // Of several recorders of one process the one that tells most of the group is shown.
+            // Of several recorders of one process the one that covers most of the group is shown.
             let known = lines.get(&rank).map_or(0, |known| known.entries.len());
             if known == 0 || known < line.entries.len() {
                 lines.insert(rank, line);

@@ -1,4 +1,4 @@
-//! How groups, ranks, counts, times and operations are said: the same in every printer and on every
+//! Text for groups, ranks, counts, times and operations: the same in every printer and on every
 //! screen.
 
 use crate::report::{FrameRef, GroupRef, SeqKind};
@@ -6,7 +6,7 @@ use rcomm_recorder::model::Rank;
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 
-/// A group in a word: its description where that says enough, with its name where it does not.
+/// A group as a label: its description where that is enough, with its name where it is not.
 pub fn group_label(group: &GroupRef) -> String {
     let GroupRef { name, desc, .. } = group;
     if desc.is_empty() || desc == "undefined" || name.starts_with(desc.as_str()) {
@@ -80,7 +80,7 @@ fn neighbours<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> 
     numbers.chunk_by(|&a, &b| a.into().checked_add(1) == Some(b.into()))
 }
 
-/// Numbers in runs of neighbours that are worth a span: two are said one by one.
+/// Numbers in runs of neighbours that are worth a span: two are listed one by one.
 pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
     neighbours(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
 }
@@ -142,7 +142,7 @@ pub fn format_ranks(ranks: &[Rank]) -> String {
             .map_or_else(|| "no rank".to_owned(), |rank| format!("rank {rank}"));
     };
     let spans: Vec<&[Rank]> = runs(ranks).collect();
-    // One more is said as shortly as that there is one more.
+    // "and 1 more" is no shorter than the item itself.
     let shown = match spans.len() {
         n if n > SHOWN + 1 => SHOWN,
         n => n,
@@ -182,7 +182,7 @@ pub fn grouped(n: u64) -> String {
     text
 }
 
-/// Milliseconds as people say them: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
+/// Milliseconds for people: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
 pub fn duration_ms(ms: f64) -> String {
     // Negative ages come from clocks that disagree; they are shown as such.
     let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
@@ -218,7 +218,7 @@ pub fn format_time(ms: f64) -> String {
     }
 }
 
-/// Bytes as people say them: `512 B`, `64 KiB`, `1.5 GiB`.
+/// Bytes for people: `512 B`, `64 KiB`, `1.5 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -238,7 +238,7 @@ pub fn bytes(n: u64) -> String {
     )
 }
 
-/// An operation in words: `all_reduce #41 on dp/12`.
+/// An operation as text: `all_reduce #41 on dp/12`.
 pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
 }
@@ -278,7 +278,7 @@ pub const fn counter(kind: SeqKind) -> &'static str {
 
 /// `text` with every control character shown and none passed on.
 ///
-/// Names in a dump are whatever somebody wrote there: an escape sequence must not reach the
+/// Names in a dump are untrusted: an escape sequence must not reach the
 /// terminal of the engineer who reads it.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unprintable) {

@@ -1,8 +1,9 @@
 //! NCCL's RAS service (2.24 and later): one process of a job answers for all of them.
 //!
 //! Lines of text over a TCP connection that the server closes after a report. Reports are asked for as
-//! JSON (2.28.7 and later), or else as text; [`ras`](crate::input::ras) reads both. A second connection listens to events (2.29
-//! and later), which tell of a process that died before the next report does. The service knows
+//! JSON (2.28.7 and later), or else as text; [`ras`](crate::input::ras) reads both. A second
+//! connection listens to events (2.29
+//! and later), which report the death of a process before the next report does. The service knows
 //! launches, not completions, and ranks of communicators, not of the job: [`Live`](crate::Live) joins
 //! them by host, process and device.
 
@@ -21,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 const MOST_REPORT: u64 = 256 << 20;
 /// The longest line of an answer that is no report, bytes.
 const MOST_LINE: u64 = 4096;
-/// Where the service listens unless the job says otherwise.
+/// Where the service listens by default.
 pub const RAS_ADDRESS: &str = "localhost:28028";
 
 /// See the module.
@@ -45,7 +46,7 @@ impl RasSource {
         let place = format!("NCCL RAS at {}", self.address);
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::ConnectionRefused => SourceError::Nothing {
-                what: format!("nobody listens at {}", self.address),
+                what: format!("no process listens at {}", self.address),
                 hint: "RAS is part of NCCL 2.24 and later; a job may have set NCCL_RAS_ADDR or \
                        NCCL_RAS_ENABLE=0"
                     .into(),
@@ -60,7 +61,7 @@ impl RasSource {
             reason,
         };
         let mut stream = open(&self.address, deadline).map_err(failed)?;
-        // A process that does not answer is told as missing within our time, not after the five
+        // A process that does not answer is reported as missing within our time, not after the five
         // seconds that are usual. A server that does not know the word waits for those.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
         let said = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
@@ -94,7 +95,7 @@ fn ask(stream: &mut BufReader<Timed>, line: &str) -> io::Result<String> {
     let mut said = Vec::new();
     stream.take(MOST_LINE).read_until(b'\n', &mut said)?;
     if said.last() != Some(&b'\n') {
-        let text = "it closed, or says a line without end: is it NCCL's RAS?";
+        let text = "it closed, or sent an endless line: is it NCCL's RAS?";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     Ok(String::from_utf8_lossy(&said).trim().to_owned())

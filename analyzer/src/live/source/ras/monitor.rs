@@ -1,6 +1,6 @@
 //! Events, as they happen: which processes died since the last report.
 //!
-//! An event is a JSON object over several lines: objects are told apart by their braces. Every server
+//! An event is a JSON object over several lines: objects are separated by their braces. Every server
 //! that has events can write them so.
 
 use super::super::net::HostPort;
@@ -27,7 +27,7 @@ pub(super) struct Monitor {
 #[derive(Default)]
 struct MonitorState {
     over: AtomicBool,
-    /// Processes that the events say are in trouble.
+    /// Processes that events report in trouble.
     troubled: Mutex<Vec<(Process, MemberState)>>,
 }
 
@@ -109,7 +109,7 @@ fn listen(begun: Vec<u8>, stream: TcpStream, shared: &MonitorState) {
         objects.take(byte, shared);
     }
     for byte in BufReader::new(stream).bytes() {
-        // What is no event is not listened to for ever.
+        // An endless line that is no event is refused.
         match byte {
             Ok(byte) if objects.text.len() < MOST_EVENT => objects.take(byte, shared),
             _ => return,

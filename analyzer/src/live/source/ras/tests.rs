@@ -1,4 +1,4 @@
-//! Against a server that answers as NCCL's documentation shows and its sources say.
+//! Against a server that answers as NCCL's documentation and sources describe.
 
 use super::*;
 use crate::input::ras::{MemberState, Process};
@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 struct Server {
     speaks_json: bool,
     report: &'static str,
-    /// Sent to whoever monitors, before the connection is held open.
+    /// Sent to every monitor, before the connection is held open.
     events: &'static str,
 }
 
@@ -239,7 +239,7 @@ fn what_is_no_ras_is_an_error_that_says_so() {
         let error = RasSource::new(address).poll(soon()).expect_err(report);
         assert!(error.to_string().contains("makes no sense"), "{error}");
     }
-    // It is bound and never listens: nobody else gets the port as long as it is held.
+    // It is bound and never listens: no other process gets the port as long as it is held.
     let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let bound = getsockname(&deaf).expect("bound");
@@ -247,7 +247,7 @@ fn what_is_no_ras_is_an_error_that_says_so() {
         host: "127.0.0.1".into(),
         port: SocketAddr::try_from(bound).expect("of this family").port(),
     };
-    let error = RasSource::new(address).poll(soon()).expect_err("nobody");
+    let error = RasSource::new(address).poll(soon()).expect_err("no server");
     drop(deaf);
     assert!(error.to_string().contains("NCCL_RAS_ADDR"), "{error}");
 }

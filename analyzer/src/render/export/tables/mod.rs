@@ -27,7 +27,7 @@ pub enum TableError {
     NotAQuery(String),
 }
 
-/// What one analysis was made of and what it says, as data frames.
+/// The inputs and the results of one analysis, as data frames.
 pub struct Tables {
     /// One row per recorded operation.
     pub entries: DataFrame,
@@ -86,7 +86,7 @@ impl Tables {
     /// Answers a `select` over the four tables, in polars' SQL.
     ///
     /// # Errors
-    /// [`TableError::NotAQuery`] if `sql` would change something; [`TableError::Polars`] says what is
+    /// [`TableError::NotAQuery`] if `sql` would change something; [`TableError::Polars`] names what is
     /// wrong with it otherwise.
     pub fn query(&self, sql: &str) -> Result<DataFrame, TableError> {
         let begin = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');

@@ -5,7 +5,7 @@ use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_lab
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
-/// Deeper consequences are listed flat: nobody reads a twelfth level of indentation.
+/// Deeper consequences are listed flat: a twelfth level of indentation is unreadable.
 const MAX_DEPTH: usize = 8;
 
 pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {

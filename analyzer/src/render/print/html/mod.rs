@@ -1,6 +1,6 @@
 //! The report as one HTML file: findings first, then the pictures that support them.
 //!
-//! The file stands alone: no script, no network, no font, and a policy in its head that forbids all
+//! The file is self-contained: no script, no network, no font, and a policy in its head that forbids all
 //! of them. Everything from a dump is escaped (`Text`). What a job of thousands of ranks cannot show
 //! on a page is folded (equal rows, waiting ranks of one operation) or cut with a count, never
 //! silently.
@@ -25,7 +25,7 @@ const STYLE: &str = include_str!("style.css");
 /// timeline are left out.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result<()> {
     let headline = crate::render::print::human::one_line(report);
     write!(
@@ -80,7 +80,7 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         let text = match report.verdict {
             Verdict::Healthy => "Nothing is wrong and nothing is pending",
             Verdict::Running => "Work is pending, none of it is overdue",
-            _ => "The records do not tell",
+            _ => "The records are inconclusive",
         };
         writeln!(out, "<h1>{text}</h1>")?;
     }

@@ -1,4 +1,4 @@
-//! The merged stacks as a tree: where do the programs part, who is in a frame and who is not.
+//! The merged stacks as a tree: where the programs part, which ranks are in a frame and which are not.
 
 use super::Text;
 use rcomm_recorder::model::Rank;

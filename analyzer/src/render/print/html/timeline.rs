@@ -155,7 +155,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
             desc: group.info.desc.clone(),
             ranks: group.info.ranks.clone(),
         });
-        // Groups of one kind (all tp groups, say) share a colour: the part before the slash or number.
+        // Groups of one kind (such as all tp groups) share a colour: the part before the slash or number.
         let kind = label
             .split('/')
             .next()

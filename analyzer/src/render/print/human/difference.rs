@@ -12,7 +12,7 @@ const BRIEF_GROUPS: usize = 8;
 /// Writes what changed, the worst first.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write_difference(
     difference: &Difference,
     layout: &Layout,
@@ -74,7 +74,7 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
         Detail::Brief => BRIEF_GROUPS,
         Detail::Verbose => usize::MAX,
     };
-    for (key, changes) in [("stands", still), ("moved", moved)] {
+    for (key, changes) in [("unmoved", still), ("moved", moved)] {
         for (at, change) in changes.iter().take(shown).enumerate() {
             page.item(if at == 0 { key } else { "" }, PLAIN, &say(change))?;
         }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Writes the prose of one code.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write_explanation(
     explanation: &Explanation,
     layout: &Layout,
@@ -38,7 +38,7 @@ pub fn write_explanation(
 /// Writes all codes, a line each.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write_codes(layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     for &code in Code::ALL {

@@ -1,4 +1,4 @@
-//! What stands under a finding's sentence.
+//! The lines under a finding's sentence.
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
@@ -10,7 +10,7 @@ use std::io;
 /// Lines of one kind that a brief page shows.
 const BRIEF_LINES: usize = 6;
 
-/// Everything but the sentence, which stands above.
+/// Everything but the sentence, which is printed above.
 pub(super) fn write_details(
     report: &Report,
     finding: &Finding,
@@ -24,7 +24,7 @@ pub(super) fn write_details(
         page.item("or else", PLAIN, &doubt)?;
     }
     page.items(
-        "who waits",
+        "waiting",
         brief(waiters::say(finding, report), page.detail(), "operation"),
     )?;
     page.items(
@@ -69,13 +69,13 @@ fn say_doubt(finding: &Finding) -> String {
     }
     let list = sets.join(", or ");
     if finding.culprit_ranks.is_empty() {
-        format!("the records cannot tell whose fault it is: {list}")
+        format!("the records do not show which side is at fault: {list}")
     } else {
         format!("the records allow as well: {list}")
     }
 }
 
-/// The frames of one rank are one stack: after the innermost only the callers' places are said.
+/// The frames of one rank are one stack: after the innermost only the callers' places are printed.
 fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
     let mut before: Option<(u32, &str)> = None;
     let mut lines = Vec::with_capacity(frames.len());
@@ -114,7 +114,7 @@ fn write_consequences(
     depth: usize,
     page: &mut Page<'_>,
 ) -> io::Result<()> {
-    // A report from elsewhere could name a finding as its own cause; nobody reads past this anyway.
+    // A report from elsewhere could name a finding as its own cause; this depth ends any such loop.
     if depth > 8 {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! The report as text, for the engineer who was woken up by it.
 //!
-//! The first line is the verdict and the one sentence; the second says what to do. Under them comes
-//! what supports them, in the order in which one asks: who waits, where was the rank, what follows
+//! The first line is the verdict and the one sentence; the second is what to do. Under them comes
+//! what supports them, in the order in which one asks: which ranks wait, where was the rank, what follows
 //! from it, what was ruled out. What is wrong with the input comes last, and never silently.
 //!
 //! Colours are written as ANSI sequences; a caller whose output takes none wraps it in
@@ -29,7 +29,7 @@ use std::io::{self, Write};
 /// Writes the report.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     let roots: Vec<&Finding> = report
@@ -117,7 +117,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
             "no record of any rank could be read, so there is nothing to judge".to_owned()
         }
         Verdict::Inconclusive => {
-            "the records do not tell whether the job is stuck; what is missing is said below"
+            "the records do not show whether the job is stuck; what is missing is listed below"
                 .to_owned()
         }
         // The engine gives these verdicts together with a finding; a report from elsewhere may not.
@@ -211,7 +211,7 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
             Detail::Brief => "; --verbose shows the evidence",
             Detail::Verbose => "",
         };
-        page.plain(DIM, &format!("rcomm-fr explain {code} says more{more}"))?;
+        page.plain(DIM, &format!("rcomm-fr explain {code} gives details{more}"))?;
     }
     Ok(())
 }

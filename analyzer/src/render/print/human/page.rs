@@ -24,7 +24,7 @@ const KEY_WIDTH: usize = 13;
 /// Below this no line is wrapped any more: there is no room to read.
 const MIN_WIDTH: usize = 40;
 
-/// How much is said.
+/// How much is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
     /// What one needs to act.
@@ -39,7 +39,7 @@ pub enum Detail {
 pub struct Layout {
     /// Columns; at least 40 are used.
     pub width: usize,
-    /// How much is said.
+    /// How much is printed.
     pub detail: Detail,
 }
 

@@ -1,4 +1,4 @@
-//! One rank's record as text: whose it is, where it stands, what it waits in, what it did last.
+//! One rank's record as text: its rank, its position, what it waits in, what it did last.
 
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
 use super::tables::table;
@@ -14,7 +14,7 @@ const BRIEF_NEWEST: usize = 8;
 /// Writes the record. Ages are of the moment when it was taken.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     let identity = &dump.identity;
@@ -120,7 +120,7 @@ fn write_operations(
             entry.collective_seq_id
         };
         let state = match (entry.graph_id, entry.state) {
-            // It runs when the graph is launched, of which the record says nothing.
+            // It runs when the graph is launched, which the record does not show.
             (Some(graph), _) => format!("in graph {graph}"),
             (None, EntryState::Scheduled) => "scheduled".to_owned(),
             (None, EntryState::Started) => "started".to_owned(),

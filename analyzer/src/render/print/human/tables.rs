@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 64;
 /// the page's width.
 ///
 /// # Errors
-/// Whatever `out` says.
+/// Errors of `out`.
 pub fn write_table(
     title: &str,
     heads: &[&str],
@@ -189,7 +189,8 @@ fn join(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The last two parts of a path: enough to know the file by, and short enough for the ranks beside it.
+/// The last two parts of a path: enough to know the file by, and short enough to leave room for the
+/// ranks.
 fn tail_of(path: &str) -> &str {
     let mut slashes = path.rmatch_indices('/');
     match slashes.nth(1) {

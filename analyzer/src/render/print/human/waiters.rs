@@ -1,11 +1,11 @@
-//! Who waits because of a finding, in words.
+//! The ranks that wait because of a finding, as text.
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
 use rcomm_verdict::words::{Ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, Report, Wait};
 
-/// The lines of one finding. Without a wait-for graph the list of victims stands in.
+/// The lines of one finding. Without a wait-for graph the list of victims takes their place.
 pub(super) fn say(finding: &Finding, report: &Report) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)

@@ -1,6 +1,6 @@
-//! E135: every member is inside, they agree on what they do, and nobody has finished.
+//! E135: every member is inside, they agree on what they do, and none has finished.
 //!
-//! The program did its part, so the fabric, a device or the library has not. Said only where nothing
+//! The program did its part, so the fabric, a device or the library has not. Reported only where nothing
 //! else is wrong: a peer that is waited for elsewhere, or a member that merely finished first, explains
 //! such a wait better.
 
@@ -80,7 +80,7 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         |lag| lag.describe(host_of),
     );
     let sentence = format!(
-        "{} inside {} #{} on group {} and nobody has finished{waited}: {why}",
+        "{} inside {} #{} on group {} and none has finished{waited}: {why}",
         count_ranks(inside, "is", "are all"),
         op_ref.op,
         op_ref.seq,

@@ -4,7 +4,7 @@
 //! finding, since the difference is measured from the collectives themselves and taken off. But a few
 //! questions have no other answer than times: which of several silent ranks was missed first, or who
 //! came late where a recorder measures no waits. Where the moments are nearer to each other than the
-//! clocks are known, that is said here.
+//! clocks are known, that is reported here.
 
 use super::Check;
 use crate::align::clocks::sum;
@@ -48,7 +48,10 @@ fn uncertainty_ns(ctx: &Context<'_>, ranks: [Rank; 2]) -> Option<i64> {
 fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> FindingDraft {
     let ms = |ns: i64| format_time(ns as f64 / 1e6);
     let known = known_ns.map_or_else(
-        || "too few collectives that both completed tell how far their clocks are apart".to_owned(),
+        || {
+            "both completed too few collectives to estimate how far their clocks are apart"
+                .to_owned()
+        },
         |known| format!("their clocks are known within {} only", ms(known)),
     );
     let mut draft = FindingDraft::new(

@@ -1,11 +1,11 @@
 //! E130: ranks wait on each other across groups.
 //!
-//! In a cycle everybody waits, so nobody is idle to blame. But usually one rank took two steps of the
+//! In a cycle all ranks wait, so none is idle to blame. But usually one rank took two steps of the
 //! program in another order than all others: for each rank of the cycle, and each place where it is
-//! missed, the ranks of the job are asked which of the two they do first. Who stands against most is
+//! missed, the ranks of the job are asked which of the two they do first. The rank most outvoted is
 //! the culprit, and the cycle its proof. Where the job is split evenly the rank's own past is asked,
 //! if it is regular; the sides stay alternatives. Where a rank has a single peer to compare with, which
-//! contradicts it, it is the culprit if nobody contradicts anybody else of the cycle.
+//! contradicts it, it is the culprit if no other two ranks of the cycle contradict each other.
 //!
 //! A rank that has already issued more, and still not what it is missed at, did not swap two steps
 //! but left one out: then the finding is E103.
@@ -50,11 +50,11 @@ impl Check for CrossGroupDeadlock {
     }
 }
 
-/// A rank that stands against most: how many against how many, and where it should have been first.
+/// A rank that contradicts most: how many against how many, and where it should have been first.
 pub(super) struct MinorityRank {
     pub(super) node: Node,
     votes: Votes,
-    /// Nobody but the rank's own past decided.
+    /// Only the rank's own past decided.
     by_past: bool,
     pub(super) instead: usize,
     at: usize,
@@ -179,7 +179,7 @@ fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
     }
 }
 
-/// Where a place stands in what a rank has issued and not completed.
+/// Position of a place in what a rank has issued and not completed.
 fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> {
     let pending = &ctx.graph.pending[record];
     pending
@@ -200,7 +200,7 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
         })
 }
 
-/// The sides of a cycle: who waits in the same kind of place.
+/// The sides of a cycle: ranks that wait in the same kind of place.
 fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
@@ -219,7 +219,7 @@ fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> 
     sides
 }
 
-/// Where a rank of a cycle stands in its program: at the oldest that it waits in at these places.
+/// Position of a rank of a cycle in its program: at the oldest that it waits in at these places.
 fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
     let node = ctx.graph.node(rank)?;
     let mut at = ctx.graph.waits_in[node].iter();
@@ -234,7 +234,7 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
     let all = ctx.ranks(ranks);
     let alternatives = sides(ctx, ranks, places);
     let sentence = format!(
-        "{} wait on each other in a cycle across groups; which of them took the wrong order cannot be told",
+        "{} wait on each other in a cycle across groups; which of them took the wrong order is not known",
         format_ranks(&all)
     );
     let mut draft = FindingDraft::new(Code::E130, sentence);
@@ -264,7 +264,7 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
     draft
 }
 
-/// The ranks that stand against most; who only follows an odd rank is not odd.
+/// The ranks that contradict most; one that only follows such a rank is not one.
 pub(super) fn strongest_minority(
     ctx: &Context<'_>,
     ranks: &[Node],
@@ -336,7 +336,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
             }
         }
     }
-    // One against one says nothing alone. It does if everybody else does what all others do.
+    // One against one proves nothing alone. It does if all others agree with the rest of the job.
     let first = contradicted.first().map(|one| one.node);
     let is_alone = |one: &MinorityRank| Some(one.node) == first && one.votes.second <= 1;
     if minority.is_empty() && contradicted.iter().all(is_alone) {

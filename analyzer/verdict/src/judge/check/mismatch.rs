@@ -1,7 +1,7 @@
 //! E110, E111, E112, E114: members of a group do different things under one sequence number.
 //!
 //! The first difference of a group counts; what follows is its consequence. Which side is right is
-//! decided as [`disagreement`](crate::judge::disagreement) says. Where the calls after the difference match
+//! decided as in [`disagreement`](crate::judge::disagreement). Where the calls after the difference match
 //! shifted, or in another order, the finding is not this one but [`shifted`](super::shifted)'s.
 
 use super::Check;
@@ -66,7 +66,7 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
         |part: &AgreeingMembers| format!("{}{}", calls.get(part.call).describe(), site(part));
     let odd = calls.get(first.call).describe();
     let here = site(first);
-    // One line of the source says nothing new when it is said twice.
+    // One line of the source is not repeated.
     let right = if site(&one.parts[0]) == here {
         calls.get(one.parts[0].call).describe()
     } else {
@@ -82,7 +82,7 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
             .map(|part| format!("{} issued {}", format_ranks(&part.ranks), issued(part)))
             .collect();
         let sentence = format!(
-            "members of group {group} disagree on #{}: {}; which side is wrong cannot be told",
+            "members of group {group} disagree on #{}: {}; which side is wrong is not known",
             op_ref.seq,
             sides.join(", ")
         );

@@ -1,4 +1,4 @@
-//! E102: a rank left no readable record, and what the others wait in points at it.
+//! E102: a rank left no readable record, and what the others wait in points to it.
 //!
 //! Absence is evidence, but weak: the file may be lost while the rank waits like the others. So the
 //! rank is accused only if no readable rank explains the waits. With several such ranks, the one that
@@ -80,7 +80,7 @@ impl Check for MissingDump {
     }
 }
 
-/// Who waited first at each of two places, and how much later the second was, ns.
+/// The first to wait at each of two places, and how much later the second was, ns.
 fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
     let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
     let gap = ctx
@@ -175,7 +175,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let peers = known_to_nobody_else(ctx, &culprits);
     if !peers.is_empty() {
         draft.ruled_out.push(format!(
-            "no certainty: what {} did or left out with it, only its own record would tell",
+            "no certainty: only its own record would show what {} did or left out with it",
             format_ranks(&peers)
         ));
     }
@@ -192,7 +192,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         }
     }
     draft.ruled_out.push(
-        "no certainty: had it come there too, and nobody finished, the others would have left the same records"
+        "no certainty: had it come there too, and none finished, the others would have left the same records"
             .to_owned(),
     );
     draft.evidence = ctx.evidence_of_place(place, 3);

@@ -1,4 +1,4 @@
-//! E101: a rank left a record, others wait for it, and it waits for nobody: it never came.
+//! E101: a rank left a record, others wait for it, and it waits for no other: it never came.
 //!
 //! It is stuck in its own code, or went another way. Of all the places where it is missed, the first
 //! in the order of the program is named; the other waits are consequences.
@@ -87,7 +87,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.age_ms = ctx.waited_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
-        // A few wait for many: they may have issued one that nobody else would.
+        // A few wait for many: they may have issued one that no other would.
         draft.alternatives.push(ctx.ranks(arrived));
     }
     draft.evidence = ctx.evidence_of_place(place, 2);
@@ -100,7 +100,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.ruled_out.push(format!(
-            "no certainty: gloo records neither members nor completions, and {} left no record that would tell",
+            "no certainty: gloo records neither members nor completions, and {} left no record that would show it",
             format_ranks(&unread)
         ));
         let unread = unread.iter().take(16).map(|&rank| vec![rank]);
@@ -182,7 +182,7 @@ fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    told.push("cross_group_deadlock: it waits for nobody".to_owned());
+    told.push("cross_group_deadlock: it waits for no other rank".to_owned());
     told
 }
 

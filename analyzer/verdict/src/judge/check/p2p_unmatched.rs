@@ -1,6 +1,6 @@
 //! E120: a send or receive whose peer never posted the other half.
 //!
-//! Either the peer waits for nobody: then the message is the first thing that it left out. Or the peer
+//! Either the peer waits for no other: then the message is the first thing that it left out. Or the peer
 //! waits in turn, within the same group, for the one that posted the message: a cycle that rests on
 //! the half-open message.
 
@@ -26,7 +26,7 @@ impl Check for P2pUnmatched {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
-        // Ranks that wait for nobody, missed first in a message.
+        // Ranks that wait for no other, missed first in a message.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             match wait_root {
@@ -92,7 +92,7 @@ pub(super) fn in_cycle(
     if culprits.is_empty() {
         return None;
     }
-    // The ranks that do the same elsewhere may tell who left its half out.
+    // The ranks that do the same elsewhere may show which one left its half out.
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
     // One that left out a collective is no matter of messages.
     let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
@@ -102,7 +102,8 @@ pub(super) fn in_cycle(
         return None;
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
-    // Others are missed in a collective of the same cycle: a rank whose message comes after something else
+    // Others are missed in a collective of the same cycle: a rank whose message comes after something
+    // else
     // than ever before may have left that collective out.
     if !decided
         && absent(places) != culprits
@@ -124,21 +125,21 @@ pub(super) fn in_cycle(
         })
         .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
-    // Each of several left one half out: nobody can be blamed alone.
+    // Each of several left one half out: none can be blamed alone.
     let symmetric = culprits.len() > 1 && !decided;
     let mut draft = draft(ctx, first, &culprits, false);
     draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
     if symmetric {
         draft.sentence = if culprits.len() == ranks.len() {
             format!(
-                "{} wait for each other's messages on group {}: each posted one half first and nobody the other",
+                "{} wait for each other's messages on group {}: each posted one half first and none the other",
                 format_ranks(&draft.cycle),
                 ctx.group_name(group)
             )
         } else {
             format!(
                 "{} wait on each other on group {}, where the other halves of messages are missing from {}; which \
-                 of them left one out cannot be told",
+                 of them left one out is not known",
                 format_ranks(&draft.cycle),
                 ctx.group_name(group),
                 format_ranks(&ctx.ranks(&culprits))
@@ -159,7 +160,7 @@ pub(super) fn in_cycle(
     Some(draft)
 }
 
-/// Whether a message is one that its receiver takes from whoever sends first.
+/// Whether a message is one that its receiver takes from any source.
 fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     let receives = |member: u32| {
         let key = (ctx.group_at(place), member);
@@ -171,7 +172,8 @@ fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     }
 }
 
-/// Who posted the batch of a place, where its first message stands, and what else the rank did in its group.
+/// The rank that posted the batch of a place, the position of its first message, and what else it did
+/// in its group.
 fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
     let Place::Batch {
         group,
@@ -256,7 +258,7 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
         })
 }
 
-/// So many earlier messages tell what such a message comes after.
+/// So many earlier messages show what such a message comes after.
 const PAST: usize = 64;
 
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> FindingDraft {

@@ -39,7 +39,7 @@ impl Check for ProcessGone {
     }
 }
 
-/// Everybody came, and the process of some of them is gone, so nobody finishes. Where all are gone they
+/// All members came, and the process of some of them is gone, so none finishes. Where all are gone they
 /// were killed together, because of the hang.
 fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let inside = &ctx.graph.arrived[place];
@@ -132,7 +132,7 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     }
     draft
         .ruled_out
-        .push("not_joined: nobody is there any more to come late".to_owned());
+        .push("not_joined: a dead process cannot come late".to_owned());
     draft.next = format!(
         "look for the end of rank {rank}: its log, its exit code, the kernel's log of its host"
     );
@@ -141,7 +141,7 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// An operation ended with an error although nobody was missing.
+/// An operation ended with an error although no member was missing.
 pub(super) struct OperationFailed;
 
 /// An operation that ended within this share of its time-out was not ended by it.
@@ -227,7 +227,7 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
     let mut draft = FindingDraft::new(
         Code::E150,
         format!(
-            "{} failed on {who}{took}, long before its time-out, and nobody was missing there",
+            "{} failed on {who}{took}, long before its time-out, and no member was missing there",
             ctx.describe_op(first.record, op)
         ),
     );

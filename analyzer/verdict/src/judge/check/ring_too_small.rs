@@ -1,7 +1,8 @@
 //! W160: a ring forgets faster than the questions that are asked of it, or could not keep records.
 //!
 //! A ring that has wrapped is the normal case, so that alone is no finding. It is one where the ring
-//! has dropped the very operation that the rank is in, or what tells whether the rank came to a place
+//! has dropped the very operation that the rank is in, or the entries that show whether it came to a
+//! place
 //! where others wait; where the program names its steps and one has more operations than the ring
 //! holds; and where records were lost because writers met.
 
@@ -42,7 +43,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
         .collect();
     let mut short: Vec<&Record> = Vec::new();
     let mut needed: Option<u64> = None;
-    // Where not all was given, nothing can be said of what the ring has.
+    // Where not all was given, the contents of the ring are unknown.
     let newest = ctx.policy.newest.unwrap_or(usize::MAX);
     let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
     for record in ctx.aligned.records.iter().filter(wrapped) {
@@ -57,7 +58,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let entries = short.iter().map(|record| record.ops.len()).min()?;
     let why = match needed {
         Some(step) => format!("one step of the program has about {step}"),
-        None => "what tells where they are is no longer there".to_owned(),
+        None => "the entries that show where they are were dropped".to_owned(),
     };
     let several = if ranks.len() == 1 { "" } else { "s" };
     let mut draft = FindingDraft::new(

@@ -91,11 +91,11 @@ fn draft(
             Code::E104,
             if n == 1 {
                 format!(
-                    "{who} issued {odd} as #{seq} on group {group}{site}, which nobody else did: the others issued {right}"
+                    "{who} issued {odd} as #{seq} on group {group}{site}, which no other member did: the others issued {right}"
                 )
             } else {
                 format!(
-                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on{site}, which nobody else did"
+                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on{site}, which no other member did"
                 )
             },
             "op_mismatch: later operations match shifted",

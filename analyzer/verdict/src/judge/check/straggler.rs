@@ -1,7 +1,7 @@
 //! W220: a rank, or a whole host, arrives late again and again.
 //!
 //! Asked only where nothing is stuck. One late arrival is chance and a little lateness is noise: what
-//! counts are arrivals so late that they stand out from the usual spread, at least [`TIMES`] of them,
+//! counts are arrivals so late that they exceed the usual spread, at least [`TIMES`] of them,
 //! whose net cost is a share of the job's time worth a warning.
 
 use super::Check;
@@ -181,7 +181,7 @@ fn late_hosts(ctx: &Context<'_>, lateness: &Lateness) -> Vec<FindingDraft> {
         }
         let share = net_ms / lateness.span_ms;
         let costs: Vec<f64> = apart.iter().map(|&(cost_ms, _)| cost_ms).collect();
-        // Where there is no other host, there is nobody that this one is late for.
+        // Where there is no other host, there is no rank that this one is late for.
         if times < TIMES
             || ranks.len() < 2
             || ranks.len() == ctx.aligned.ranks_read()

@@ -35,7 +35,7 @@ impl Check for TimeoutTooClose {
         let mut worst: Option<(f64, usize, u32)> = None;
         for (record, whole) in ctx.aligned.records.iter().enumerate() {
             for (position, op) in whole.ops.iter().enumerate() {
-                // Later than its time-out and completed: nobody was watching, or it had none.
+                // Later than its time-out and completed: no watchdog was running, or it had no time-out.
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
                     continue;
                 };
@@ -48,7 +48,7 @@ impl Check for TimeoutTooClose {
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
             let mut draft = draft(ctx, near, share, record, position);
-            // Who is late makes the others wait: that is the cause.
+            // A late rank makes the others wait: that is the cause.
             draft.is_root = !late;
             draft
         });

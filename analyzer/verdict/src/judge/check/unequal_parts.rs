@@ -97,7 +97,7 @@ impl<'a> Row<'a> {
 /// What was found, before it is put into words.
 struct Found {
     code: Code,
-    /// Members at fault; none if that cannot be told.
+    /// Members at fault; none if that is unknown.
     culprits: Vec<usize>,
     /// Sets of members, one of which is at fault.
     alternatives: Vec<Vec<usize>>,
@@ -176,7 +176,7 @@ fn pairs(row: &Row<'_>, members: usize) -> Option<Found> {
     })
 }
 
-/// Who is at fault in conflicts between pairs: the member that is part of all of them, if there is one
+/// The member at fault in conflicts between pairs: the one that is part of all of them, if there is one
 /// such; else either end of one.
 fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
     let mut part_of = vec![0usize; members];
@@ -233,7 +233,7 @@ fn sums(row: &Row<'_>) -> Option<Found> {
     })
 }
 
-/// Members that name all parts: the root, and whoever else takes itself for it.
+/// Members that name all parts: the root, and every other that takes itself for it.
 fn roots_of(row: &Row<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
@@ -266,7 +266,7 @@ fn roots(ctx: &Context<'_>, row: &Row<'_>) -> Option<Found> {
         .collect();
     match found.as_slice() {
         [_] => None,
-        // A recorder that names the parts on every member tells no roots.
+        // A recorder that names the parts on every member identifies no root.
         several if several.len() == known.len() && several.len() > 2 => None,
         [] if !row.is_full() || past.is_none() => None,
         [] => Some(Found {
@@ -328,9 +328,9 @@ fn draft(ctx: &Context<'_>, row: &Row<'_>, place: usize, found: Found) -> Findin
     };
     let culprits = of(&found.culprits);
     let who = if culprits.is_empty() {
-        "; which side is wrong cannot be told".to_owned()
+        "; which side is wrong is not known".to_owned()
     } else {
-        format!("; {} stands against the others", format_ranks(&culprits))
+        format!("; the others disagree with {}", format_ranks(&culprits))
     };
     let first = found.culprits.first().or(found.proof.first());
     let first = first.and_then(|&member| row.calls[member]);

@@ -1,9 +1,9 @@
 //! E140: the thread that watches a rank's operations stopped making its rounds.
 //!
-//! Told from the rank's own words: the heartbeat in its record lies long before the moment at which
+//! Derived from the rank's own record: its heartbeat is long before the moment at which
 //! the record was taken, both by the clock of its host, or the record was written because the
 //! heartbeat monitor raised the alarm. A process that is gone makes no rounds either: that is
-//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up nobody, so this hangs under what
+//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up no rank, so this hangs under what
 //! explains the waits, if anything does.
 
 use super::Check;

@@ -1,10 +1,10 @@
 //! Grows the ring's file: slots are reserved when they are first needed, or slightly ahead.
 
-use super::super::directory;
-use super::super::layout::{header, slot};
-use super::super::ring::Missed;
-use super::super::sync::Memory;
 use super::FlightRecorder;
+use crate::record::directory;
+use crate::record::layout::{header, slot};
+use crate::record::ring::Missed;
+use crate::record::sync::Memory;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -41,6 +41,13 @@ struct Numbers {
     turn: u64,
 }
 
+/// An operation that has its numbers and its records.
+struct Admitted {
+    tickets: Tickets,
+    voyage: Voyage,
+    turn: u64,
+}
+
 /// What is counted under the issue lock.
 #[derive(Default)]
 pub(super) struct Issue {
@@ -145,31 +152,17 @@ impl Group {
         } else {
             Start::InTurn
         };
-        let extension = self.extension(&mut issue, !is_p2p);
-        let manner = Manner {
-            lane,
-            is_p2p,
-            timeout: terms.timeout.saturating_add(extension),
-            site,
-            start,
-        };
-        let Numbers { seq, turn } = issue.next(lane, is_p2p);
-        let tickets = self.record_all(&mut issue, op, &manner);
-        let voyage = Voyage {
-            record_id: tickets.own.record_id(),
-            op: op.op_type(),
-            seq,
-            is_p2p,
-            takes_turn: !is_p2p,
-            ends_itself: false,
-            timeout: manner.timeout,
-        };
+        let Admitted {
+            tickets,
+            voyage,
+            turn,
+        } = self.admit(&mut issue, op, lane, start, terms, site);
         let slot = self.running.enter(&voyage);
         drop(issue);
         let call = Call {
-            seq,
+            seq: voyage.seq,
             turn,
-            deadline: Deadline::In(manner.timeout),
+            deadline: Deadline::In(voyage.timeout),
             hints: *terms.hints,
         };
         let observer = Recorded {
@@ -198,33 +191,18 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<Arc<Flight>> {
         let lane = self.check(&op)?;
-        let is_p2p = op.is_p2p();
         // invariant 3: from the number to the backend under one lock, in which no backend waits for a peer.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        let extension = self.extension(&mut issue, !is_p2p);
-        let manner = Manner {
-            lane,
-            is_p2p,
-            timeout: terms.timeout.saturating_add(extension),
-            site,
-            start: Start::InTurn,
-        };
-        let Numbers { seq, turn } = issue.next(lane, is_p2p);
-        let tickets = self.record_all(&mut issue, &op, &manner);
-        let voyage = Voyage {
-            record_id: tickets.own.record_id(),
-            op: op.op_type(),
-            seq,
-            is_p2p,
-            takes_turn: !is_p2p,
-            ends_itself: false,
-            timeout: manner.timeout,
-        };
+        let Admitted {
+            tickets,
+            voyage,
+            turn,
+        } = self.admit(&mut issue, &op, lane, Start::InTurn, terms, site);
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
-        let deadline = Deadline::In(manner.timeout.saturating_add(self.patience())).started();
+        let deadline = Deadline::In(voyage.timeout.saturating_add(self.patience())).started();
         let call = Call {
-            seq,
+            seq: voyage.seq,
             turn,
             deadline,
             hints: *terms.hints,
@@ -246,6 +224,44 @@ impl Group {
                 self.note_end(&voyage);
                 Err(error)
             }
+        }
+    }
+
+    /// Gives an operation its numbers and its time, and records it. Under the issue lock.
+    #[inline(always)]
+    fn admit(
+        &self,
+        issue: &mut Issue,
+        op: &Op<'_>,
+        lane: usize,
+        start: Start,
+        terms: Terms<'_>,
+        site: &'static Location<'static>,
+    ) -> Admitted {
+        let is_p2p = op.is_p2p();
+        let extension = self.extension(issue, !is_p2p);
+        let manner = Manner {
+            lane,
+            is_p2p,
+            timeout: terms.timeout.saturating_add(extension),
+            site,
+            start,
+        };
+        let Numbers { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(issue, op, &manner);
+        let voyage = Voyage {
+            record_id: tickets.own.record_id(),
+            op: op.op_type(),
+            seq,
+            is_p2p,
+            takes_turn: !is_p2p,
+            ends_itself: false,
+            timeout: manner.timeout,
+        };
+        Admitted {
+            tickets,
+            voyage,
+            turn,
         }
     }
 

@@ -395,9 +395,9 @@ fn too_large(value: usize) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cuda::CudaDriver;
-    use super::super::library::tests::{real_library, skip};
     use super::*;
+    use crate::cuda::CudaDriver;
+    use crate::library::tests::{real_library, skip};
     use std::time::{Duration, Instant};
 
     #[test]

@@ -183,8 +183,8 @@ fn read_id(bytes: &[u8]) -> Result<UniqueId> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rally::Scope;
     use super::*;
+    use crate::rally::Scope;
     use rcomm_core::store::HashStore;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -321,7 +321,7 @@ pub(super) mod tests {
     use super::*;
 
     /// The library that `RCOMM_TEST_NCCL_LIB` names, or the system's own.
-    pub(in super::super) fn real_library() -> Option<NcclLibrary> {
+    pub(crate) fn real_library() -> Option<NcclLibrary> {
         let explicit = std::env::var_os("RCOMM_TEST_NCCL_LIB").map(PathBuf::from);
         let named = explicit.is_some();
         let search = Search {
@@ -336,7 +336,7 @@ pub(super) mod tests {
     }
 
     #[allow(clippy::print_stderr, reason = "a skipped test is heard")]
-    pub(in super::super) fn skip<T>(why: &str) -> Option<T> {
+    pub(crate) fn skip<T>(why: &str) -> Option<T> {
         eprintln!("skipped: {why}");
         None
     }

@@ -312,8 +312,8 @@ fn refused(name: &str, value: &str, expected: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sys::tests::{documented, names};
     use super::*;
+    use crate::sys::tests::{documented, names};
     use std::cell::RefCell;
     use std::collections::BTreeSet;
 

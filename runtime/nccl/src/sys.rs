@@ -26,57 +26,57 @@ pub(super) type CudaStream = *mut c_void;
 pub(super) mod result {
     use super::NcclResult;
     /// Done.
-    pub(in super::super) const SUCCESS: NcclResult = 0;
+    pub(crate) const SUCCESS: NcclResult = 0;
     /// A peer closed its connection or failed.
-    pub(in super::super) const REMOTE_ERROR: NcclResult = 6;
+    pub(crate) const REMOTE_ERROR: NcclResult = 6;
     /// A non-blocking communicator is still at work.
-    pub(in super::super) const IN_PROGRESS: NcclResult = 7;
+    pub(crate) const IN_PROGRESS: NcclResult = 7;
     /// A deadline inside the library passed (2.30).
-    pub(in super::super) const TIMEOUT: NcclResult = 8;
+    pub(crate) const TIMEOUT: NcclResult = 8;
 }
 
 /// Values of `ncclDataType_t`.
 pub(super) mod data_type {
     use super::NcclDataType;
     /// `ncclInt8`.
-    pub(in super::super) const INT8: NcclDataType = 0;
+    pub(crate) const INT8: NcclDataType = 0;
     /// `ncclUint8`.
-    pub(in super::super) const UINT8: NcclDataType = 1;
+    pub(crate) const UINT8: NcclDataType = 1;
     /// `ncclInt32`.
-    pub(in super::super) const INT32: NcclDataType = 2;
+    pub(crate) const INT32: NcclDataType = 2;
     /// `ncclUint32`.
-    pub(in super::super) const UINT32: NcclDataType = 3;
+    pub(crate) const UINT32: NcclDataType = 3;
     /// `ncclInt64`.
-    pub(in super::super) const INT64: NcclDataType = 4;
+    pub(crate) const INT64: NcclDataType = 4;
     /// `ncclUint64`.
-    pub(in super::super) const UINT64: NcclDataType = 5;
+    pub(crate) const UINT64: NcclDataType = 5;
     /// `ncclFloat16`.
-    pub(in super::super) const FLOAT16: NcclDataType = 6;
+    pub(crate) const FLOAT16: NcclDataType = 6;
     /// `ncclFloat32`.
-    pub(in super::super) const FLOAT32: NcclDataType = 7;
+    pub(crate) const FLOAT32: NcclDataType = 7;
     /// `ncclFloat64`.
-    pub(in super::super) const FLOAT64: NcclDataType = 8;
+    pub(crate) const FLOAT64: NcclDataType = 8;
     /// `ncclBfloat16`.
-    pub(in super::super) const BFLOAT16: NcclDataType = 9;
+    pub(crate) const BFLOAT16: NcclDataType = 9;
     /// `ncclFloat8e4m3` (2.24).
-    pub(in super::super) const FLOAT8E4M3: NcclDataType = 10;
+    pub(crate) const FLOAT8E4M3: NcclDataType = 10;
     /// `ncclFloat8e5m2` (2.24).
-    pub(in super::super) const FLOAT8E5M2: NcclDataType = 11;
+    pub(crate) const FLOAT8E5M2: NcclDataType = 11;
 }
 
 /// Values of `ncclRedOp_t` that the header names; others are made at run time.
 pub(super) mod red_op {
     use super::NcclRedOp;
     /// `ncclSum`.
-    pub(in super::super) const SUM: NcclRedOp = 0;
+    pub(crate) const SUM: NcclRedOp = 0;
     /// `ncclProd`.
-    pub(in super::super) const PROD: NcclRedOp = 1;
+    pub(crate) const PROD: NcclRedOp = 1;
     /// `ncclMax`.
-    pub(in super::super) const MAX: NcclRedOp = 2;
+    pub(crate) const MAX: NcclRedOp = 2;
     /// `ncclMin`.
-    pub(in super::super) const MIN: NcclRedOp = 3;
+    pub(crate) const MIN: NcclRedOp = 3;
     /// `ncclAvg`.
-    pub(in super::super) const AVG: NcclRedOp = 4;
+    pub(crate) const AVG: NcclRedOp = 4;
 }
 
 /// `NCCL_SPLIT_NOCOLOR`: the rank takes part in a split and gets no communicator.
@@ -399,7 +399,7 @@ pub(super) mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     /// What the page of the documentation says between this heading and the next.
-    pub(in super::super) fn documented(heading: &str) -> String {
+    pub(crate) fn documented(heading: &str) -> String {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/NCCL.md");
         let page = std::fs::read_to_string(path).unwrap();
         let (_, section) = page.split_once(&format!("\n{heading}\n")).unwrap();
@@ -407,7 +407,7 @@ pub(super) mod tests {
     }
 
     /// What stands between backquotes.
-    pub(in super::super) fn names(text: &str) -> Vec<&str> {
+    pub(crate) fn names(text: &str) -> Vec<&str> {
         text.split('`').skip(1).step_by(2).collect()
     }
 
@@ -437,7 +437,7 @@ pub(super) mod tests {
             .into_iter()
             .filter(|name| name.starts_with("cu"))
             .collect();
-        let called = super::super::cuda::CudaTable::REQUIRED;
+        let called = crate::cuda::CudaTable::REQUIRED;
         assert_eq!(said, called.iter().copied().collect());
     }
 

@@ -6,10 +6,10 @@
 //! and appends the blocks that come from d ranks ahead. *Ranks* here are those that take part, counted
 //! from 0: all of a group, or one of each host.
 
-use super::super::lanes::{Lanes, Transfer};
-use super::super::mesh::Failure;
-use super::super::notice::{NOTICE_LEN, Notice};
-use super::super::wait::Patience;
+use crate::lanes::{Lanes, Transfer};
+use crate::mesh::Failure;
+use crate::notice::{NOTICE_LEN, Notice};
+use crate::wait::Patience;
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;

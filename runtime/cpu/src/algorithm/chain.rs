@@ -3,10 +3,10 @@
 //! The chain starts at the root and follows the ranks. Every rank sends the data once, and all lanes
 //! of the chain are busy at the same time.
 
-use super::super::collective::{Data, Place};
-use super::super::lanes::{Lanes, Transfer};
-use super::super::mesh::Failure;
-use super::super::wait::Patience;
+use crate::collective::{Data, Place};
+use crate::lanes::{Lanes, Transfer};
+use crate::mesh::Failure;
+use crate::wait::Patience;
 
 pub(super) fn broadcast(
     lanes: &mut Lanes,

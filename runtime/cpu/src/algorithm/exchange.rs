@@ -4,11 +4,11 @@
 //! part as is exchanged before it is combined, so that it is still in the cache then. While one segment
 //! of contributions travels, the results of the segment before travel with it.
 
-use super::super::collective::{Combination, Data, Inputs, Outputs, Place};
-use super::super::lanes::{Lanes, Transfer};
-use super::super::mesh::Failure;
-use super::super::wait::Patience;
 use super::part_of;
+use crate::collective::{Combination, Data, Inputs, Outputs, Place};
+use crate::lanes::{Lanes, Transfer};
+use crate::mesh::Failure;
+use crate::wait::Patience;
 use rcomm_core::arithmetic;
 use std::ops::Range;
 

@@ -3,13 +3,13 @@
 //! If each combined a half and sent its results, it would be as many bytes, and an exchange more to wait for. The
 //! first bytes go right behind the notice, so that nobody waits for that either.
 
-use super::super::collective::Combination;
-use super::super::lanes::{Swap, Transfer};
-use super::super::mesh::Failure;
-use super::super::notice::{self, Notice};
-use super::super::wait::Patience;
 use super::LaneRoad;
 use super::agree::Circle;
+use crate::collective::Combination;
+use crate::lanes::{Swap, Transfer};
+use crate::mesh::Failure;
+use crate::notice::{self, Notice};
+use crate::wait::Patience;
 use rcomm_core::arithmetic;
 
 /// Bytes that go before the other's notice is known: all of a small buffer, and little enough to be thrown away

@@ -1,10 +1,10 @@
 //! Lists of counts that go with the notices where only their comparison shows a disagreement.
 
-use super::super::notice::{Disagreement, Notice};
+use crate::notice::{Disagreement, Notice};
 use rcomm_recorder::model::OpType;
 
 /// Whether lists of counts go with the notices of this operation.
-pub(in super::super) fn has_lists(op: OpType) -> bool {
+pub(crate) fn has_lists(op: OpType) -> bool {
     matches!(
         op,
         OpType::AllToAll | OpType::AllToAllVSingle | OpType::GatherV | OpType::ScatterV
@@ -14,10 +14,7 @@ pub(in super::super) fn has_lists(op: OpType) -> bool {
 /// Compares the lists that came with the notices. All ranks come to the same answer.
 ///
 /// `lists[r]` is what rank r sent; notices were found to agree before.
-pub(in super::super) fn compare_lists(
-    notices: &[Notice],
-    lists: &[Vec<u64>],
-) -> Result<(), Disagreement> {
+pub(crate) fn compare_lists(notices: &[Notice], lists: &[Vec<u64>]) -> Result<(), Disagreement> {
     let Some(first) = notices.first() else {
         return Ok(());
     };

@@ -1,9 +1,9 @@
 //! An [`Op`] taken apart into [`Step`]s.
 
-use super::super::mesh::Failure;
-use super::super::notice::{Notice, hash_counts};
 use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
 use crate::fill::bytes_to_fill;
+use crate::mesh::Failure;
+use crate::notice::{Notice, hash_counts};
 use rcomm_core::Buffer;
 use rcomm_core::arithmetic;
 use rcomm_core::{Error, ErrorKind};
@@ -12,7 +12,7 @@ use rcomm_recorder::model::{DType, OpType, ReduceOp};
 
 /// Takes `op` apart, and hands each step to `perform` in order.
 #[inline]
-pub(in super::super) fn for_each_step(
+pub(crate) fn for_each_step(
     op: &mut Op<'_>,
     place: &Place,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,

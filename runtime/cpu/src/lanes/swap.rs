@@ -1,6 +1,6 @@
 //! Two ranks send each other as many bytes, and each combines what comes with what it has sent for it.
 
-use super::super::transport::Lane;
+use crate::transport::Lane;
 use std::io;
 
 /// Combined at a time, but for the last bytes: whole elements, and the same blocks of them on both ranks.
@@ -14,7 +14,7 @@ const LEAD: usize = 1 << 20;
 /// Neither rank can wait for the other for ever: who has no room for more has got more than it has sent, and who
 /// may not send has sent more than it has got. They cannot both be the one or the other; and who is the other has
 /// room for what the one has to send.
-pub(in super::super) struct Swap<'a> {
+pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],
     /// Combines into the first what has come for it.
@@ -31,7 +31,7 @@ pub(in super::super) struct Swap<'a> {
 impl<'a> Swap<'a> {
     /// Of `bytes`, the first `sent` have gone already. What comes goes through `scratch`, which has room for a few
     /// thousand bytes at least, or for all.
-    pub(in super::super) fn new(
+    pub(crate) fn new(
         peer: usize,
         bytes: &'a mut [u8],
         sent: usize,

@@ -1,12 +1,12 @@
 //! [`Mesh`]: one rank's end of all connections; who calls whom, and whether the other still lives.
 
-use super::super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
-use super::super::host::Host;
-use super::super::registered::Registry;
-use super::super::wait::{Crowding, Patience};
 use super::failure::Failure;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
 use super::{Notes, fill_random, lock};
+use crate::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use crate::host::Host;
+use crate::registered::Registry;
+use crate::wait::{Crowding, Patience};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::Store;
 use rcomm_core::tuning::Tuning;
@@ -31,7 +31,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 ///
 /// # Thread safety
 /// Every method may be called from any thread.
-pub(in super::super) struct Mesh {
+pub(crate) struct Mesh {
     identity: Identity,
     store: Arc<dyn Store>,
     desk: Arc<Desk>,
@@ -48,12 +48,12 @@ pub(in super::super) struct Mesh {
 
 /// A lane that is asked for.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Wanted {
-    pub(in super::super) group: u64,
-    pub(in super::super) kind: LaneKind,
-    pub(in super::super) peer: Rank,
+pub(crate) struct Wanted {
+    pub(crate) group: u64,
+    pub(crate) kind: LaneKind,
+    pub(crate) peer: Rank,
     /// How many sockets it has; equal at both ends.
-    pub(in super::super) streams: usize,
+    pub(crate) streams: usize,
 }
 
 /// A connection that tells when its peer is gone.
@@ -70,10 +70,7 @@ impl Mesh {
     ///
     /// # Errors
     /// `Io` if the address cannot be listened on; `Store` if the store fails.
-    pub(in super::super) fn open(
-        world: &WorldContext,
-        address: IpAddr,
-    ) -> Result<(Arc<Self>, Notes)> {
+    pub(crate) fn open(world: &WorldContext, address: IpAddr) -> Result<(Arc<Self>, Notes)> {
         let listener = TcpListener::bind((address, 0))
             .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
         let facts = "cannot prepare the port for other ranks";
@@ -126,17 +123,17 @@ impl Mesh {
     }
 
     /// This rank.
-    pub(in super::super) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> Rank {
         self.identity.rank
     }
 
     /// Callers that were refused: strangers, other jobs, other protocols.
-    pub(in super::super) fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.desk.refused.load(Ordering::Relaxed)
     }
 
     /// Stops listening and ends the thread. Lanes that were handed over live on.
-    pub(in super::super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.desk.stop.store(true, Ordering::Release);
         // Only a full counter refuses the write, and then the thread is awake.
@@ -151,29 +148,29 @@ impl Mesh {
     }
 
     /// Which algorithm is used for what.
-    pub(in super::super) fn tuning(&self) -> &Tuning {
+    pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
     /// Whether the ranks of this host have a core each, as far as can be told without memory to share: found
     /// out when it is first asked, which takes a dozen system calls.
-    pub(in super::super) fn crowding(&self) -> Crowding {
+    pub(crate) fn crowding(&self) -> Crowding {
         let find_out = || Crowding::of(self.local_ranks as usize);
         *self.crowding.get_or_init(find_out)
     }
 
     /// What this rank shares with the others of its host.
-    pub(in super::super) fn host(&self) -> &Host {
+    pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
     /// What this rank has allocated for the others to reach.
-    pub(in super::super) fn registry(&self) -> &Arc<Registry> {
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
     /// The sockets of a lane, connected if they have to be.
-    pub(in super::super) fn connect(
+    pub(crate) fn connect(
         &self,
         wanted: Wanted,
         patience: &mut Patience<'_>,
@@ -198,7 +195,7 @@ impl Mesh {
     }
 
     /// As [`connect`](Self::connect), but does not wait to be called: `None` if it has not been yet.
-    pub(in super::super) fn try_connect(
+    pub(crate) fn try_connect(
         &self,
         wanted: Wanted,
         patience: &mut Patience<'_>,
@@ -220,11 +217,7 @@ impl Mesh {
     }
 
     /// Whether `peer` is known to be gone. Opens a connection to it for that purpose if need be.
-    pub(in super::super) fn is_gone(
-        &self,
-        peer: Rank,
-        patience: &mut Patience<'_>,
-    ) -> Result<bool, Failure> {
+    pub(crate) fn is_gone(&self, peer: Rank, patience: &mut Patience<'_>) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
             Some(Watched::Open(stream)) => {

@@ -1,7 +1,7 @@
 //! Why a lane did not come about, or broke.
 
-use super::super::hello::Verdict;
-use super::super::wait::Interrupted;
+use crate::hello::Verdict;
+use crate::wait::Interrupted;
 use rcomm_core::Error;
 use rcomm_recorder::model::Rank;
 use std::io;
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 /// Why a lane did not come about, or broke. Ranks are ranks of the world.
 #[derive(Debug)]
-pub(in super::super) enum Failure {
+pub(crate) enum Failure {
     /// The deadline passed, or the group was stopped.
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.

@@ -1,10 +1,8 @@
 //! The thread `rcomm/mesh`: takes callers through their first words, and hands lanes over.
 
-use super::super::hello::{
-    ANSWER_LEN, End, HELLO_LEN, Hello, Identity, LaneKind, PROOF_LEN, Verdict,
-};
-use super::super::transport::{handover, shm::Segment};
 use super::{fill_random, lock};
+use crate::hello::{ANSWER_LEN, End, HELLO_LEN, Hello, Identity, LaneKind, PROOF_LEN, Verdict};
+use crate::transport::{handover, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;

@@ -5,14 +5,14 @@
 //! whole, and no receive was posted before it. Until then it stands in line like any other, so that
 //! other threads leave it what it will take; and as soon as anything else turns up it goes on as any other.
 
-use super::super::mesh::Failure;
-use super::super::transport::shm::Found;
-use super::super::wait::{Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
 use crate::fill::bytes_to_fill;
+use crate::mesh::Failure;
+use crate::transport::shm::Found;
+use crate::wait::{Patience, Pause};
 use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
@@ -39,7 +39,7 @@ impl PeerLane {
 
 impl P2p {
     /// Runs one send or receive to its end; says who sent what was received.
-    pub(in super::super) fn run_one(
+    pub(crate) fn run_one(
         &self,
         op: &mut Op<'_>,
         patience: &mut Patience<'_>,

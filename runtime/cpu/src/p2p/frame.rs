@@ -1,6 +1,6 @@
 //! What stands before a message on the wire.
 
-use super::super::mesh::Failure;
+use crate::mesh::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
 /// The largest message that is sent before anybody asked for it, in bytes.

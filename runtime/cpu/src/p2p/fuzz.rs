@@ -1,10 +1,10 @@
 //! A lane whose other end sends whatever the fuzzer likes.
 
-use super::super::transport::Lane;
-use super::super::transport::tcp::TcpLane;
 use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{MAX_KEPT, PeerLane, Waiting};
 use super::request::{Request, Stage};
+use crate::transport::Lane;
+use crate::transport::tcp::TcpLane;
 use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};

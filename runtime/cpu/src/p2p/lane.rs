@@ -1,9 +1,9 @@
 //! One peer's lane, and what came on it for whom.
 
-use super::super::mesh::Failure;
-use super::super::transport::Lane;
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
+use crate::mesh::Failure;
+use crate::transport::Lane;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
@@ -412,8 +412,8 @@ impl PeerLane {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::transport::tcp::TcpLane;
     use super::*;
+    use crate::transport::tcp::TcpLane;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 

@@ -1,23 +1,23 @@
 //! [`P2p`]: one group's messages, and how requests move on.
 
-use super::super::hello::LaneKind;
-use super::super::lanes::Sockets;
-use super::super::mesh::{Failure, Mesh, Wanted};
-use super::super::neighbours::Neighbours;
-use super::super::transport::Lane;
-use super::super::transport::shm::Sight;
-use super::super::wait::{Interrupted, Patience, Pause};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
 use crate::fill::bytes_to_fill;
+use crate::hello::LaneKind;
+use crate::lanes::Sockets;
+use crate::mesh::{Failure, Mesh, Wanted};
+use crate::neighbours::Neighbours;
+use crate::transport::Lane;
+use crate::transport::shm::Sight;
+use crate::wait::{Interrupted, Patience, Pause};
 use rcomm_core::Op;
 use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One group's messages.
-pub(in super::super) struct P2p {
+pub(crate) struct P2p {
     pub(super) mesh: Arc<Mesh>,
     pub(super) group: u64,
     pub(super) ranks: Arc<[Rank]>,
@@ -34,12 +34,7 @@ pub(super) fn lock(peer: &Mutex<PeerLane>) -> MutexGuard<'_, PeerLane> {
 }
 
 impl P2p {
-    pub(in super::super) fn new(
-        mesh: Arc<Mesh>,
-        group: u64,
-        ranks: Arc<[Rank]>,
-        sockets: Sockets,
-    ) -> Self {
+    pub(crate) fn new(mesh: Arc<Mesh>, group: u64, ranks: Arc<[Rank]>, sockets: Sockets) -> Self {
         let peers = ranks.iter().map(|_| Mutex::new(PeerLane::new()));
         Self {
             mesh,
@@ -54,12 +49,12 @@ impl P2p {
     }
 
     /// As [`new`](Self::new), where some of the ranks share memory.
-    pub(in super::super) fn among(self, neighbours: Neighbours) -> Self {
+    pub(crate) fn among(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
 
     /// Takes a place in the order of sends or receives, for each of `op`'s in order.
-    pub(in super::super) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
+    pub(crate) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
         if let Op::Coalesced(ops) = op {
             ops.iter().for_each(|op| self.post(op, requests));
         }
@@ -67,7 +62,7 @@ impl P2p {
     }
 
     /// As [`post`](Self::post), if `op` is one send or receive.
-    pub(in super::super) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
+    pub(crate) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
         let (buffer, tag, stage) = match op {
             Op::Send { buffer, peer, tag } => {
                 let peer = *peer as usize;
@@ -109,7 +104,7 @@ impl P2p {
     }
 
     /// Runs posted requests to their end.
-    pub(in super::super) fn run(
+    pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
         requests: &mut [Request],
@@ -137,7 +132,7 @@ impl P2p {
     }
 
     /// Moves each request on as far as it goes now; says whether anything moved.
-    pub(in super::super) fn advance(
+    pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,
         requests: &mut std::slice::IterMut<'_, Request>,
@@ -172,7 +167,7 @@ impl P2p {
     }
 
     /// Takes requests that will not be run on out of all queues.
-    pub(in super::super) fn withdraw(&self, requests: &[Request]) {
+    pub(crate) fn withdraw(&self, requests: &[Request]) {
         for peer in &self.peers {
             let mut peer = lock(peer);
             for request in requests {

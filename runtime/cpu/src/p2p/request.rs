@@ -1,11 +1,11 @@
 //! One send or receive.
 
-use super::super::mesh::Failure;
 use super::frame::FRAME;
+use crate::mesh::Failure;
 use rcomm_recorder::model::DType;
 
 /// One send or receive under way.
-pub(in super::super) struct Request {
+pub(crate) struct Request {
     pub(super) id: u64,
     pub(super) tag: u32,
     pub(super) dtype: DType,
@@ -36,7 +36,7 @@ pub(super) enum Stage {
 }
 
 /// How a batch ended, once all of it has.
-pub(in super::super) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
+pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {
         return None;
@@ -69,7 +69,7 @@ impl Request {
     }
 
     /// Who sent, once a receive is done.
-    pub(in super::super) fn source(&self) -> Option<usize> {
+    pub(crate) fn source(&self) -> Option<usize> {
         match self.stage {
             Stage::Done { source } => source,
             _ => None,

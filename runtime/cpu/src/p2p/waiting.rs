@@ -1,12 +1,12 @@
 //! How requests wait, and for whom.
 
-use super::super::mesh::Failure;
-use super::super::transport::shm::Waits;
-use super::super::transport::{self, Interest, Lane};
-use super::super::wait::Patience;
 use super::lane::Incoming;
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
+use crate::mesh::Failure;
+use crate::transport::shm::Waits;
+use crate::transport::{self, Interest, Lane};
+use crate::wait::Patience;
 use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const DOUBT: Duration = Duration::from_millis(50);
 
 impl P2p {
     /// Whom these requests wait for.
-    pub(in super::super) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
+    pub(crate) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
         let mut missing: Vec<Rank> = requests
             .iter()
             .filter_map(|request| request.peer())
@@ -40,7 +40,7 @@ impl P2p {
     }
 
     /// As `check_peers`, however short the wait has been.
-    pub(in super::super) fn check_peers_now(
+    pub(crate) fn check_peers_now(
         &self,
         requests: &[Request],
         patience: &mut Patience<'_>,
@@ -57,7 +57,7 @@ impl P2p {
     }
 
     /// Sleeps until a request of these may move on, `bell` rings, or `time` has passed.
-    pub(in super::super) fn sleep<'r>(
+    pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,
         bell: Option<&OwnedFd>,

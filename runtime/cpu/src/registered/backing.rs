@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Memory that a buffer stands on.
-pub(in super::super) struct Backing {
+pub(crate) struct Backing {
     region: Region,
     registry: Weak<Registry>,
     /// The process that made it.
@@ -72,7 +72,7 @@ impl Backing {
 
     /// Where others find all of a buffer's memory for a window, if it is of this kind and begins with the
     /// file.
-    pub(in super::super) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
+    pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
         if !begins || backing.is_cut.load(Ordering::Acquire) {

@@ -5,11 +5,11 @@
 //! puts memory of its own in the place of what it had exposed ([`Backing::cut_off`]). They go on in the
 //! file, which nobody looks at any more, and which stays there for as long as they have it mapped.
 
-use super::super::collective::Data;
 use super::backing::Backing;
 use super::offer::Offer;
 use super::reach::{Found, Reached, Rule, Terms, share_of};
 use super::registry::Registry;
+use crate::collective::Data;
 use rcomm_core::Access;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A loan that other ranks may be let into.
-pub(in super::super) struct Exposed<'a> {
+pub(crate) struct Exposed<'a> {
     start: NonNull<u8>,
     len: usize,
     access: Access,
@@ -29,17 +29,17 @@ pub(in super::super) struct Exposed<'a> {
 
 impl<'a> Exposed<'a> {
     /// Bytes that the others would read.
-    pub(in super::super) fn read(registry: &Registry, bytes: &'a [u8]) -> Self {
+    pub(crate) fn read(registry: &Registry, bytes: &'a [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Read)
     }
 
     /// Bytes that the others would write as well.
-    pub(in super::super) fn write(registry: &Registry, bytes: &'a mut [u8]) -> Self {
+    pub(crate) fn write(registry: &Registry, bytes: &'a mut [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Write)
     }
 
     /// Bytes of either kind.
-    pub(in super::super) fn of(registry: &Registry, data: Data<'a>) -> Self {
+    pub(crate) fn of(registry: &Registry, data: Data<'a>) -> Self {
         match data {
             Data::Read(bytes) => Self::read(registry, bytes),
             Data::Write(bytes) => Self::write(registry, bytes),
@@ -60,7 +60,7 @@ impl<'a> Exposed<'a> {
     }
 
     /// The loan, which nobody else was let into, or will be.
-    pub(in super::super) fn take_back(self) -> Data<'a> {
+    pub(crate) fn take_back(self) -> Data<'a> {
         assert!(!self.is_open, "others may be at these bytes");
         match self.access {
             Access::Read => {
@@ -119,7 +119,7 @@ struct Place {
 /// and none has said yet that it is through.
 ///
 /// What is believed of the others is what the board believes of them: that they keep to the terms.
-pub(in super::super) struct Meeting<'a> {
+pub(crate) struct Meeting<'a> {
     own: Exposed<'a>,
     rank: usize,
     rule: Rule,
@@ -180,7 +180,7 @@ impl<'a> Meeting<'a> {
     }
 
     /// The bytes of `rank`, where all only read.
-    pub(in super::super) fn of(&self, rank: usize) -> &[u8] {
+    pub(crate) fn of(&self, rank: usize) -> &[u8] {
         assert_eq!(self.rule, Rule::Read, "nobody writes to what all read");
         let place = self.places[rank].as_ref().expect("the terms name it");
         // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which nobody writes to before this rank
@@ -189,7 +189,7 @@ impl<'a> Meeting<'a> {
     }
 
     /// The bytes of `rank`, and this rank's own, which it was lent for writing and nobody is let into.
-    pub(in super::super) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
+    pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
             self.places[self.rank].is_none() && self.own.access == Access::Write,
             "bytes that are this rank's alone"
@@ -201,7 +201,7 @@ impl<'a> Meeting<'a> {
     }
 
     /// Bytes of the part that this rank works on for all.
-    pub(in super::super) fn share(&self) -> Range<usize> {
+    pub(crate) fn share(&self) -> Range<usize> {
         if self.rule != Rule::Share {
             return 0..0;
         }
@@ -210,7 +210,7 @@ impl<'a> Meeting<'a> {
     }
 
     /// These bytes of every rank, by rank, which must be of this rank's share.
-    pub(in super::super) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
+    pub(crate) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
         let share = self.share();
         assert!(
             share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,

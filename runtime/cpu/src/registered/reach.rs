@@ -4,13 +4,13 @@
 //! was not used in the group before is mapped by all, who then show whether they could. So the ranks of a
 //! group know the same regions at any time, and know for each whether it is of use.
 
-use super::super::algorithm::part_of;
-use super::super::mesh::Failure;
-use super::super::transport::shm::INLINE;
 use super::exposed::{Exposed, Meeting};
 use super::offer::Offer;
 use super::region::{Region, Whereabouts};
 use super::registry::Registry;
+use crate::algorithm::part_of;
+use crate::mesh::Failure;
+use crate::transport::shm::INLINE;
 use rcomm_core::Access;
 use std::collections::HashMap;
 use std::io;
@@ -32,7 +32,7 @@ impl Reached {
 
 /// What ranks may do while they are at each other's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Rule {
+pub(crate) enum Rule {
     /// All read.
     Read,
     /// Each rank is alone at its [share](share_of) of everybody's bytes.
@@ -48,24 +48,24 @@ pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
 
 /// Bytes of a rank that the terms name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Need {
+pub(crate) struct Need {
     /// How many.
-    pub(in super::super) len: usize,
+    pub(crate) len: usize,
     /// What the rule's words mean for them.
-    pub(in super::super) access: Access,
+    pub(crate) access: Access,
 }
 
 /// Whose bytes are used and how. Made from what the ranks' notices agree on alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Terms {
+pub(crate) struct Terms {
     /// By rank; `None` for whom nobody needs to reach.
-    pub(in super::super) needs: Vec<Option<Need>>,
+    pub(crate) needs: Vec<Option<Need>>,
     /// How.
-    pub(in super::super) rule: Rule,
+    pub(crate) rule: Rule,
 }
 
 /// What the ranks have agreed on.
-pub(in super::super) enum Outcome<'a> {
+pub(crate) enum Outcome<'a> {
     /// To be at each other's bytes, by the terms of this number.
     Met(usize, Meeting<'a>),
     /// To go another way.
@@ -73,7 +73,7 @@ pub(in super::super) enum Outcome<'a> {
 }
 
 /// How ranks tell each other something, all at once.
-pub(in super::super) trait Phases {
+pub(crate) trait Phases {
     /// Shows these bytes, and waits for everybody's.
     fn say(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
@@ -92,7 +92,7 @@ struct Known {
 }
 
 /// One rank's view of what a group's ranks have mapped of each other.
-pub(in super::super) struct Reach {
+pub(crate) struct Reach {
     rank: usize,
     registry: Arc<Registry>,
     /// By rank, and by id.
@@ -102,7 +102,7 @@ pub(in super::super) struct Reach {
 
 impl Reach {
     /// For `rank` of a group of `size`.
-    pub(in super::super) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
+    pub(crate) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
         Self {
             rank,
             registry,
@@ -112,12 +112,12 @@ impl Reach {
     }
 
     /// What this rank has allocated.
-    pub(in super::super) fn registry(&self) -> &Registry {
+    pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
     /// Lets go of everything: the group's ranks will not agree on anything any more.
-    pub(in super::super) fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
@@ -125,7 +125,7 @@ impl Reach {
     ///
     /// # Errors
     /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
-    pub(in super::super) fn meet<'a>(
+    pub(crate) fn meet<'a>(
         &mut self,
         mut own: Exposed<'a>,
         terms: &[Terms],
@@ -289,7 +289,7 @@ impl Meeting<'_> {
     ///
     /// # Errors
     /// Those of the phases; the bytes are taken back from the others then.
-    pub(in super::super) fn end(self, phases: &mut impl Phases) -> Result<(), Failure> {
+    pub(crate) fn end(self, phases: &mut impl Phases) -> Result<(), Failure> {
         phases.say(&[])?;
         self.close();
         Ok(())

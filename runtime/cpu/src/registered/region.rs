@@ -11,19 +11,19 @@ use std::ptr::NonNull;
 
 /// Where the processes of this host find a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Whereabouts {
+pub(crate) struct Whereabouts {
     /// The process that made it.
-    pub(in super::super) pid: u32,
+    pub(crate) pid: u32,
     /// The number of its file there.
-    pub(in super::super) number: i32,
+    pub(crate) number: i32,
     /// The inode of its file, which no other region of the host has while this one is there; never 0.
-    pub(in super::super) id: u64,
+    pub(crate) id: u64,
     /// Bytes.
-    pub(in super::super) len: usize,
+    pub(crate) len: usize,
 }
 
 /// A mapping of such a file, from its beginning.
-pub(in super::super) struct Region {
+pub(crate) struct Region {
     file: OwnedFd,
     id: u64,
     start: NonNull<u8>,
@@ -38,7 +38,7 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// New memory, all zero.
-    pub(in super::super) fn create(len: usize) -> io::Result<Self> {
+    pub(crate) fn create(len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("rcomm-region", flags)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
@@ -54,7 +54,7 @@ impl Region {
     ///
     /// # Errors
     /// Also if what is there now is another file, or none of this length, or one that can be cut.
-    pub(in super::super) fn attach(at: &Whereabouts) -> io::Result<Self> {
+    pub(crate) fn attach(at: &Whereabouts) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
         // By now it may be anything: it is not waited for, and becomes nobody's terminal.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -98,7 +98,7 @@ impl Region {
     }
 
     /// Where the others find it, if this process made it.
-    pub(in super::super) fn whereabouts(&self) -> Whereabouts {
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
         Whereabouts {
             pid: std::process::id(),
             number: self.file.as_raw_fd(),
@@ -108,12 +108,12 @@ impl Region {
     }
 
     /// Its first byte here.
-    pub(in super::super) fn start(&self) -> NonNull<u8> {
+    pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
     /// Bytes.
-    pub(in super::super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 

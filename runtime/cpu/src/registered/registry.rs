@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// # Thread safety
 /// Every method may be called from any thread.
 #[derive(Default)]
-pub(in super::super) struct Registry {
+pub(crate) struct Registry {
     live: Mutex<BTreeMap<usize, Weak<Backing>>>,
     said: Said,
 }
@@ -36,11 +36,7 @@ impl Registry {
     ///
     /// # Errors
     /// `InvalidArgument` for more than fits in memory at all; `Io` if there is not so much.
-    pub(in super::super) fn allocate(
-        self: &Arc<Self>,
-        dtype: DType,
-        len: usize,
-    ) -> Result<Buffer<'static>> {
+    pub(crate) fn allocate(self: &Arc<Self>, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let bytes = element_size(dtype).checked_mul(len);
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| {
@@ -72,13 +68,13 @@ impl Registry {
     }
 
     /// Whether all of it was allocated here.
-    pub(in super::super) fn has(&self, memory: &Buffer<'_>) -> bool {
+    pub(crate) fn has(&self, memory: &Buffer<'_>) -> bool {
         let start = memory.as_ptr().addr();
         self.find(start..start + memory.size_bytes()).is_some()
     }
 
     /// Takes in whether huge pages could be asked for.
-    pub(in super::super) fn note_huge_pages(&self, asked: io::Result<()>) {
+    pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
         if let Err(error) = asked
             && !self.said.small_pages.swap(true, Ordering::Relaxed)
         {

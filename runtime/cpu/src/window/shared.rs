@@ -1,7 +1,7 @@
 //! Memory that is accessed by atomic operations alone: shared with other processes, or given up to a
 //! window.
 
-use super::super::registered::{Region, Whereabouts};
+use crate::registered::{Region, Whereabouts};
 use rcomm_core::Buffer;
 use rcomm_core::RemoteMemory;
 use rcomm_core::Result;

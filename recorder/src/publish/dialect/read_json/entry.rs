@@ -1,11 +1,11 @@
 //! One entry, field by field.
 
-use super::super::build::Builder;
-use super::super::intern::Text;
-use super::super::keys::Field;
-use super::super::value::{self, Scalar};
 use super::FrameSeed;
 use super::visit::{Each, Met, any_value, scalar_visits, skip_map, skip_seq};
+use crate::publish::dialect::build::Builder;
+use crate::publish::dialect::intern::Text;
+use crate::publish::dialect::keys::Field;
+use crate::publish::dialect::value::{self, Scalar};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! serde visitors for values of any kind, shared by the JSON readers.
 
-use super::super::value::Scalar;
+use crate::publish::dialect::value::Scalar;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 

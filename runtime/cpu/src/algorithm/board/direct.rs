@@ -10,13 +10,13 @@
 //!
 //! The order of combination is that of ranks, as everywhere.
 
-use super::super::super::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
-use super::super::super::mesh::Failure;
-use super::super::super::registered::{Exposed, Meeting, Need, Outcome, Phases, Rule, Terms};
-use super::super::super::transport::shm::INLINE;
 use super::parts::deliver;
 use super::road::Walk;
 use super::shares::with_inputs;
+use crate::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
+use crate::mesh::Failure;
+use crate::registered::{Exposed, Meeting, Need, Outcome, Phases, Rule, Terms};
+use crate::transport::shm::INLINE;
 use rcomm_core::Access;
 use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};

@@ -1,11 +1,11 @@
 //! Operations that hand over parts, chunk by chunk.
 
-use super::super::super::collective::{Combination, Data, Inputs, Outputs, Place};
-use super::super::super::mesh::Failure;
-use super::super::super::transport::shm::{INLINE, SLOT, Traffic};
 use super::CHUNK;
 use super::road::Walk;
 use super::shares::with_inputs;
+use crate::collective::{Combination, Data, Inputs, Outputs, Place};
+use crate::mesh::Failure;
+use crate::transport::shm::{INLINE, SLOT, Traffic};
 use rcomm_core::arithmetic::{self, copy, copy_past_caches};
 use std::ops::Range;
 

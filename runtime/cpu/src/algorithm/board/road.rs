@@ -1,12 +1,12 @@
 //! One group's way through the phases of its board.
 
-use super::super::super::collective::{Collective, Place, Step, compare_lists, has_lists};
-use super::super::super::mesh::Failure;
-use super::super::super::notice::{self, NOTICE_LEN, Notice};
-use super::super::super::registered::{Reach, Registry};
-use super::super::super::transport::shm::{Board, BoardError, SLOT, Slots};
-use super::super::super::wait::Patience;
 use super::direct::{Spans, extent};
+use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
+use crate::mesh::Failure;
+use crate::notice::{self, NOTICE_LEN, Notice};
+use crate::registered::{Reach, Registry};
+use crate::transport::shm::{Board, BoardError, SLOT, Slots};
+use crate::wait::Patience;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
@@ -68,7 +68,7 @@ impl BoardRoad {
         }
     }
 
-    /// As [`LaneRoad::perform`](super::super::LaneRoad::perform).
+    /// As [`LaneRoad::perform`](crate::algorithm::LaneRoad::perform).
     #[inline]
     pub(crate) fn perform(
         &mut self,

@@ -1,11 +1,11 @@
 //! Operations that combine: in each chunk every rank combines its share.
 
-use super::super::super::collective::{Combination, Data, Place};
-use super::super::super::mesh::Failure;
-use super::super::super::transport::shm::{INLINE, Traffic};
-use super::super::part_of;
 use super::CHUNK;
 use super::road::Walk;
+use crate::algorithm::part_of;
+use crate::collective::{Combination, Data, Place};
+use crate::mesh::Failure;
+use crate::transport::shm::{INLINE, Traffic};
 use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 

@@ -5,14 +5,14 @@
 //! 2. The first rank of each host tells the other hosts' first ranks what its host said ([`Agreement`]).
 //! 3. It shows the others of its host what it heard: all that was brought, or why there is no agreement.
 
-use super::super::super::collective::{Place, compare_lists, has_lists};
-use super::super::super::mesh::Failure;
-use super::super::super::notice::{self, Disagreement, NOTICE_LEN, Notice};
-use super::super::super::transport::shm::{INLINE, SLOT};
-use super::super::super::wait::Patience;
-use super::super::agree::{Agreement, Circle};
 use super::Ways;
 use super::floor::Floor;
+use crate::algorithm::agree::{Agreement, Circle};
+use crate::collective::{Place, compare_lists, has_lists};
+use crate::mesh::Failure;
+use crate::notice::{self, Disagreement, NOTICE_LEN, Notice};
+use crate::transport::shm::{INLINE, SLOT};
+use crate::wait::Patience;
 
 /// What a rank brings to an agreement, as all of them can tell beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,13 +9,13 @@
 //! only, and what a host sends in one phase the next has room for as soon as it gets there; afterwards, on
 //! the way back, no rank is in a phase.
 
-use super::super::super::collective::{Combination, Data, Inputs, Place};
-use super::super::super::lanes::Transfer;
-use super::super::super::mesh::Failure;
-use super::super::super::transport::shm::SLOT;
-use super::super::super::wait::Patience;
-use super::super::part_of;
 use super::Ways;
+use crate::algorithm::part_of;
+use crate::collective::{Combination, Data, Inputs, Place};
+use crate::lanes::Transfer;
+use crate::mesh::Failure;
+use crate::transport::shm::SLOT;
+use crate::wait::Patience;
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! [`Floor`]: the ranks of one host, going through phases together on their board.
 
-use super::super::super::mesh::Failure;
-use super::super::super::transport::shm::{Board, BoardError};
-use super::super::super::wait::Patience;
+use crate::mesh::Failure;
+use crate::transport::shm::{Board, BoardError};
+use crate::wait::Patience;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 

@@ -1,13 +1,13 @@
 //! What one rank has to all, and what all have to all.
 
-use super::super::super::collective::{Data, Outputs, Place};
-use super::super::super::lanes::Transfer;
-use super::super::super::mesh::Failure;
-use super::super::super::transport::shm::SLOT;
-use super::super::super::wait::Patience;
-use super::super::part_of;
 use super::Ways;
 use super::chain::put_together;
+use crate::algorithm::part_of;
+use crate::collective::{Data, Outputs, Place};
+use crate::lanes::Transfer;
+use crate::mesh::Failure;
+use crate::transport::shm::SLOT;
+use crate::wait::Patience;
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
 //! What the ranks of a group write on and read from together, in phases. See the head of
 //! [`shm`](super).
 
-use super::super::super::wait::{Crowding, Interrupted, Patience, Pause};
 use super::mapping::Mapping;
 use super::segment::{PAGE, Segment, align};
 use super::stream::ShmStream;
+use crate::wait::{Crowding, Interrupted, Patience, Pause};
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::thread::futex;

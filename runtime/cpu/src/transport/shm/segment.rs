@@ -1,11 +1,11 @@
 //! The memory that the ranks of a host share: its table of ranks, its directory of groups, and what ranks
 //! have agreed on.
 
-use super::super::super::processors::{Processors, crowding_of, own_processors};
-use super::super::super::wait::{Crowding, Patience, Pause};
 use super::accord::{ACCORDS_LEN, agree};
 use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
+use crate::processors::{Processors, crowding_of, own_processors};
+use crate::wait::{Crowding, Patience, Pause};
 use rcomm_core::backend::Agreement;
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -1,6 +1,6 @@
 //! One client's socket, and the bytes that are on their way in and out.
 
-use super::super::protocol::Scanner;
+use crate::world::store::tcp::protocol::Scanner;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 

@@ -1,9 +1,9 @@
 //! The server's one thread: accept, read, answer, wake.
 
-use super::super::protocol::{MAGIC, Request, STOP_WAITING, Violation};
-use super::super::spin::Spin;
 use super::connection::{Buffers, Connection, Link};
 use super::state::{ConnectionId, State};
+use crate::world::store::tcp::protocol::{MAGIC, Request, STOP_WAITING, Violation};
+use crate::world::store::tcp::spin::Spin;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;

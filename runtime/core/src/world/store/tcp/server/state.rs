@@ -2,10 +2,10 @@
 //!
 //! Pure: requests in, reply bytes and the numbers of woken connections out.
 
-use super::super::protocol::{
+use crate::world::store::table::Table;
+use crate::world::store::tcp::protocol::{
     MAX_MESSAGE, Request, STOP_WAITING, Strings, Violation, WAIT_CANCELED,
 };
-use crate::world::store::table::Table;
 use std::collections::HashMap;
 
 /// The number of a connection, for as long as it is open.

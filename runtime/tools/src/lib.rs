@@ -4,3 +4,4 @@
 
 pub mod bench;
 pub mod launch;
+mod rank;

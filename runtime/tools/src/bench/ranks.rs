@@ -1,6 +1,7 @@
 //! Starting the ranks on this machine: the same program again, told by the environment who it is.
 
 use super::cli::Bind;
+use crate::rank::{RankEnvironment, new_secret};
 use anyhow::{Context, bail};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitCode};
@@ -22,14 +23,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
         .context("failed to find a free port")?
         .port();
     let job = format!("bench-{}", std::process::id());
-    let secret: String = (0..4)
-        .map(|_| {
-            format!(
-                "{:016x}",
-                std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), port)
-            )
-        })
-        .collect();
+    let secret = new_secret()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let core_of = |rank: u32| match bind {
         Bind::Core => (rank as usize % cores).to_string(),
@@ -45,17 +39,20 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
             let host = u64::from(rank) * u64::from(hosts) / u64::from(count);
             command.env("RCOMM_HOST_ID", host.to_string());
         }
+        let place = RankEnvironment {
+            rank,
+            world_size: count,
+            local_rank: rank,
+            local_world_size: count,
+            master_addr: "127.0.0.1",
+            master_port: port,
+            job_id: &job,
+            secret: &secret,
+        };
+        place.set(&mut command);
         let child = command
             .args(std::env::args_os().skip(1))
             .env(CHILD, core_of(rank))
-            .env("RANK", rank.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", count.to_string())
-            .env("LOCAL_WORLD_SIZE", count.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("TORCHELASTIC_RUN_ID", &job)
-            .env("RCOMM_JOB_SECRET", &secret)
             .spawn();
         match child {
             Ok(child) => ranks.push(child),

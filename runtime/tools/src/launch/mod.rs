@@ -15,11 +15,11 @@ mod ranks;
 
 pub use options::Options;
 
+use crate::rank::new_secret;
 use anyhow::{Context, Result};
 use nodes::Nodes;
 use output::Sinks;
 use ranks::{Ranks, StartError};
-use rcomm::Secret;
 use std::process::ExitCode;
 
 /// The launcher itself failed.
@@ -59,14 +59,4 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
     let ranks = Ranks::start(options, &nodes.job, &secret)?;
     let failure = ranks.supervise(options, &signals, &nodes, sinks)?;
     nodes.leave(failure)
-}
-
-/// 32 random bytes in hexadecimal.
-fn new_secret() -> Result<String> {
-    let secret = Secret::generate()?;
-    Ok(secret
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect())
 }

@@ -82,7 +82,7 @@ impl Nodes {
         if node_rank == 0 {
             let id = match &options.job_id {
                 Some(id) => id.clone(),
-                None => format!("rcomm-{}", &super::new_secret()?[..12]),
+                None => format!("rcomm-{}", &crate::rank::new_secret()?[..12]),
             };
             keys.set("job", id.as_bytes())?;
         }

@@ -4,6 +4,7 @@ use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Lines, Sinks, Stream};
 use super::{Failure, LAUNCHER_FAILED};
+use crate::rank::RankEnvironment;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -453,32 +454,32 @@ impl Drop for Ranks {
 }
 
 fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
-    let rank = (job.first_rank + local_rank).to_string();
-    let world_size = job.world_size.to_string();
-    let nproc = options.nproc.to_string();
     let mut command = Command::new(&options.program[0]);
+    let place = RankEnvironment {
+        rank: job.first_rank + local_rank,
+        world_size: job.world_size,
+        local_rank,
+        local_world_size: options.nproc,
+        master_addr: &options.master_addr,
+        master_port: job.master_port,
+        job_id: &job.id,
+        secret,
+    };
+    place.set(&mut command);
     command
         .args(&options.program[1..])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
-        .env("RANK", &rank)
-        .env("WORLD_SIZE", &world_size)
-        .env("LOCAL_RANK", local_rank.to_string())
-        .env("LOCAL_WORLD_SIZE", nproc)
         .env("GROUP_RANK", options.node_rank.to_string())
         .env("GROUP_WORLD_SIZE", options.nnodes.to_string())
         .env("ROLE_NAME", "default")
-        .env("ROLE_RANK", &rank)
-        .env("ROLE_WORLD_SIZE", &world_size)
-        .env("MASTER_ADDR", &options.master_addr)
-        .env("MASTER_PORT", job.master_port.to_string())
-        .env("TORCHELASTIC_RUN_ID", &job.id)
+        .env("ROLE_RANK", place.rank.to_string())
+        .env("ROLE_WORLD_SIZE", place.world_size.to_string())
         .env("TORCHELASTIC_RESTART_COUNT", "0")
         .env("TORCHELASTIC_MAX_RESTARTS", "0")
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env("RCOMM_JOB_SECRET", secret);
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
     command
 }
 

@@ -1,0 +1,39 @@
+//! What every rank gets in its environment, whichever program starts it.
+
+use anyhow::Result;
+use rcomm::Secret;
+use std::process::Command;
+
+/// One rank's place in its job, and where the job meets.
+pub(crate) struct RankEnvironment<'a> {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) local_rank: u32,
+    pub(crate) local_world_size: u32,
+    pub(crate) master_addr: &'a str,
+    pub(crate) master_port: u16,
+    pub(crate) job_id: &'a str,
+    pub(crate) secret: &'a str,
+}
+
+impl RankEnvironment<'_> {
+    /// Sets it for a process that is about to be started.
+    pub(crate) fn set(&self, command: &mut Command) {
+        command
+            .env("RANK", self.rank.to_string())
+            .env("WORLD_SIZE", self.world_size.to_string())
+            .env("LOCAL_RANK", self.local_rank.to_string())
+            .env("LOCAL_WORLD_SIZE", self.local_world_size.to_string())
+            .env("MASTER_ADDR", self.master_addr)
+            .env("MASTER_PORT", self.master_port.to_string())
+            .env("TORCHELASTIC_RUN_ID", self.job_id)
+            .env("RCOMM_JOB_SECRET", self.secret);
+    }
+}
+
+/// A job's secret: 32 random bytes in hexadecimal.
+pub(crate) fn new_secret() -> Result<String> {
+    let secret = Secret::generate()?;
+    let digits = secret.as_bytes().iter().map(|byte| format!("{byte:02x}"));
+    Ok(digits.collect())
+}

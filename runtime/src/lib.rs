@@ -53,6 +53,14 @@ pub type World = rcomm_core::World<Backends>;
 pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 
 /// The backends, and the traits for one of your own.
+///
+/// [`Config::backend`] names those of a world: `cpu`, the default, or `cpu:cpu,cuda:nccl`. What a backend
+/// makes of [`Hints`]:
+///
+/// | hint | [`cpu`](backend::cpu) | [`nccl`](backend::nccl) | [`fake`](backend::fake) |
+/// |---|---|---|---|
+/// | `wait` | how a blocking call, or the thread of issued collectives, waits | — | — |
+/// | `own` | — | — | — |
 pub mod backend {
     pub use rcomm_core::backend::{
         AbortReason, Agreement, Backend, BackendFactory, BackendSet, Call, CommState, Done,

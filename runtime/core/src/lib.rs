@@ -3,7 +3,7 @@
 //!
 //! Programs depend on the crate `rcomm`, which puts this one together with its backends and re-exports what
 //! they use. A backend depends on this crate alone. It implements [`BackendFactory`], [`Backend`] and
-//! [`Pending`](backend::Pending), and [`Stream`](backend::Stream) and [`Window`](backend::Window) where its
+//! [`Pending`], and [`Stream`] and [`Window`](backend::Window) where its
 //! device has these.
 //!
 //! | room | holds |

@@ -1,5 +1,9 @@
 //! The CPU backend: collectives and messages between processes, over shared memory and sockets.
 //!
+//! Programs use it through the crate `rcomm`, whose worlds open it first: it takes host memory, carries the
+//! checks that ranks make of each other, and needs no device. A backend of the program's own may use it
+//! by [`CpuFactory::open`].
+//!
 //! | room | holds |
 //! |---|---|
 //! | `address` | which address of this host the other ranks are told |

@@ -288,6 +288,8 @@ impl Backend for NcclBackend {
         self.main.deregister(registration)
     }
 
+    /// The memory is unmapped by `ncclMemFree` with the last buffer over it. Unlike the driver that frees a
+    /// `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has enqueued.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         DeviceBuffer::from_library(&self.shared, self.main.stream(), dtype, len)?.buffer()
     }

@@ -1,6 +1,10 @@
-//! Device memory over NCCL: [`NcclBackend`] and what it stands on.
+//! Device memory over NCCL: [`NcclBackend`] and what it is made of.
 //!
-//! Nothing outside this folder sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types and the
+//! Programs use it through the crate `rcomm`, whose worlds open it where their configuration names it
+//! (`cpu:cpu,cuda:nccl`). Its options are [`NcclOptions`]; [`CudaDevice`], [`CudaStream`] and [`DeviceBuffer`]
+//! are what a program works on its device with.
+//!
+//! Nothing outside this crate sees a pointer of NCCL's or of the CUDA driver's. `sys` has the types and the
 //! tables of functions, `library` and `cuda` load them and turn codes into errors. `device`, `stream`, `event`,
 //! `memory` and `comm` are owned values over them; `config` is what a communicator is made with, and `place`
 //! where its handle appears. `cards` and `rally` bring ranks together over the store, `birth` makes communicators,

@@ -4,9 +4,9 @@
 //! fp8) are widened to `f32`, combined there over all inputs, and rounded once. So the same inputs
 //! give the same bits on every rank, on every processor, over every transport.
 //!
-//! Loops are written once ([`fold`]) and compiled for AVX-512, for AVX2 with F16C, and for any
-//! processor; which one runs is asked of the processor. A few bytes of two ranks need none ([`few`]). Plain
-//! copies are next door ([`copy`]). This room moves no data between ranks.
+//! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any
+//! processor; which one runs is asked of the processor. A few bytes of two ranks need none (`few`). Plain
+//! copies are next door (`copy`). This room moves no data between ranks.
 
 mod copy;
 mod few;

@@ -75,7 +75,7 @@ impl GroupContext {
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub trait BackendFactory: Send + Sync {
-    /// The name by which a configuration asks for it, and that records carry (`cpu`, `nccl`).
+    /// The name by which a configuration asks for it, and that records carry.
     fn name(&self) -> &'static str;
 
     /// Whose memory it takes.

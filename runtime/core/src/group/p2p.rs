@@ -17,7 +17,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `Mismatch` if the receiver expects another type or length. Where the message was on its way
-    /// already (on the CPU backend, up to 64 KiB), the group's next operation on this rank fails, and
+    /// already (in host memory, up to 64 KiB), the group's next operation on this rank fails, and
     /// says so.
     #[track_caller]
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32, tag: u32) -> Result<()> {

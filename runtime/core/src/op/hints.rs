@@ -5,12 +5,8 @@
 /// Given for the calls of one handle
 /// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and handed to the backend with each
 /// [`Call`](crate::backend::Call). A hint changes how an operation is done, never what it does, nor its
-/// result; ranks may give different ones. A backend takes those that it has a use for:
-///
-/// | hint | CPU backend | NCCL backend | fake backend |
-/// |---|---|---|---|
-/// | `wait` | how a blocking call, or the thread of issued collectives, waits | — | — |
-/// | `own` | — | — | — |
+/// result; ranks may give different ones. A backend takes those that it has a use for, and its documentation
+/// says which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {

@@ -1,4 +1,4 @@
-//! Which algorithm the CPU backend uses for what: one table, in words.
+//! Which algorithm is used for which collective in host memory: one table, as text.
 //!
 //! A line of the table is an operation, a topology, the most ranks and the most bytes that it counts for
 //! (or `any`), and an algorithm. The first line that fits is taken; one whose algorithm cannot do it (see

@@ -51,9 +51,9 @@ pub struct Config {
     pub timeout: Duration,
     /// How long ranks may take to find each other, when a world or a group is made.
     pub init_timeout: Duration,
-    /// Backends by device kind (`cpu`, or `cpu:cpu,cuda:nccl`).
+    /// Backends by name, each for one kind of device: `NAME`, or `DEVICE:NAME` separated by commas.
     pub backend: String,
-    /// How ranks of the CPU backend reach each other.
+    /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
     /// Network interface whose address the other ranks are told; `None` = the one that leads to the
     /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
@@ -62,7 +62,7 @@ pub struct Config {
     /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
     /// several hosts on one machine.
     pub host_id: Option<String>,
-    /// Which algorithm the CPU backend uses for what. Rank 0's counts for all ranks of the job.
+    /// Which algorithm is used for which collective in host memory. Rank 0's counts for all ranks of the job.
     pub tuning: Tuning,
     /// Options of single backends. A backend that finds none here asks the environment when the world is
     /// made.
@@ -147,7 +147,7 @@ pub enum Propagation {
     Abort,
 }
 
-/// How ranks of the CPU backend reach each other.
+/// How ranks reach each other over host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TransportChoice {
     /// Shared memory on one host, sockets elsewhere.

@@ -255,7 +255,7 @@ impl WorldShared {
         Ok(Arc::new(wrapper))
     }
 
-    /// The factories that a list such as `cpu` or `cpu:cpu,cuda:nccl` names.
+    /// The factories that a list such as `NAME` or `DEVICE:NAME,DEVICE:NAME` names.
     fn factories_of(&self, spec: &str) -> Result<Vec<&Arc<dyn BackendFactory>>> {
         let mut chosen: Vec<&Arc<dyn BackendFactory>> = Vec::new();
         for part in spec.split(',') {

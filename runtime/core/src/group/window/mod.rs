@@ -61,8 +61,8 @@ pub struct Window {
 }
 
 impl ProcessGroup {
-    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: on the
-    /// CPU backend, memory that the processes of this host can map.
+    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: memory of
+    /// the host is such that its processes can map it.
     ///
     /// Long collectives of ranks that all share memory, and all call them with such buffers, are done in these
     /// without copies on the way; parts of one will do that begin with a page and end with one, or with the
@@ -84,10 +84,8 @@ impl ProcessGroup {
     /// what it writes there is its parent's.
     ///
     /// Memory of a device goes with the last buffer over it, too, at once. Operations of the group keep theirs until
-    /// they are done; nothing waits for kernels and copies of the program's own, since NCCL unmaps its memory
-    /// (`ncclMemFree`) without, unlike the driver that of a [`DeviceBuffer`](crate::backend::nccl::DeviceBuffer).
-    /// Keep a buffer until they are: [`CudaStream::synchronize`](crate::backend::nccl::CudaStream::synchronize)
-    /// waits for them.
+    /// they are done. Kernels and copies of the program's own are not waited for: keep the buffer until the program
+    /// has synchronised the streams that they run on.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.

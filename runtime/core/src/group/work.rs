@@ -1,4 +1,4 @@
-//! An operation under way: [`Work`] for its caller, [`Flight`] for everybody who watches it.
+//! An operation under way: [`Work`] for its caller, [`InFlightOp`] for everybody who watches it.
 //!
 //! Whoever first sees the end of an operation (its backend, the caller who waits, the watchdog on its
 //! rounds) settles it: records it, wakes who waits, runs callbacks. An end with an error is left to
@@ -35,7 +35,7 @@ pub enum WorkStatus {
 
 /// Which operation of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Voyage {
+pub(crate) struct OpInfo {
     pub(crate) record_id: u64,
     pub(crate) op: OpType,
     pub(crate) seq: u64,
@@ -98,9 +98,9 @@ struct Audience {
 }
 
 /// An issued operation, shared by its caller, the backend and the watchdog.
-pub(crate) struct Flight {
+pub(crate) struct InFlightOp {
     pub(crate) group: Arc<Group>,
-    pub(crate) voyage: Voyage,
+    pub(crate) op_info: OpInfo,
     issued: Instant,
     tickets: Tickets,
     pending: OnceLock<Arc<dyn Pending>>,
@@ -109,11 +109,11 @@ pub(crate) struct Flight {
     audience: Mutex<Audience>,
 }
 
-impl Flight {
-    pub(crate) fn new(group: Arc<Group>, voyage: Voyage, tickets: Tickets) -> Arc<Self> {
+impl InFlightOp {
+    pub(crate) fn new(group: Arc<Group>, op_info: OpInfo, tickets: Tickets) -> Arc<Self> {
         Arc::new(Self {
             group,
-            voyage,
+            op_info,
             issued: Instant::now(),
             tickets,
             pending: OnceLock::new(),
@@ -124,14 +124,14 @@ impl Flight {
     }
 
     /// Takes what the backend made of the operation; it may have ended already.
-    pub(crate) fn take_off(&self, pending: Arc<dyn Pending>) {
+    pub(crate) fn launched(&self, pending: Arc<dyn Pending>) {
         // Set once, by the one who issued.
         let _ = self.pending.set(pending);
         self.look();
     }
 
     /// The backend has not taken the operation: who issued it sees to its end.
-    pub(crate) fn stay(&self, error: Error) {
+    pub(crate) fn rejected(&self, error: Error) {
         // Nobody else has anything to settle it by.
         let _ = self.outcome.set(Err(error));
     }
@@ -169,8 +169,8 @@ impl Flight {
 
     /// When it is overdue.
     pub(crate) fn due(&self) -> Instant {
-        let due = self.issued.checked_add(self.voyage.timeout);
-        due.unwrap_or_else(|| Deadline::In(self.voyage.timeout).start())
+        let due = self.issued.checked_add(self.op_info.timeout);
+        due.unwrap_or_else(|| Deadline::In(self.op_info.timeout).start())
     }
 
     /// Records the failure and tells who waits, once the dump is made and the verdict is known.
@@ -198,7 +198,7 @@ impl Flight {
         }
         if let Some(Ok(done)) = self.outcome.get() {
             self.tickets.completed(self.group.recorder(), *done);
-            self.group.note_end(&self.voyage);
+            self.group.note_end(&self.op_info);
             self.call_audience();
         } else {
             self.group.watch().wake();
@@ -223,7 +223,7 @@ impl Flight {
         let outcome = match outcome {
             Ok(_) => outcome,
             Err(error) => {
-                explained = Err(self.group.explain(&self.voyage, error.clone()));
+                explained = Err(self.group.explain(&self.op_info, error.clone()));
                 &explained
             }
         };
@@ -248,7 +248,7 @@ impl Flight {
                 ErrorKind::Backend,
                 "the backend kept the buffers of a completed operation",
             );
-            self.group.explain(&self.voyage, kept)
+            self.group.explain(&self.op_info, kept)
         })
     }
 
@@ -261,7 +261,7 @@ impl Flight {
     }
 }
 
-impl Observer for Flight {
+impl Observer for InFlightOp {
     fn started(&self) {
         self.note_start();
     }
@@ -278,7 +278,7 @@ fn status_of(outcome: &Result<Done>) -> WorkStatus {
     }
 }
 
-type Unpack<T> = Box<dyn FnOnce(&Flight, Done) -> Result<T> + Send>;
+type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 
 /// An operation under way, which holds `T` (the buffers, mostly) and gives it back.
 ///
@@ -290,30 +290,32 @@ type Unpack<T> = Box<dyn FnOnce(&Flight, Done) -> Result<T> + Send>;
 /// May be moved to and waited for on any thread.
 #[must_use = "an operation that nobody waits for fails unseen"]
 pub struct Work<T> {
-    flight: Arc<Flight>,
+    in_flight: Arc<InFlightOp>,
     unpack: Option<Unpack<T>>,
 }
 
 impl<T> Work<T> {
     pub(crate) fn new(
-        flight: Arc<Flight>,
+        in_flight: Arc<InFlightOp>,
         unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
     ) -> Self {
         Self {
-            flight,
+            in_flight,
             // Nothing is allocated for a closure that captures nothing.
-            unpack: Some(Box::new(|flight, done| unpack(flight.reclaim()?, done))),
+            unpack: Some(Box::new(|in_flight, done| {
+                unpack(in_flight.reclaim()?, done)
+            })),
         }
     }
 
     /// Of an operation that gives its value another way than by its buffers; `take` has it after the
     /// end.
     pub(crate) fn aside(
-        flight: Arc<Flight>,
+        in_flight: Arc<InFlightOp>,
         take: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Self {
         Self {
-            flight,
+            in_flight,
             unpack: Some(Box::new(|_, _| take().ok_or_else(taken))),
         }
     }
@@ -328,9 +330,9 @@ impl<T> Work<T> {
     {
         let unpack = self.unpack.take();
         Work {
-            flight: self.flight.clone(),
+            in_flight: self.in_flight.clone(),
             unpack: unpack.map(|unpack| -> Unpack<U> {
-                Box::new(|flight, done| then(unpack(flight, done)?))
+                Box::new(|in_flight, done| then(unpack(in_flight, done)?))
             }),
         }
     }
@@ -345,22 +347,22 @@ impl<T> Work<T> {
     /// `Aborted`, `PeerLost` and `Mismatch` likewise say what happened. The buffers are freed as soon as
     /// the backend has let go of them; [`finish`](Self::finish) returns them.
     pub fn wait(mut self) -> Result<T> {
-        self.flight.wait(self.latest());
+        self.in_flight.wait(self.latest());
         self.take_result()
     }
 
     /// As [`wait`](Self::wait), but gives the operation and its buffers back after an error too, where
     /// the backend has let go of them.
     pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
-        self.flight.wait(self.latest());
+        self.in_flight.wait(self.latest());
         let result = self.verdict().map(|_| ());
-        let pending = self.flight.pending.get();
+        let pending = self.in_flight.pending.get();
         (result, pending.and_then(|pending| pending.reclaim()))
     }
 
     /// Waits for the end, or for this long; the operation goes on in either case.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
-        self.flight.wait(Deadline::In(timeout))
+        self.in_flight.wait(Deadline::In(timeout))
     }
 
     /// Has a stream of the device wait for the end of the operation, and the host for nothing: what is
@@ -373,17 +375,17 @@ impl<T> Work<T> {
     /// # Errors
     /// `Unsupported` if the operation runs on no stream, or on one of another kind; its own error if it failed before.
     pub fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
-        let flight = &self.flight;
-        let waited = match flight.pending.get() {
+        let in_flight = &self.in_flight;
+        let waited = match in_flight.pending.get() {
             Some(pending) => pending.wait_stream(stream),
             None => Err(gave_up()),
         };
-        waited.map_err(|error| flight.group.explain(&flight.voyage, error))
+        waited.map_err(|error| in_flight.group.explain(&in_flight.op_info, error))
     }
 
     /// Where it stands. Never waits.
     pub fn status(&self) -> WorkStatus {
-        self.flight.look()
+        self.in_flight.look()
     }
 
     /// Whether it has ended, well or not. Never waits.
@@ -398,35 +400,35 @@ impl<T> Work<T> {
 
     /// Why it failed, if it did. Never waits.
     pub fn error(&self) -> Option<Error> {
-        self.flight.look();
-        match self.flight.outcome()? {
+        self.in_flight.look();
+        match self.in_flight.outcome()? {
             Ok(_) => None,
             Err(error) => Some(
-                self.flight
+                self.in_flight
                     .group
-                    .explain(&self.flight.voyage, error.clone()),
+                    .explain(&self.in_flight.op_info, error.clone()),
             ),
         }
     }
 
     /// How long it ran, where it has completed and the backend measures.
     pub fn duration(&self) -> Option<Duration> {
-        self.flight.outcome()?.as_ref().ok()?.duration
+        self.in_flight.outcome()?.as_ref().ok()?.duration
     }
 
     /// Which operation it is.
     pub fn op(&self) -> OpType {
-        self.flight.voyage.op
+        self.in_flight.op_info.op
     }
 
     /// Its sequence number in the group: `collective_seq_id`, or `p2p_seq_id` of a send or receive.
     pub fn seq(&self) -> u64 {
-        self.flight.voyage.seq
+        self.in_flight.op_info.seq
     }
 
     /// The number of its record in this process.
     pub fn record_id(&self) -> u64 {
-        self.flight.voyage.record_id
+        self.in_flight.op_info.record_id
     }
 
     /// Calls `callback` when the operation ends, or now if it has.
@@ -434,30 +436,32 @@ impl<T> Work<T> {
     /// It runs on the thread that sees the end first: the backend's, the watchdog's, or one that waits.
     /// It must be short, and must not wait for the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
-        self.flight.audience().callbacks.push(Box::new(callback));
+        self.in_flight.audience().callbacks.push(Box::new(callback));
         // It may have ended between the caller's last look and the push.
-        if self.flight.is_announced() {
-            self.flight.call_audience();
+        if self.in_flight.is_announced() {
+            self.in_flight.call_audience();
         }
     }
 
     /// When even a backend that does not honour deadlines is given up: the watchdog has had the time
     /// to find the operation overdue, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
-        Deadline::At(self.flight.due() + self.flight.group.patience())
+        Deadline::At(self.in_flight.due() + self.in_flight.group.patience())
     }
 
     fn verdict(&self) -> Result<Done> {
-        let flight = &self.flight;
-        match flight.look() {
+        let in_flight = &self.in_flight;
+        match in_flight.look() {
             WorkStatus::Completed | WorkStatus::Failed => {}
             WorkStatus::Queued | WorkStatus::Started => {
-                return Err(flight.group.explain(&flight.voyage, gave_up()));
+                return Err(in_flight.group.explain(&in_flight.op_info, gave_up()));
             }
         }
-        match flight.outcome() {
+        match in_flight.outcome() {
             Some(Ok(done)) => Ok(*done),
-            Some(Err(error)) => Err(flight.group.settle_error(&flight.voyage, error.clone())),
+            Some(Err(error)) => Err(in_flight
+                .group
+                .settle_error(&in_flight.op_info, error.clone())),
             None => Err(gave_up()),
         }
     }
@@ -465,7 +469,7 @@ impl<T> Work<T> {
     fn take_result(&mut self) -> Result<T> {
         let done = self.verdict()?;
         let unpack = self.unpack.take().ok_or_else(taken)?;
-        unpack(&self.flight, done)
+        unpack(&self.in_flight, done)
     }
 }
 
@@ -486,15 +490,15 @@ impl<T> Future for Work<T> {
     /// # Panics
     /// Never; polled again after it was ready, it returns `Closed`.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.flight.look();
-        if !self.flight.is_announced() {
-            let mut audience = self.flight.audience();
+        self.in_flight.look();
+        if !self.in_flight.is_announced() {
+            let mut audience = self.in_flight.audience();
             if !audience.wakers.iter().any(|w| w.will_wake(context.waker())) {
                 audience.wakers.push(context.waker().clone());
             }
             drop(audience);
             // It may have ended before the waker was there.
-            if !self.flight.is_announced() {
+            if !self.in_flight.is_announced() {
                 return Poll::Pending;
             }
         }

@@ -6,7 +6,7 @@
 //! takes no lock that a stuck call could hold.
 
 use crate::group::process_group::Group;
-use crate::group::work::{Flight, Voyage, WorkStatus};
+use crate::group::work::{InFlightOp, OpInfo, WorkStatus};
 use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::failure_broadcast::{Alarm, AlarmThread, Episode};
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 /// An operation that failed, or should have ended.
 pub(crate) struct Fault {
     pub(crate) wire_id: u64,
-    pub(crate) voyage: Voyage,
+    pub(crate) op_info: OpInfo,
     pub(crate) error: Error,
 }
 
 /// What callers leave for the watchdog.
 #[derive(Default)]
 struct Inbox {
-    flights: Vec<Arc<Flight>>,
+    in_flight_ops: Vec<Arc<InFlightOp>>,
     faults: Vec<Fault>,
     /// When to begin to touch the ring.
     touch_at: Option<Instant>,
@@ -60,8 +60,8 @@ impl Watch {
         groups.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn add_flight(&self, flight: Arc<Flight>) {
-        self.inbox().flights.push(flight);
+    pub(crate) fn add_in_flight(&self, in_flight: Arc<InFlightOp>) {
+        self.inbox().in_flight_ops.push(in_flight);
     }
 
     pub(crate) fn report(&self, fault: Fault) {
@@ -121,20 +121,20 @@ struct RunningSlot {
 
 impl Running {
     /// Takes a place. One caller at a time, under the issue lock.
-    pub(crate) fn enter(&self, voyage: &Voyage) -> Option<usize> {
+    pub(crate) fn enter(&self, op_info: &OpInfo) -> Option<usize> {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let at = self.slots.iter().position(free)?;
         let slot = &self.slots[at];
         // Who reads what is stored from here on sees, after a fence of its own, that the place had been
         // left: so it cannot take it for the last call's.
         fence(Ordering::Release);
-        let timeout_ms = u64::try_from(voyage.timeout.as_millis()).unwrap_or(u64::MAX);
-        let what = u64::from(voyage.op.code())
-            | u64::from(voyage.is_p2p) << 8
+        let timeout_ms = u64::try_from(op_info.timeout.as_millis()).unwrap_or(u64::MAX);
+        let what = u64::from(op_info.op.code())
+            | u64::from(op_info.is_p2p) << 8
             | timeout_ms.min(u64::MAX >> 16) << 16;
-        slot.seq.store(voyage.seq, Ordering::Relaxed);
+        slot.seq.store(op_info.seq, Ordering::Relaxed);
         slot.what.store(what, Ordering::Relaxed);
-        slot.record_id.store(voyage.record_id, Ordering::Release);
+        slot.record_id.store(op_info.record_id, Ordering::Release);
         Some(at)
     }
 
@@ -145,7 +145,7 @@ impl Running {
         }
     }
 
-    fn under_way(&self) -> impl Iterator<Item = Voyage> {
+    fn under_way(&self) -> impl Iterator<Item = OpInfo> {
         self.slots.iter().filter_map(|slot| {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Running {
             if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
                 return None;
             }
-            Some(Voyage {
+            Some(OpInfo {
                 record_id,
                 op: OpType::from_code(what as u8)?,
                 seq,
@@ -202,7 +202,7 @@ impl Watchdog {
             helpers: helpers.clone(),
             interval,
             touch_at: None,
-            flights: Vec::new(),
+            in_flight_ops: Vec::new(),
             first_seen: HashMap::new(),
         };
         // invariant 10
@@ -250,7 +250,7 @@ struct Rounds {
     interval: Duration,
     /// When the next part of the ring is touched; `None` before the world is made and once all was.
     touch_at: Option<Instant>,
-    flights: Vec<Arc<Flight>>,
+    in_flight_ops: Vec<Arc<InFlightOp>>,
     /// Since when a blocking call has been seen under way.
     first_seen: HashMap<u64, Instant>,
 }
@@ -275,7 +275,7 @@ impl Rounds {
             for fault in faults {
                 self.handle(fault);
             }
-            self.look_at_flights();
+            self.check_in_flight();
             self.look_at_calls();
             self.touch_ring();
             if stopped {
@@ -310,7 +310,7 @@ impl Rounds {
             .wait_timeout_while(inbox, pause, |inbox| !inbox.urgent && !inbox.stopped)
             .unwrap_or_else(PoisonError::into_inner);
         inbox.urgent = false;
-        self.flights.append(&mut inbox.flights);
+        self.in_flight_ops.append(&mut inbox.in_flight_ops);
         (std::mem::take(&mut inbox.faults), inbox.stopped)
     }
 
@@ -323,46 +323,47 @@ impl Rounds {
         }
     }
 
-    fn look_at_flights(&mut self) {
+    fn check_in_flight(&mut self) {
         let now = Instant::now();
         let mut faults = Vec::new();
         let mut failed = Vec::new();
-        self.flights.retain(|flight| match flight.look() {
-            WorkStatus::Failed if flight.has_stayed() => false,
-            WorkStatus::Completed => {
-                flight.retire();
-                false
-            }
-            WorkStatus::Failed => {
-                if let Some(Err(error)) = flight.outcome()
-                    && !error.is_recoverable()
-                {
-                    faults.push(fault_of(flight, error.clone()));
+        self.in_flight_ops
+            .retain(|in_flight| match in_flight.look() {
+                WorkStatus::Failed if in_flight.has_stayed() => false,
+                WorkStatus::Completed => {
+                    in_flight.retire();
+                    false
                 }
-                failed.push(flight.clone());
-                false
-            }
-            WorkStatus::Queued | WorkStatus::Started => {
-                let overdue_at = (!flight.voyage.ends_itself).then(|| flight.due());
-                if overdue_at.is_some_and(|due| due <= now) && !flight.group.is_judged() {
-                    let mut error = overdue(&flight.voyage);
-                    if !flight.is_issued() {
-                        let rank = flight.group.global_rank();
-                        let stuck = "is still inside the library's call that starts it";
-                        error = error.with_more(&format!("rank {rank} {stuck}"));
+                WorkStatus::Failed => {
+                    if let Some(Err(error)) = in_flight.outcome()
+                        && !error.is_recoverable()
+                    {
+                        faults.push(fault_of(in_flight, error.clone()));
                     }
-                    faults.push(fault_of(flight, error));
+                    failed.push(in_flight.clone());
+                    false
                 }
-                true
-            }
-        });
+                WorkStatus::Queued | WorkStatus::Started => {
+                    let overdue_at = (!in_flight.op_info.ends_itself).then(|| in_flight.due());
+                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group.is_judged() {
+                        let mut error = overdue(&in_flight.op_info);
+                        if !in_flight.is_issued() {
+                            let rank = in_flight.group.global_rank();
+                            let stuck = "is still inside the library's call that starts it";
+                            error = error.with_more(&format!("rank {rank} {stuck}"));
+                        }
+                        faults.push(fault_of(in_flight, error));
+                    }
+                    true
+                }
+            });
         for fault in faults {
             self.handle(fault);
         }
-        for flight in failed {
-            flight.announce_failure();
-            flight.group.note_end(&flight.voyage);
-            flight.retire();
+        for in_flight in failed {
+            in_flight.announce_failure();
+            in_flight.group.note_end(&in_flight.op_info);
+            in_flight.retire();
         }
     }
 
@@ -370,15 +371,15 @@ impl Rounds {
         let now = Instant::now();
         let mut seen = HashMap::new();
         for group in self.watch.groups() {
-            for voyage in group.running().under_way() {
-                let since = *self.first_seen.get(&voyage.record_id).unwrap_or(&now);
-                seen.insert(voyage.record_id, since);
-                let due = voyage.timeout.saturating_add(Self::GRACE);
+            for op_info in group.running().under_way() {
+                let since = *self.first_seen.get(&op_info.record_id).unwrap_or(&now);
+                seen.insert(op_info.record_id, since);
+                let due = op_info.timeout.saturating_add(Self::GRACE);
                 if now.duration_since(since) > due && !group.is_judged() {
                     self.handle(Fault {
                         wire_id: group.wire_id(),
-                        voyage,
-                        error: overdue(&voyage),
+                        op_info,
+                        error: overdue(&op_info),
                     });
                 }
             }
@@ -395,26 +396,26 @@ impl Rounds {
         if group.is_judged() {
             return;
         }
-        let voyage = &fault.voyage;
-        let mut error = group.explain(voyage, fault.error);
+        let op_info = &fault.op_info;
+        let mut error = group.explain(op_info, fault.error);
         let finding = error.to_string();
-        if let Some(age) = self.alarm.age_of(voyage.record_id) {
+        if let Some(age) = self.alarm.age_of(op_info.record_id) {
             error = error.with_more(&format!("{} after its issue", in_words(age)));
         }
         tracing::error!(
             group = group.label(),
-            seq = voyage.seq,
-            op = %voyage.op,
+            seq = op_info.seq,
+            op = %op_info.op,
             %error,
             "an operation failed; writing down what is pending"
         );
-        let episode = Episode::new(group.info(), group.wire_id(), voyage, &finding, &error);
+        let episode = Episode::new(group.info(), group.wire_id(), op_info, &finding, &error);
         self.alarm.raise(&episode);
         let dumps = self.alarm.dump_for_fault(&error.to_string());
         let answers = self.alarm.answers(&episode);
         let error = error.with_more(&answers).with_more(&dumps);
         let last_words = error.to_string();
-        group.close(Some(voyage), error);
+        group.close(Some(op_info), error);
         if group.ends_process() {
             end_process(&last_words);
         }
@@ -431,17 +432,17 @@ fn end_process(last_words: &str) -> ! {
     std::process::abort()
 }
 
-fn fault_of(flight: &Flight, error: Error) -> Fault {
+fn fault_of(in_flight: &InFlightOp, error: Error) -> Fault {
     Fault {
-        wire_id: flight.group.wire_id(),
-        voyage: flight.voyage,
+        wire_id: in_flight.group.wire_id(),
+        op_info: in_flight.op_info,
         error,
     }
 }
 
-fn overdue(voyage: &Voyage) -> Error {
+fn overdue(op_info: &OpInfo) -> Error {
     Error::new(
         ErrorKind::Timeout,
-        format!("not done after {}", in_words(voyage.timeout)),
+        format!("not done after {}", in_words(op_info.timeout)),
     )
 }

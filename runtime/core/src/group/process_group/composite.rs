@@ -13,7 +13,7 @@ use super::handle::ProcessGroup;
 use super::issue::Terms;
 use super::steps::{Line, Next, Steps};
 use crate::backend::{Call, Done, Observer, Pending};
-use crate::group::work::{Flight, Tickets, Voyage, Work};
+use crate::group::work::{InFlightOp, OpInfo, Tickets, Work};
 use crate::op::Op;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
@@ -175,7 +175,7 @@ impl Group {
         noted: &Noted<'_>,
         terms: Terms<'_>,
         site: &'static Location<'static>,
-    ) -> Result<(Voyage, Tickets, Share)> {
+    ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match noted.parts {
             Parts::None => Some(0),
             Parts::Messages | Parts::Collectives(_) => {
@@ -224,7 +224,7 @@ impl Group {
             ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
         });
         drop(issue);
-        let voyage = Voyage {
+        let op_info = OpInfo {
             record_id: own.record_id(),
             op: noted.op,
             seq,
@@ -246,7 +246,7 @@ impl Group {
             hints: *terms.hints,
         };
         let members = Vec::new();
-        Ok((voyage, Tickets { members, own }, share))
+        Ok((op_info, Tickets { members, own }, share))
     }
 
     /// The turn of a collective is over.
@@ -264,7 +264,7 @@ impl ProcessGroup {
         body: impl FnOnce(&mut Share) -> Result<R>,
     ) -> Result<R> {
         let group = &self.group;
-        let (voyage, tickets, share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, share) = group.note(noted, self.terms(), site)?;
         tickets.started(group.recorder());
         let result = match share.give_to(body) {
             Ok(value) => {
@@ -272,7 +272,7 @@ impl ProcessGroup {
                 Ok(value)
             }
             Err(error) => {
-                let error = group.settle_error(&voyage, error);
+                let error = group.settle_error(&op_info, error);
                 tickets.failed(group.recorder());
                 Err(error)
             }
@@ -289,11 +289,11 @@ impl ProcessGroup {
         pending: Arc<dyn Pending>,
     ) -> Result<Work<()>> {
         let group = &self.group;
-        let (voyage, tickets, _) = group.note(noted, self.terms(), site)?;
-        let flight = Flight::new(group.clone(), voyage, tickets);
-        flight.take_off(pending);
-        group.watch().add_flight(flight.clone());
-        Ok(Work::aside(flight, || Some(())))
+        let (op_info, tickets, _) = group.note(noted, self.terms(), site)?;
+        let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
+        in_flight.launched(pending);
+        group.watch().add_in_flight(in_flight.clone());
+        Ok(Work::aside(in_flight, || Some(())))
     }
 
     /// As [`carry_out`](Self::carry_out), at once: `body` runs on the group's own thread, after all that
@@ -306,12 +306,12 @@ impl ProcessGroup {
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.asides().start(group.label())?;
-        let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, mut share) = group.note(noted, self.terms(), site)?;
         // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
         share.deadline = Deadline::At(share.due + group.patience());
-        let flight = Flight::new(group.clone(), voyage, tickets);
+        let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let made = Arc::new(Mutex::new(None));
-        let pending = Aside::new(flight.clone());
+        let pending = Aside::new(in_flight.clone());
         let (place, aside) = (made.clone(), pending.clone());
         group.asides().push(Box::new(move || {
             aside.run(|| {
@@ -320,9 +320,9 @@ impl ProcessGroup {
                 Ok(())
             });
         }));
-        flight.take_off(pending);
-        group.watch().add_flight(flight.clone());
-        Ok(Work::aside(flight, move || {
+        in_flight.launched(pending);
+        group.watch().add_in_flight(in_flight.clone());
+        Ok(Work::aside(in_flight, move || {
             made.lock().unwrap_or_else(PoisonError::into_inner).take()
         }))
     }
@@ -339,14 +339,14 @@ impl ProcessGroup {
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.stairs().start(group.label())?;
-        let (voyage, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, mut share) = group.note(noted, self.terms(), site)?;
         // As above.
         share.deadline = Deadline::At(share.due + group.patience());
-        let flight = Flight::new(group.clone(), voyage, tickets);
-        let steps = Steps::new(share, &flight, line, first, then);
-        flight.take_off(steps.clone());
-        group.watch().add_flight(flight.clone());
+        let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
+        let steps = Steps::new(share, &in_flight, line, first, then);
+        in_flight.launched(steps.clone());
+        group.watch().add_in_flight(in_flight.clone());
         steps.enter();
-        Ok(Work::aside(flight, move || steps.take()))
+        Ok(Work::aside(in_flight, move || steps.take()))
     }
 }

@@ -4,7 +4,7 @@ use super::aside::Asides;
 use super::issue::Issue;
 use super::steps::Stairs;
 use crate::backend::{AbortReason, Backend, CommState};
-use crate::group::work::Voyage;
+use crate::group::work::OpInfo;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -202,8 +202,8 @@ impl Group {
     }
 
     /// An operation has ended, and its turn with it.
-    pub(crate) fn note_end(&self, voyage: &Voyage) {
-        if voyage.takes_turn {
+    pub(crate) fn note_end(&self, op_info: &OpInfo) {
+        if op_info.takes_turn {
             self.ended.fetch_add(1, Ordering::Release);
         }
     }
@@ -233,24 +233,24 @@ impl Group {
     }
 
     /// Names group, operation and number in an error that does not yet.
-    pub(crate) fn explain(&self, voyage: &Voyage, error: Error) -> Error {
+    pub(crate) fn explain(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.group().is_some() {
             return error;
         }
-        error.in_group(self.label()).at(voyage.op, voyage.seq)
+        error.in_group(self.label()).at(op_info.op, op_info.seq)
     }
 
     /// The error that a failed operation's caller gets, after the group has been cleaned up.
     ///
     /// # Blocking
     /// Waits for the watchdog to make the dump, ask the others and abort; for `patience` at most.
-    pub(crate) fn settle_error(&self, voyage: &Voyage, error: Error) -> Error {
+    pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
-            return self.explain(voyage, error);
+            return self.explain(op_info, error);
         }
         self.watch.report(Fault {
             wire_id: self.wire_id,
-            voyage: *voyage,
+            op_info: *op_info,
             error: error.clone(),
         });
         let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
@@ -259,24 +259,24 @@ impl Group {
             .wait_timeout_while(verdict, self.patience(), |verdict| verdict.is_none())
             .unwrap_or_else(PoisonError::into_inner);
         match &*verdict {
-            None => self.explain(voyage, error),
-            Some(verdict) if verdict.record_id == Some(voyage.record_id) => verdict.error.clone(),
+            None => self.explain(op_info, error),
+            Some(verdict) if verdict.record_id == Some(op_info.record_id) => verdict.error.clone(),
             Some(verdict) => Error::new(
                 ErrorKind::Aborted,
                 format!("given up with its group: {}", verdict.error),
             )
             .in_group(self.label())
-            .at(voyage.op, voyage.seq),
+            .at(op_info.op, op_info.seq),
         }
     }
 
     /// Ends everything pending and refuses everything later, with this error.
-    pub(crate) fn close(&self, voyage: Option<&Voyage>, error: Error) {
+    pub(crate) fn close(&self, op_info: Option<&OpInfo>, error: Error) {
         // The first reason is the one that counts.
         let _ = self.closed.set(error.clone());
         let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         verdict.get_or_insert_with(|| Verdict {
-            record_id: voyage.map(|voyage| voyage.record_id),
+            record_id: op_info.map(|op_info| op_info.record_id),
             error: error.clone(),
         });
         drop(verdict);

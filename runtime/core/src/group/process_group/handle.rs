@@ -187,8 +187,8 @@ impl ProcessGroup {
         unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
     ) -> Result<Work<T>> {
         let site = Location::caller();
-        let flight = self.group.submit(op, self.terms(), site)?;
-        Ok(Work::new(flight, unpack))
+        let in_flight = self.group.submit(op, self.terms(), site)?;
+        Ok(Work::new(in_flight, unpack))
     }
 }
 

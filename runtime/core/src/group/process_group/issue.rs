@@ -3,7 +3,7 @@
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer};
-use crate::group::work::{Flight, Tickets, Voyage};
+use crate::group::work::{InFlightOp, OpInfo, Tickets};
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
@@ -44,7 +44,7 @@ struct Numbers {
 /// An operation that has its numbers and its records.
 struct Admitted {
     tickets: Tickets,
-    voyage: Voyage,
+    op_info: OpInfo,
     turn: u64,
 }
 
@@ -154,15 +154,15 @@ impl Group {
         };
         let Admitted {
             tickets,
-            voyage,
+            op_info,
             turn,
         } = self.admit(&mut issue, op, lane, start, terms, site);
-        let slot = self.running.enter(&voyage);
+        let slot = self.running.enter(&op_info);
         drop(issue);
         let call = Call {
-            seq: voyage.seq,
+            seq: op_info.seq,
             turn,
-            deadline: Deadline::In(voyage.timeout),
+            deadline: Deadline::In(op_info.timeout),
             hints: *terms.hints,
         };
         let observer = Recorded {
@@ -173,12 +173,12 @@ impl Group {
         match &mut result {
             Ok(done) => tickets.settled(&self.recorder, done.duration),
             Err(error) => {
-                *error = self.settle_error(&voyage, error.clone());
+                *error = self.settle_error(&op_info, error.clone());
                 tickets.failed(&self.recorder);
                 tickets.retired(&self.recorder);
             }
         }
-        self.note_end(&voyage);
+        self.note_end(&op_info);
         self.running.leave(slot);
         result
     }
@@ -189,39 +189,39 @@ impl Group {
         op: Op<'static>,
         terms: Terms<'_>,
         site: &'static Location<'static>,
-    ) -> Result<Arc<Flight>> {
+    ) -> Result<Arc<InFlightOp>> {
         let lane = self.check(&op)?;
         // invariant 3: from the number to the backend under one lock, in which no backend waits for a peer.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
         let Admitted {
             tickets,
-            voyage,
+            op_info,
             turn,
         } = self.admit(&mut issue, &op, lane, Start::InTurn, terms, site);
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
-        let deadline = Deadline::In(voyage.timeout.saturating_add(self.patience())).started();
+        let deadline = Deadline::In(op_info.timeout.saturating_add(self.patience())).started();
         let call = Call {
-            seq: voyage.seq,
+            seq: op_info.seq,
             turn,
             deadline,
             hints: *terms.hints,
         };
-        let flight = Flight::new(self.clone(), voyage, tickets);
+        let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
         // Before the call: one that does not come back is overdue as well.
-        self.watch.add_flight(flight.clone());
-        match self.lanes[lane].backend.issue(op, call, flight.clone()) {
+        self.watch.add_in_flight(in_flight.clone());
+        match self.lanes[lane].backend.issue(op, call, in_flight.clone()) {
             Ok(pending) => {
-                flight.take_off(pending);
-                Ok(flight)
+                in_flight.launched(pending);
+                Ok(in_flight)
             }
             Err(error) => {
                 drop(issue);
-                flight.stay(error.clone());
-                let error = self.settle_error(&voyage, error);
-                flight.announce_failure();
-                flight.retire();
-                self.note_end(&voyage);
+                in_flight.rejected(error.clone());
+                let error = self.settle_error(&op_info, error);
+                in_flight.announce_failure();
+                in_flight.retire();
+                self.note_end(&op_info);
                 Err(error)
             }
         }
@@ -249,7 +249,7 @@ impl Group {
         };
         let Numbers { seq, turn } = issue.next(lane, is_p2p);
         let tickets = self.record_all(issue, op, &manner);
-        let voyage = Voyage {
+        let op_info = OpInfo {
             record_id: tickets.own.record_id(),
             op: op.op_type(),
             seq,
@@ -260,7 +260,7 @@ impl Group {
         };
         Admitted {
             tickets,
-            voyage,
+            op_info,
             turn,
         }
     }

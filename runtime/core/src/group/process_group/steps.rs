@@ -8,7 +8,7 @@
 use super::aside::Asides;
 use super::composite::Share;
 use crate::backend::{Done, Observer, Pending, Progress};
-use crate::group::work::Flight;
+use crate::group::work::InFlightOp;
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -112,7 +112,7 @@ impl<R: Send + 'static> Steps<R> {
     /// One that has yet to [`enter`](Self::enter).
     pub(super) fn new(
         share: Share,
-        flight: &Arc<Flight>,
+        in_flight: &Arc<InFlightOp>,
         line: Option<Line>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
@@ -125,7 +125,7 @@ impl<R: Send + 'static> Steps<R> {
             ended: Condvar::new(),
             then: Mutex::new(Box::new(then)),
             made: Mutex::new(None),
-            observer: Mutex::new(Some(flight.clone())),
+            observer: Mutex::new(Some(in_flight.clone())),
         })
     }
 

@@ -16,7 +16,7 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::group::work::Voyage;
+use crate::group::work::OpInfo;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::dump_writer::Dumps;
 use crate::watch::pipe::DumpPipe;
@@ -70,7 +70,7 @@ impl Episode {
     pub(crate) fn new(
         info: &ProcessGroupInfo,
         wire_id: u64,
-        voyage: &Voyage,
+        op_info: &OpInfo,
         finding: &str,
         error: &Error,
     ) -> Arc<Self> {
@@ -81,8 +81,8 @@ impl Episode {
             cause: error.to_string(),
             finding: finding.to_owned(),
             gone: error.rank().filter(|_| lost),
-            seq: voyage.seq,
-            is_p2p: voyage.is_p2p,
+            seq: op_info.seq,
+            is_p2p: op_info.is_p2p,
             progress: Mutex::default(),
             moved: Condvar::new(),
         })

@@ -10,7 +10,7 @@
 use super::aside::Aside;
 use super::group::Group;
 use super::handle::ProcessGroup;
-use super::issue::Terms;
+use super::issue::CallOptions;
 use super::steps::{Line, Next, Steps};
 use crate::backend::{Call, Done, Observer, Pending};
 use crate::group::work::{InFlightOp, OpInfo, Tickets, Work};
@@ -173,7 +173,7 @@ impl Group {
     pub(crate) fn note(
         self: &Arc<Self>,
         noted: &Noted<'_>,
-        terms: Terms<'_>,
+        options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match noted.parts {
@@ -195,7 +195,7 @@ impl Group {
         let mut issue = self.lock();
         self.check_open(noted.op)?;
         let extension = self.extension(&mut issue, collectives > 0);
-        let timeout = terms.timeout.saturating_add(extension);
+        let timeout = options.timeout.saturating_add(extension);
         let is_p2p = noted.peer != Peer::None;
         let seq = if is_p2p {
             issue.p2p_seq += 1;
@@ -243,7 +243,7 @@ impl Group {
             timeout,
             due,
             deadline: Deadline::At(due),
-            hints: *terms.hints,
+            hints: *options.hints,
         };
         let members = Vec::new();
         Ok((op_info, Tickets { members, own }, share))
@@ -256,7 +256,7 @@ impl Group {
 }
 
 impl ProcessGroup {
-    /// Numbers and records what `body` does, and settles its error as an operation's.
+    /// SeqIds and records what `body` does, and settles its error as an operation's.
     pub(crate) fn carry_out<R>(
         &self,
         noted: &Noted<'_>,
@@ -264,7 +264,7 @@ impl ProcessGroup {
         body: impl FnOnce(&mut Share) -> Result<R>,
     ) -> Result<R> {
         let group = &self.group;
-        let (op_info, tickets, share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, share) = group.note(noted, self.options(), site)?;
         tickets.started(group.recorder());
         let result = match share.give_to(body) {
             Ok(value) => {
@@ -281,7 +281,7 @@ impl ProcessGroup {
         result
     }
 
-    /// Numbers and records an operation that ends by itself, and has it watched.
+    /// SeqIds and records an operation that ends by itself, and has it watched.
     pub(crate) fn watch_over(
         &self,
         noted: &Noted<'_>,
@@ -289,7 +289,7 @@ impl ProcessGroup {
         pending: Arc<dyn Pending>,
     ) -> Result<Work<()>> {
         let group = &self.group;
-        let (op_info, tickets, _) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, _) = group.note(noted, self.options(), site)?;
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
@@ -306,7 +306,7 @@ impl ProcessGroup {
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.asides().start(group.label())?;
-        let (op_info, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
         // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
@@ -339,7 +339,7 @@ impl ProcessGroup {
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.stairs().start(group.label())?;
-        let (op_info, tickets, mut share) = group.note(noted, self.terms(), site)?;
+        let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
         // As above.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);

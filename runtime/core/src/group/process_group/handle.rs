@@ -1,7 +1,7 @@
 //! [`ProcessGroup`]: what programs hold of a group.
 
 use super::group::Group;
-use super::issue::Terms;
+use super::issue::CallOptions;
 use crate::backend::{Backend, Done};
 use crate::group::work::Work;
 use crate::op::Op;
@@ -140,8 +140,8 @@ impl ProcessGroup {
     }
 
     /// What each call of this handle asks for.
-    pub(crate) fn terms(&self) -> Terms<'_> {
-        Terms {
+    pub(crate) fn options(&self) -> CallOptions<'_> {
+        CallOptions {
             timeout: self.timeout(),
             hints: &self.hints,
         }
@@ -177,7 +177,7 @@ impl ProcessGroup {
     #[track_caller]
     pub(crate) fn run(&self, mut op: Op<'_>) -> Result<Done> {
         let site = Location::caller();
-        self.group.run(&mut op, self.terms(), site)
+        self.group.run(&mut op, self.options(), site)
     }
 
     #[track_caller]
@@ -187,7 +187,7 @@ impl ProcessGroup {
         unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
     ) -> Result<Work<T>> {
         let site = Location::caller();
-        let in_flight = self.group.submit(op, self.terms(), site)?;
+        let in_flight = self.group.submit(op, self.options(), site)?;
         Ok(Work::new(in_flight, unpack))
     }
 }

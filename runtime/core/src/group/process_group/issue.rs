@@ -21,13 +21,13 @@ use std::time::Duration;
 
 /// What a handle asks for each of its calls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct CallOptions<'a> {
     pub(crate) timeout: Duration,
     pub(crate) hints: &'a Hints,
 }
 
 /// How an operation is issued.
-struct Manner {
+struct IssueParams {
     lane: usize,
     is_p2p: bool,
     timeout: Duration,
@@ -36,7 +36,7 @@ struct Manner {
 }
 
 /// Where an operation stands in its group.
-struct Numbers {
+struct SeqIds {
     seq: u64,
     turn: u64,
 }
@@ -82,10 +82,10 @@ impl Issue {
 
     /// The numbers of the next operation.
     #[inline]
-    fn next(&mut self, lane: usize, is_p2p: bool) -> Numbers {
+    fn next(&mut self, lane: usize, is_p2p: bool) -> SeqIds {
         if is_p2p {
             self.p2p_seq += 1;
-            return Numbers {
+            return SeqIds {
                 seq: self.p2p_seq,
                 turn: 0,
             };
@@ -93,7 +93,7 @@ impl Issue {
         self.collective_seq += 1;
         let turn = &mut self.turns[lane];
         *turn += 1;
-        Numbers {
+        SeqIds {
             seq: self.collective_seq,
             turn: *turn,
         }
@@ -138,7 +138,7 @@ impl Group {
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
-        terms: Terms<'_>,
+        options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Result<Done> {
         let lane = self.check(op)?;
@@ -156,14 +156,14 @@ impl Group {
             tickets,
             op_info,
             turn,
-        } = self.admit(&mut issue, op, lane, start, terms, site);
+        } = self.admit(&mut issue, op, lane, start, options, site);
         let slot = self.running.enter(&op_info);
         drop(issue);
         let call = Call {
             seq: op_info.seq,
             turn,
             deadline: Deadline::In(op_info.timeout),
-            hints: *terms.hints,
+            hints: *options.hints,
         };
         let observer = Recorded {
             recorder: &self.recorder,
@@ -187,7 +187,7 @@ impl Group {
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,
-        terms: Terms<'_>,
+        options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Result<Arc<InFlightOp>> {
         let lane = self.check(&op)?;
@@ -198,14 +198,14 @@ impl Group {
             tickets,
             op_info,
             turn,
-        } = self.admit(&mut issue, &op, lane, Start::InTurn, terms, site);
+        } = self.admit(&mut issue, &op, lane, Start::InTurn, options, site);
         // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
         let deadline = Deadline::In(op_info.timeout.saturating_add(self.patience())).started();
         let call = Call {
             seq: op_info.seq,
             turn,
             deadline,
-            hints: *terms.hints,
+            hints: *options.hints,
         };
         let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
         // Before the call: one that does not come back is overdue as well.
@@ -235,20 +235,20 @@ impl Group {
         op: &Op<'_>,
         lane: usize,
         start: Start,
-        terms: Terms<'_>,
+        options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Admitted {
         let is_p2p = op.is_p2p();
         let extension = self.extension(issue, !is_p2p);
-        let manner = Manner {
+        let params = IssueParams {
             lane,
             is_p2p,
-            timeout: terms.timeout.saturating_add(extension),
+            timeout: options.timeout.saturating_add(extension),
             site,
             start,
         };
-        let Numbers { seq, turn } = issue.next(lane, is_p2p);
-        let tickets = self.record_all(issue, op, &manner);
+        let SeqIds { seq, turn } = issue.next(lane, is_p2p);
+        let tickets = self.record_all(issue, op, &params);
         let op_info = OpInfo {
             record_id: tickets.own.record_id(),
             op: op.op_type(),
@@ -256,7 +256,7 @@ impl Group {
             is_p2p,
             takes_turn: !is_p2p,
             ends_itself: false,
-            timeout: manner.timeout,
+            timeout: params.timeout,
         };
         Admitted {
             tickets,
@@ -267,18 +267,23 @@ impl Group {
 
     /// Records an operation, and the members of a block. Under the issue lock.
     #[inline(always)]
-    fn record_all(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Tickets {
+    fn record_all(&self, issue: &mut Issue, op: &Op<'_>, params: &IssueParams) -> Tickets {
         let members = match op {
-            Op::Coalesced(ops) => self.record_members(issue, ops, manner),
+            Op::Coalesced(ops) => self.record_members(issue, ops, params),
             _ => Vec::new(),
         };
-        let own = self.record(issue, op, manner);
+        let own = self.record(issue, op, params);
         Tickets { members, own }
     }
 
     #[cold]
-    fn record_members(&self, issue: &mut Issue, ops: &[Op<'_>], manner: &Manner) -> Vec<Ticket> {
-        let members = ops.iter().map(|op| self.record(issue, op, manner));
+    fn record_members(
+        &self,
+        issue: &mut Issue,
+        ops: &[Op<'_>],
+        params: &IssueParams,
+    ) -> Vec<Ticket> {
+        let members = ops.iter().map(|op| self.record(issue, op, params));
         members.collect()
     }
 
@@ -319,7 +324,7 @@ impl Group {
     }
 
     #[inline(always)]
-    fn record(&self, issue: &mut Issue, op: &Op<'_>, manner: &Manner) -> Ticket {
+    fn record(&self, issue: &mut Issue, op: &Op<'_>, params: &IssueParams) -> Ticket {
         issue.op_id += 1;
         let Issue {
             signatures, splits, ..
@@ -331,7 +336,7 @@ impl Group {
             splits[0].extend(input.iter().map(|&n| n as u64));
             splits[1].extend(output.iter().map(|&n| n as u64));
         }
-        let (backend, kind) = (self.lanes[manner.lane].backend.name(), op.op_type());
+        let (backend, kind) = (self.lanes[params.lane].backend.name(), op.op_type());
         let inputs = op.inputs().iter().map(tensor_of);
         let outputs = op.outputs().iter().map(tensor_of);
         let known = match signatures.find(backend, kind, inputs, outputs) {
@@ -339,8 +344,8 @@ impl Group {
             None => self.intern(signatures, backend, op),
         };
         match known {
-            Some(id) => self.begin(issue, op, manner, SignatureRef::Id(id)),
-            None => self.begin_with_key(issue, op, manner, backend),
+            Some(id) => self.begin(issue, op, params, SignatureRef::Id(id)),
+            None => self.begin_with_key(issue, op, params, backend),
         }
     }
 
@@ -350,11 +355,11 @@ impl Group {
         &self,
         issue: &Issue,
         op: &Op<'_>,
-        manner: &Manner,
+        params: &IssueParams,
         backend: &'static str,
     ) -> Ticket {
         with_signature(backend, op, |key| {
-            self.begin(issue, op, manner, SignatureRef::Key(key))
+            self.begin(issue, op, params, SignatureRef::Key(key))
         })
     }
 
@@ -363,22 +368,22 @@ impl Group {
         &self,
         issue: &Issue,
         op: &Op<'_>,
-        manner: &Manner,
+        params: &IssueParams,
         signature: SignatureRef<'_>,
     ) -> Ticket {
         self.recorder.begin(&Operation {
             collective_seq_id: issue.collective_seq,
             p2p_seq_id: issue.p2p_seq,
             op_id: issue.op_id,
-            is_p2p: manner.is_p2p,
+            is_p2p: params.is_p2p,
             peer: op.peer(),
             root: op.root(),
             reduce_op: op.reduction().map(|reduction| reduction.op),
             input_splits: &issue.splits[0],
             output_splits: &issue.splits[1],
-            timeout: manner.timeout,
-            call_site: Some(manner.site.into()),
-            start: manner.start,
+            timeout: params.timeout,
+            call_site: Some(params.site.into()),
+            start: params.start,
             ..Operation::new(self.handle, op.op_type(), signature)
         })
     }

@@ -310,7 +310,7 @@ impl<T> Work<T> {
 
     /// Of an operation that gives its value another way than by its buffers; `take` has it after the
     /// end.
-    pub(crate) fn aside(
+    pub(crate) fn pending_job(
         in_flight: Arc<InFlightOp>,
         take: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Self {

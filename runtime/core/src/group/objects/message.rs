@@ -3,7 +3,7 @@
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
 use crate::group::collectives::lone;
-use crate::group::process_group::{End, Line, Next, Noted, Parts, ProcessGroup};
+use crate::group::process_group::{End, Next, Noted, Parts, ProcessGroup, TagQueue};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -102,8 +102,8 @@ impl ProcessGroup {
             let bytes = vec![0u8; len[0] as usize];
             Ok(Next::Issue(receive(Buffer::from_vec(bytes))))
         };
-        let (noted, line) = (noted(OpType::Recv, peer), Line { peer, tag });
-        self.issue_in_steps(&noted, site, Some(line), first, then)
+        let (noted, queue) = (noted(OpType::Recv, peer), TagQueue { peer, tag });
+        self.issue_in_steps(&noted, site, Some(queue), first, then)
     }
 
     fn read<T: DeserializeOwned>(&self, bytes: &[u8], peer: u32) -> Result<T> {

@@ -3,15 +3,15 @@
 //!
 //! One that is made of collectives has its turns set apart when it is issued, so whatever is issued
 //! later comes later on every rank, whether the operation is carried out on the caller's thread
-//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/aside/<group>`
+//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/pending_job/<group>`
 //! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
 //! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 
-use super::aside::Aside;
 use super::group::Group;
 use super::handle::ProcessGroup;
 use super::issue::CallOptions;
-use super::steps::{Line, Next, Steps};
+use super::steps::{Next, Steps, TagQueue};
+use super::worker::PendingJob;
 use crate::backend::{Call, Done, Observer, Pending};
 use crate::group::work::{InFlightOp, OpInfo, Tickets, Work};
 use crate::op::Op;
@@ -293,7 +293,7 @@ impl ProcessGroup {
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
-        Ok(Work::aside(in_flight, || Some(())))
+        Ok(Work::pending_job(in_flight, || Some(())))
     }
 
     /// As [`carry_out`](Self::carry_out), at once: `body` runs on the group's own thread, after all that
@@ -305,16 +305,16 @@ impl ProcessGroup {
         body: impl FnOnce(&mut Share) -> Result<R> + Send + 'static,
     ) -> Result<Work<R>> {
         let group = &self.group;
-        group.asides().start(group.label())?;
+        group.worker().start(group.label())?;
         let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
         // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let made = Arc::new(Mutex::new(None));
-        let pending = Aside::new(in_flight.clone());
-        let (place, aside) = (made.clone(), pending.clone());
-        group.asides().push(Box::new(move || {
-            aside.run(|| {
+        let pending = PendingJob::new(in_flight.clone());
+        let (place, pending_job) = (made.clone(), pending.clone());
+        group.worker().push(Box::new(move || {
+            pending_job.run(|| {
                 let value = share.give_to(body)?;
                 *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
                 Ok(())
@@ -322,31 +322,31 @@ impl ProcessGroup {
         }));
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
-        Ok(Work::aside(in_flight, move || {
+        Ok(Work::pending_job(in_flight, move || {
             made.lock().unwrap_or_else(PoisonError::into_inner).take()
         }))
     }
 
     /// Starts an operation that is made of messages, `first` and what `then` makes of each, and waits for
-    /// none of them. It stands in `line` behind those that were started before it.
+    /// none of them. It stands in `queue` behind those that were started before it.
     pub(crate) fn issue_in_steps<R: Send + 'static>(
         &self,
         noted: &Noted<'_>,
         site: &'static Location<'static>,
-        line: Option<Line>,
+        queue: Option<TagQueue>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Result<Work<R>> {
         let group = &self.group;
-        group.stairs().start(group.label())?;
+        group.sequencer().start(group.label())?;
         let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
         // As above.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
-        let steps = Steps::new(share, &in_flight, line, first, then);
+        let steps = Steps::new(share, &in_flight, queue, first, then);
         in_flight.launched(steps.clone());
         group.watch().add_in_flight(in_flight.clone());
         steps.enter();
-        Ok(Work::aside(in_flight, move || steps.take()))
+        Ok(Work::pending_job(in_flight, move || steps.take()))
     }
 }

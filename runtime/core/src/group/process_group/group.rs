@@ -1,8 +1,8 @@
 //! What the handles of a group share, and how a group ends: by a failure, an abort, or a shutdown.
 
-use super::aside::Asides;
 use super::issue::Issue;
-use super::steps::Stairs;
+use super::steps::StepSequencer;
+use super::worker::Worker;
 use crate::backend::{AbortReason, Backend, CommState};
 use crate::group::work::OpInfo;
 use crate::op::buffer::DeviceKind;
@@ -44,8 +44,8 @@ pub(crate) struct Group {
     pub(super) issue: Mutex<Issue>,
     /// Collectives that have ended.
     pub(super) ended: AtomicU64,
-    asides: Asides,
-    stairs: Stairs,
+    worker: Worker,
+    sequencer: StepSequencer,
     pub(super) running: Running,
     /// Why it takes nothing more; set once.
     closed: OnceLock<Error>,
@@ -81,8 +81,8 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             issue: Mutex::new(issue),
             ended: AtomicU64::new(0),
-            asides: Asides::new("aside"),
-            stairs: Stairs::new(),
+            worker: Worker::new("aside"),
+            sequencer: StepSequencer::new(),
             running: Running::default(),
             closed: OnceLock::new(),
             verdict: Mutex::new(None),
@@ -192,13 +192,13 @@ impl Group {
     }
 
     /// What was set aside.
-    pub(super) fn asides(&self) -> &Asides {
-        &self.asides
+    pub(super) fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     /// What is under way in steps.
-    pub(super) fn stairs(&self) -> &Stairs {
-        &self.stairs
+    pub(super) fn sequencer(&self) -> &StepSequencer {
+        &self.sequencer
     }
 
     /// An operation has ended, and its turn with it.
@@ -297,7 +297,7 @@ impl Group {
         // Whoever issues now has seen that it is closed, or is before us in the lock.
         drop(self.lock());
         let deadline = deadline.started();
-        if !self.asides.drain(deadline) || !self.stairs.drain(deadline) {
+        if !self.worker.drain(deadline) || !self.sequencer.drain(deadline) {
             let message = "operations on objects or windows have not ended";
             return Err(Error::new(ErrorKind::Timeout, message).in_group(self.label()));
         }

@@ -2,11 +2,11 @@
 //!
 //! What follows is issued by the thread `rcomm/steps/<group>`, which waits for no peer: whoever sees a
 //! step end (the backend, a caller, the watchdog) leaves word there, since it may hold locks that
-//! issuing needs. Receives of one peer and tag stand in line, so that none takes what belongs to
+//! issuing needs. Receives of one peer and tag wait in a queue, so that none takes what belongs to
 //! another.
 
-use super::aside::Asides;
 use super::composite::Share;
+use super::worker::Worker;
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::group::work::InFlightOp;
 use crate::op::Op;
@@ -25,23 +25,23 @@ pub(crate) enum Next<R> {
 
 /// Whose messages under which tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Line {
+pub(crate) struct TagQueue {
     pub(crate) peer: u32,
     pub(crate) tag: u32,
 }
 
 /// What one group has under way in steps.
-pub(super) struct Stairs {
-    thread: Asides,
-    /// Who stands in line; the first of each is under way.
-    lines: Mutex<HashMap<Line, VecDeque<Arc<dyn Begin>>>>,
+pub(super) struct StepSequencer {
+    thread: Worker,
+    /// The operations of each queue; the first is under way.
+    queues: Mutex<HashMap<TagQueue, VecDeque<Arc<dyn Begin>>>>,
 }
 
-impl Stairs {
+impl StepSequencer {
     pub(super) fn new() -> Self {
         Self {
-            thread: Asides::new("steps"),
-            lines: Mutex::default(),
+            thread: Worker::new("steps"),
+            queues: Mutex::default(),
         }
     }
 
@@ -55,28 +55,28 @@ impl Stairs {
         self.thread.drain(deadline)
     }
 
-    /// Takes a place in line, and says whether it is the first.
-    fn enter(&self, line: Line, steps: Arc<dyn Begin>) -> bool {
-        let mut lines = lock(&self.lines);
-        let waiting = lines.entry(line).or_default();
+    /// Enters a queue, and says whether it is the first.
+    fn enter(&self, queue: TagQueue, steps: Arc<dyn Begin>) -> bool {
+        let mut queues = lock(&self.queues);
+        let waiting = queues.entry(queue).or_default();
         waiting.push_back(steps);
         waiting.len() == 1
     }
 
-    /// The first in line has ended; who is the first now.
-    fn leave(&self, line: Line) -> Option<Arc<dyn Begin>> {
-        let mut lines = lock(&self.lines);
-        let waiting = lines.get_mut(&line)?;
+    /// The first of a queue has ended; the one that is first now.
+    fn leave(&self, queue: TagQueue) -> Option<Arc<dyn Begin>> {
+        let mut queues = lock(&self.queues);
+        let waiting = queues.get_mut(&queue)?;
         waiting.pop_front();
         let next = waiting.front().cloned();
         if next.is_none() {
-            lines.remove(&line);
+            queues.remove(&queue);
         }
         next
     }
 }
 
-/// Something that stands in line.
+/// An operation that waits in a queue.
 trait Begin: Send + Sync {
     fn begin(&self);
 }
@@ -87,7 +87,7 @@ type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 pub(super) struct Steps<R> {
     own: Weak<Self>,
     share: Share,
-    line: Option<Line>,
+    queue: Option<TagQueue>,
     stage: Mutex<Stage>,
     ended: Condvar,
     then: Mutex<Then<R>>,
@@ -97,7 +97,7 @@ pub(super) struct Steps<R> {
 }
 
 enum Stage {
-    /// In line, with its first step.
+    /// In a queue, with its first step.
     Waiting(Option<Op<'static>>),
     /// Between steps, or in one.
     UnderWay(Option<Arc<dyn Pending>>),
@@ -113,14 +113,14 @@ impl<R: Send + 'static> Steps<R> {
     pub(super) fn new(
         share: Share,
         in_flight: &Arc<InFlightOp>,
-        line: Option<Line>,
+        queue: Option<TagQueue>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Arc<Self> {
         Arc::new_cyclic(|own| Self {
             own: own.clone(),
             share,
-            line,
+            queue,
             stage: Mutex::new(Stage::Waiting(Some(first))),
             ended: Condvar::new(),
             then: Mutex::new(Box::new(then)),
@@ -129,11 +129,11 @@ impl<R: Send + 'static> Steps<R> {
         })
     }
 
-    /// Takes a place in line, or begins.
+    /// Enters its queue, or begins.
     pub(super) fn enter(self: &Arc<Self>) {
-        self.stairs().thread.hold();
-        let line = self.line;
-        if line.is_none_or(|line| self.stairs().enter(line, self.clone())) {
+        self.sequencer().thread.hold();
+        let queue = self.queue;
+        if queue.is_none_or(|queue| self.sequencer().enter(queue, self.clone())) {
             self.begin();
         }
     }
@@ -143,8 +143,8 @@ impl<R: Send + 'static> Steps<R> {
         lock(&self.made).take()
     }
 
-    fn stairs(&self) -> &Stairs {
-        self.share.group().stairs()
+    fn sequencer(&self) -> &StepSequencer {
+        self.share.group().sequencer()
     }
 
     fn issue(&self, op: Op<'static>) {
@@ -180,7 +180,7 @@ impl<R: Send + 'static> Steps<R> {
 
     fn leave_word(&self) {
         if let Some(own) = self.own.upgrade() {
-            self.stairs().thread.push(Box::new(move || own.go_on()));
+            self.sequencer().thread.push(Box::new(move || own.go_on()));
         }
     }
 
@@ -219,11 +219,11 @@ impl<R: Send + 'static> Steps<R> {
         if let Some(observer) = observer {
             observer.ended();
         }
-        if let Some(next) = self.line.and_then(|line| self.stairs().leave(line)) {
-            // Not from here: a line that was aborted is as deep as it is long.
-            self.stairs().thread.push(Box::new(move || next.begin()));
+        if let Some(next) = self.queue.and_then(|queue| self.sequencer().leave(queue)) {
+            // Not from here: a queue that was aborted is as deep as it is long.
+            self.sequencer().thread.push(Box::new(move || next.begin()));
         }
-        self.stairs().thread.release();
+        self.sequencer().thread.release();
     }
 }
 

@@ -3,9 +3,9 @@
 //! The public face over a backend's windows: typed, recorded, with the group's time-outs. What carries
 //! the bytes is the backend's.
 
-mod errands;
 #[allow(unsafe_code)]
 mod memory;
+mod outstanding;
 mod signal;
 
 pub use memory::RemoteMemory;
@@ -18,7 +18,7 @@ use crate::op::buffer::{Buffer, DeviceKind, element_size};
 use crate::op::deadline::Deadline;
 use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
-use errands::Errands;
+use outstanding::OutstandingCalls;
 use rcomm_recorder::model::{DType, OpType, Peer};
 use rcomm_recorder::record::Tensor;
 use signal::SignalWait;
@@ -57,7 +57,7 @@ pub struct Window {
     inner: Arc<dyn backend::Window>,
     dtype: DType,
     /// What this rank has put aside.
-    errands: Arc<Errands>,
+    outstanding: Arc<OutstandingCalls>,
 }
 
 impl ProcessGroup {
@@ -159,7 +159,7 @@ impl ProcessGroup {
                 group,
                 inner,
                 dtype,
-                errands: Arc::default(),
+                outstanding: Arc::default(),
             })
         })
     }
@@ -228,10 +228,10 @@ impl Window {
         let offset = self.bytes(OpType::Put, &from, offset)?;
         let shape = from.shape().to_vec();
         let noted = noted(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
-        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
-                let _errand = errand;
+                let _outstanding = outstanding_call;
                 inner.put(peer, offset, &from, share.deadline())?;
                 Ok(from)
             })
@@ -277,10 +277,10 @@ impl Window {
         let offset = self.bytes(OpType::Get, &into, offset)?;
         let shape = into.shape().to_vec();
         let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
-        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
-                let _errand = errand;
+                let _outstanding = outstanding_call;
                 inner.get(peer, offset, &mut into, share.deadline())?;
                 Ok(into)
             })
@@ -300,10 +300,10 @@ impl Window {
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
         let noted = noted(OpType::Signal, peer, None);
-        let (inner, errand) = (self.inner.clone(), self.errands.begin());
+        let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
             .set_aside(&noted, Location::caller(), move |share| {
-                let _errand = errand;
+                let _outstanding = outstanding_call;
                 inner.signal(peer, share.deadline())
             })
     }
@@ -353,7 +353,7 @@ impl Window {
     /// Until all members have come, or the time-out.
     pub fn close(self) -> Result<Option<Buffer<'static>>> {
         let deadline = Deadline::In(self.group.timeout()).started();
-        let closed = if self.errands.wait(deadline) {
+        let closed = if self.outstanding.wait(deadline) {
             self.inner.close(deadline)
         } else {
             let message = "what was put, got or signalled at once has not ended";

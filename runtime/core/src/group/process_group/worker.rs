@@ -14,15 +14,15 @@ use std::thread::JoinHandle;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// What was set aside in one group.
-pub(super) struct Asides {
+pub(super) struct Worker {
     /// What the thread is called, between `rcomm/` and the group.
     kind: &'static str,
-    desk: Arc<Desk>,
+    job_queue: Arc<JobQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
-struct Desk {
+struct JobQueue {
     queue: Mutex<Queue>,
     bell: Condvar,
 }
@@ -39,12 +39,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Asides {
+impl Worker {
     /// Nothing yet, for a thread of this name.
     pub(super) fn new(kind: &'static str) -> Self {
         Self {
             kind,
-            desk: Arc::default(),
+            job_queue: Arc::default(),
             thread: Mutex::default(),
         }
     }
@@ -55,40 +55,40 @@ impl Asides {
         if thread.is_some() {
             return Ok(());
         }
-        let desk = self.desk.clone();
+        let job_queue = self.job_queue.clone();
         let started = std::thread::Builder::new()
             .name(format!("rcomm/{}/{group}", self.kind))
-            .spawn(move || desk.work());
+            .spawn(move || job_queue.work());
         *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
         Ok(())
     }
 
     /// Adds to what is to be done.
     pub(super) fn push(&self, job: Job) {
-        let mut queue = lock(&self.desk.queue);
+        let mut queue = lock(&self.job_queue.queue);
         queue.open += 1;
         queue.jobs.push_back(job);
         drop(queue);
-        self.desk.bell.notify_all();
+        self.job_queue.bell.notify_all();
     }
 
     /// Something has begun that counts as not done until it is released.
     pub(super) fn hold(&self) {
-        lock(&self.desk.queue).open += 1;
+        lock(&self.job_queue.queue).open += 1;
     }
 
     /// It is done.
     pub(super) fn release(&self) {
-        lock(&self.desk.queue).open -= 1;
-        self.desk.bell.notify_all();
+        lock(&self.job_queue.queue).open -= 1;
+        self.job_queue.bell.notify_all();
     }
 
     /// Waits until all is done; says whether it is.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
-        let queue = lock(&self.desk.queue);
+        let queue = lock(&self.job_queue.queue);
         let waited = self
-            .desk
+            .job_queue
             .bell
             .wait_timeout_while(queue, deadline.remaining(), |queue| queue.open > 0);
         let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -96,11 +96,11 @@ impl Asides {
     }
 }
 
-impl Drop for Asides {
+impl Drop for Worker {
     /// Joins the thread. If it was itself the last to hold the group, it ends by itself.
     fn drop(&mut self) {
-        lock(&self.desk.queue).closed = true;
-        self.desk.bell.notify_all();
+        lock(&self.job_queue.queue).closed = true;
+        self.job_queue.bell.notify_all();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
             // A panic in it was already reported where it happened.
@@ -109,7 +109,7 @@ impl Drop for Asides {
     }
 }
 
-impl Desk {
+impl JobQueue {
     fn work(&self) {
         loop {
             let queue = lock(&self.queue);
@@ -129,14 +129,14 @@ impl Desk {
 }
 
 /// One operation that was set aside, as those who watch it see it.
-pub(super) struct Aside {
+pub(super) struct PendingJob {
     progress: Mutex<Progress>,
     ended: Condvar,
     /// Until the end: it holds this in turn.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
-impl Aside {
+impl PendingJob {
     pub(super) fn new(observer: Arc<dyn Observer>) -> Arc<Self> {
         Arc::new(Self {
             progress: Mutex::new(Progress::Queued),
@@ -164,7 +164,7 @@ impl Aside {
     }
 }
 
-impl Pending for Aside {
+impl Pending for PendingJob {
     fn progress(&self) -> Progress {
         lock(&self.progress).clone()
     }

@@ -3,20 +3,20 @@
 use crate::op::deadline::Deadline;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Counts the errands of one window.
+/// Counts the calls of one window.
 #[derive(Default)]
-pub(super) struct Errands {
+pub(super) struct OutstandingCalls {
     open: Mutex<usize>,
     ended: Condvar,
 }
 
-/// One errand, until it is dropped.
-pub(super) struct Errand(Arc<Errands>);
+/// One call, until it is dropped.
+pub(super) struct OutstandingCall(Arc<OutstandingCalls>);
 
-impl Errands {
-    pub(super) fn begin(self: &Arc<Self>) -> Errand {
+impl OutstandingCalls {
+    pub(super) fn begin(self: &Arc<Self>) -> OutstandingCall {
         *self.lock() += 1;
-        Errand(self.clone())
+        OutstandingCall(self.clone())
     }
 
     /// Waits until none is open; says whether that is so.
@@ -35,7 +35,7 @@ impl Errands {
     }
 }
 
-impl Drop for Errand {
+impl Drop for OutstandingCall {
     fn drop(&mut self) {
         *self.0.lock() -= 1;
         self.0.ended.notify_all();

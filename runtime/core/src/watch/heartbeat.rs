@@ -5,7 +5,7 @@
 
 use crate::op::deadline::in_words;
 use crate::op::error::{Error, Result};
-use crate::watch::failure_broadcast::{Alarm, Episode};
+use crate::watch::failure_broadcast::{FailureBroadcast, Incident};
 use crate::watch::watchdog::Watch;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -26,12 +26,16 @@ struct Stop {
 }
 
 impl HeartbeatMonitor {
-    pub(crate) fn start(watch: Arc<Watch>, alarm: Arc<Alarm>, timeout: Duration) -> Result<Self> {
+    pub(crate) fn start(
+        watch: Arc<Watch>,
+        broadcast: Arc<FailureBroadcast>,
+        timeout: Duration,
+    ) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let listener = Listener {
             stop: stop.clone(),
             watch,
-            alarm,
+            broadcast,
             timeout,
         };
         let thread = std::thread::Builder::new()
@@ -68,7 +72,7 @@ impl Drop for HeartbeatMonitor {
 struct Listener {
     stop: Arc<Stop>,
     watch: Arc<Watch>,
-    alarm: Arc<Alarm>,
+    broadcast: Arc<FailureBroadcast>,
     timeout: Duration,
 }
 
@@ -92,8 +96,8 @@ impl Listener {
                 );
                 // First the flag: the others shall write what they see at this moment, too. A store
                 // that does not answer keeps this rank from its dump for a second only.
-                self.alarm.raise(&Episode::of_rank(STUCK));
-                self.alarm.dump(STUCK);
+                self.broadcast.raise(&Incident::of_rank(STUCK));
+                self.broadcast.dump(STUCK);
                 reported = true;
             }
         }
@@ -117,14 +121,15 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::failure_broadcast::tests::alarm;
+    use crate::watch::failure_broadcast::tests::broadcast;
     use crate::world::store::HashStore;
 
     #[test]
     fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
         let store = Arc::new(HashStore::new());
-        let (own, dumped, mut own_thread) = alarm(0, &store, Duration::from_millis(10));
-        let (_other, other_dumped, mut other_thread) = alarm(1, &store, Duration::from_millis(10));
+        let (own, dumped, mut own_thread) = broadcast(0, &store, Duration::from_millis(10));
+        let (_other, other_dumped, mut other_thread) =
+            broadcast(1, &store, Duration::from_millis(10));
         let long = Duration::from_secs(30);
         let watch = Arc::new(Watch::default());
         let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();

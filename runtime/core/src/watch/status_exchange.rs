@@ -66,7 +66,7 @@ pub(crate) struct Asked<'a> {
 pub(crate) struct Questions {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
-    pub(crate) alarm: i64,
+    pub(crate) broadcast: i64,
     /// How long to wait for answers.
     pub(crate) patience: Duration,
     /// How long to read, after that, what has come.
@@ -75,7 +75,7 @@ pub(crate) struct Questions {
 
 impl Questions {
     fn key(&self, what: impl std::fmt::Display) -> String {
-        format!("rcomm/status/{}/{}/{what}", self.attempt, self.alarm)
+        format!("rcomm/status/{}/{}/{what}", self.attempt, self.broadcast)
     }
 
     /// Leaves this rank's answer.
@@ -285,7 +285,7 @@ mod tests {
         Questions {
             rank,
             attempt: 0,
-            alarm: 1,
+            broadcast: 1,
             patience,
             reading: Duration::from_secs(60),
         }

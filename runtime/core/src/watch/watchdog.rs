@@ -9,7 +9,7 @@ use crate::group::process_group::Group;
 use crate::group::work::{InFlightOp, OpInfo, WorkStatus};
 use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::watch::failure_broadcast::{Alarm, AlarmThread, Episode};
+use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use rcomm_recorder::model::OpType;
 use std::collections::HashMap;
@@ -172,7 +172,7 @@ impl Running {
 /// The threads beside the watchdog, in the order in which they end.
 pub(crate) struct Helpers {
     pub(crate) heartbeat: HeartbeatMonitor,
-    pub(crate) alarm: AlarmThread,
+    pub(crate) broadcast: ResponderThread,
 }
 
 /// Starts them.
@@ -190,14 +190,14 @@ impl Watchdog {
     /// rank and others of its host may need every core to start.
     pub(crate) fn start(
         watch: Arc<Watch>,
-        alarm: Arc<Alarm>,
+        broadcast: Arc<FailureBroadcast>,
         interval: Duration,
         start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
     ) -> Result<Self> {
         let helpers = Arc::new(Mutex::new(None));
         let rounds = Rounds {
             watch: watch.clone(),
-            alarm,
+            broadcast,
             start_helpers: Some(Box::new(start_helpers)),
             helpers: helpers.clone(),
             interval,
@@ -229,7 +229,7 @@ impl Watchdog {
         let helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut helpers) = helpers {
             helpers.heartbeat.stop();
-            helpers.alarm.stop();
+            helpers.broadcast.stop();
         }
     }
 }
@@ -243,7 +243,7 @@ impl Drop for Watchdog {
 /// What the thread holds.
 struct Rounds {
     watch: Arc<Watch>,
-    alarm: Arc<Alarm>,
+    broadcast: Arc<FailureBroadcast>,
     start_helpers: Option<StartHelpers>,
     /// Outlive this thread, if it panics.
     helpers: Arc<Mutex<Option<Helpers>>>,
@@ -271,7 +271,7 @@ impl Rounds {
                 self.start(start);
             }
             self.watch.rounds.fetch_add(1, Ordering::Relaxed);
-            self.alarm.recorder().heartbeat();
+            self.broadcast.recorder().heartbeat();
             for fault in faults {
                 self.handle(fault);
             }
@@ -318,7 +318,7 @@ impl Rounds {
     fn touch_ring(&mut self) {
         let now = Instant::now();
         if self.touch_at.is_some_and(|at| at <= now) {
-            let more = self.alarm.recorder().touch_ahead(Self::TOUCH_BYTES);
+            let more = self.broadcast.recorder().touch_ahead(Self::TOUCH_BYTES);
             self.touch_at = more.then(|| now + Self::TOUCH_PAUSE);
         }
     }
@@ -399,7 +399,7 @@ impl Rounds {
         let op_info = &fault.op_info;
         let mut error = group.explain(op_info, fault.error);
         let finding = error.to_string();
-        if let Some(age) = self.alarm.age_of(op_info.record_id) {
+        if let Some(age) = self.broadcast.age_of(op_info.record_id) {
             error = error.with_more(&format!("{} after its issue", in_words(age)));
         }
         tracing::error!(
@@ -409,10 +409,10 @@ impl Rounds {
             %error,
             "an operation failed; writing down what is pending"
         );
-        let episode = Episode::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        self.alarm.raise(&episode);
-        let dumps = self.alarm.dump_for_fault(&error.to_string());
-        let answers = self.alarm.answers(&episode);
+        let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
+        self.broadcast.raise(&incident);
+        let dumps = self.broadcast.dump_for_fault(&error.to_string());
+        let answers = self.broadcast.answers(&incident);
         let error = error.with_more(&answers).with_more(&dumps);
         let last_words = error.to_string();
         group.close(Some(op_info), error);

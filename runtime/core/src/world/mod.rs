@@ -17,7 +17,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
-use crate::watch::failure_broadcast::{Alarm, AlarmParts, AlarmThread};
+use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
@@ -165,7 +165,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
         let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
-        let alarm = Alarm::new(AlarmParts {
+        let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
             root: root.clone(),
@@ -216,11 +216,12 @@ impl<B: BackendSet> WorldBuilder<B> {
         }
         leave(&*root, others)?;
         let start_helpers = {
-            let (watch, alarm, timeout) = (watch.clone(), alarm.clone(), config.heartbeat_timeout);
+            let (watch, broadcast, timeout) =
+                (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
             move || {
                 Ok(Helpers {
-                    alarm: AlarmThread::start(alarm.clone(), pipes)?,
-                    heartbeat: HeartbeatMonitor::start(watch, alarm, timeout)?,
+                    broadcast: ResponderThread::start(broadcast.clone(), pipes)?,
+                    heartbeat: HeartbeatMonitor::start(watch, broadcast, timeout)?,
                 })
             }
         };
@@ -228,7 +229,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         let threads = Threads {
             #[cfg(feature = "endpoint")]
             endpoint,
-            watchdog: Watchdog::start(watch.clone(), alarm, interval, start_helpers)?,
+            watchdog: Watchdog::start(watch.clone(), broadcast, interval, start_helpers)?,
         };
         let shared = Arc::new(WorldShared {
             left: AtomicU32::new(place.world_size),

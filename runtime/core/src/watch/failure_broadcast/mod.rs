@@ -1,4 +1,4 @@
-//! [`Alarm`]: when one rank fails, all ranks write down what they see, and tell each other how far
+//! [`FailureBroadcast`]: when one rank fails, all ranks write down what they see, and tell each other how far
 //! they are.
 //!
 //! Everything goes through the store, on a thread of its own (`rcomm/dump`), so that neither a slow
@@ -45,7 +45,7 @@ const READING: Duration = Duration::from_millis(500);
 const RECENT: Duration = Duration::from_secs(60);
 
 /// One fault, from the flag to the answers.
-pub(crate) struct Episode {
+pub(crate) struct Incident {
     info: ProcessGroupInfo,
     wire_id: u64,
     seq: u64,
@@ -56,17 +56,17 @@ pub(crate) struct Episode {
     finding: String,
     /// A member that is known to be gone: nobody waits for its answer.
     gone: Option<Rank>,
-    progress: Mutex<EpisodeProgress>,
+    progress: Mutex<IncidentProgress>,
     moved: Condvar,
 }
 
 #[derive(Default)]
-struct EpisodeProgress {
+struct IncidentProgress {
     raised: bool,
     answers: Option<String>,
 }
 
-impl Episode {
+impl Incident {
     pub(crate) fn new(
         info: &ProcessGroupInfo,
         wire_id: u64,
@@ -120,7 +120,7 @@ impl Episode {
         }
     }
 
-    fn update(&self, change: impl FnOnce(&mut EpisodeProgress)) {
+    fn update(&self, change: impl FnOnce(&mut IncidentProgress)) {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
         self.moved.notify_all();
     }
@@ -128,8 +128,8 @@ impl Episode {
     fn wait(
         &self,
         timeout: Duration,
-        until: impl Fn(&EpisodeProgress) -> bool,
-    ) -> MutexGuard<'_, EpisodeProgress> {
+        until: impl Fn(&IncidentProgress) -> bool,
+    ) -> MutexGuard<'_, IncidentProgress> {
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
             .moved
@@ -139,7 +139,7 @@ impl Episode {
 }
 
 /// What the alarm needs to know of its rank.
-pub(crate) struct AlarmParts {
+pub(crate) struct FailureBroadcastParts {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     /// The store that PyTorch's ranks see too.
@@ -153,20 +153,20 @@ pub(crate) struct AlarmParts {
 }
 
 /// The side that the watchdog sees.
-pub(crate) struct Alarm {
-    parts: AlarmParts,
-    episodes: Mutex<Vec<Arc<Episode>>>,
+pub(crate) struct FailureBroadcast {
+    parts: FailureBroadcastParts,
+    incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
     bell: OwnedFd,
 }
 
-impl Alarm {
-    pub(crate) fn new(parts: AlarmParts) -> Result<Arc<Self>> {
+impl FailureBroadcast {
+    pub(crate) fn new(parts: FailureBroadcastParts) -> Result<Arc<Self>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("cannot make an eventfd", error))?;
         Ok(Arc::new(Self {
             parts,
-            episodes: Mutex::default(),
+            incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
             bell,
         }))
@@ -180,12 +180,15 @@ impl Alarm {
     ///
     /// # Blocking
     /// For a second at most: a store that does not answer must not keep this rank from its dump.
-    pub(crate) fn raise(&self, episode: &Arc<Episode>) {
-        let mut episodes = self.episodes.lock().unwrap_or_else(PoisonError::into_inner);
-        episodes.push(episode.clone());
-        drop(episodes);
+    pub(crate) fn raise(&self, incident: &Arc<Incident>) {
+        let mut incidents = self
+            .incidents
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        incidents.push(incident.clone());
+        drop(incidents);
         self.ring();
-        drop(episode.wait(Duration::from_secs(1), |progress| progress.raised));
+        drop(incident.wait(Duration::from_secs(1), |progress| progress.raised));
     }
 
     /// Makes this rank's dump, unless one was made for this fault already; says where it is.
@@ -210,10 +213,10 @@ impl Alarm {
     ///
     /// # Blocking
     /// Until they have, or for as long as the configuration allows.
-    pub(crate) fn answers(&self, episode: &Episode) -> String {
-        // The thread may have another episode in hand.
+    pub(crate) fn answers(&self, incident: &Incident) -> String {
+        // The thread may have another incident in hand.
         let patience = self.parts.status_wait + READING * 2;
-        let mut progress = episode.wait(patience, |progress| progress.answers.is_some());
+        let mut progress = incident.wait(patience, |progress| progress.answers.is_some());
         progress.answers.take().unwrap_or_default()
     }
 
@@ -224,15 +227,15 @@ impl Alarm {
 }
 
 /// Owns the thread that speaks to the store and watches the FIFOs.
-pub(crate) struct AlarmThread {
-    alarm: Arc<Alarm>,
+pub(crate) struct ResponderThread {
+    broadcast: Arc<FailureBroadcast>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl AlarmThread {
-    pub(crate) fn start(alarm: Arc<Alarm>, pipes: Vec<DumpPipe>) -> Result<Self> {
+impl ResponderThread {
+    pub(crate) fn start(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Result<Self> {
         let responder = Responder {
-            alarm: alarm.clone(),
+            broadcast: broadcast.clone(),
             pipes,
             answered: 0,
             heard: None,
@@ -244,14 +247,14 @@ impl AlarmThread {
             .spawn(move || responder.run())
             .map_err(|error| Error::io("cannot start the thread rcomm/dump", error))?;
         Ok(Self {
-            alarm,
+            broadcast,
             thread: Some(thread),
         })
     }
 
     pub(crate) fn stop(&mut self) {
-        self.alarm.stopped.store(true, Ordering::Release);
-        self.alarm.ring();
+        self.broadcast.stopped.store(true, Ordering::Release);
+        self.broadcast.ring();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -260,7 +263,7 @@ impl AlarmThread {
     }
 }
 
-impl Drop for AlarmThread {
+impl Drop for ResponderThread {
     fn drop(&mut self) {
         self.stop();
     }
@@ -268,7 +271,7 @@ impl Drop for AlarmThread {
 
 /// What the thread holds.
 struct Responder {
-    alarm: Arc<Alarm>,
+    broadcast: Arc<FailureBroadcast>,
     pipes: Vec<DumpPipe>,
     /// The newest alarm that this rank has answered.
     answered: i64,
@@ -283,28 +286,31 @@ struct Responder {
 impl Responder {
     fn run(mut self) {
         // Not at once, while other ranks may still be starting: it takes a connection of its own.
-        let mut next_look = Instant::now() + self.alarm.parts.interval;
-        while !self.alarm.stopped.load(Ordering::Acquire) {
+        let mut next_look = Instant::now() + self.broadcast.parts.interval;
+        while !self.broadcast.stopped.load(Ordering::Acquire) {
             self.sleep_until(next_look);
-            let episodes = std::mem::take(
+            let incidents = std::mem::take(
                 &mut *self
-                    .alarm
-                    .episodes
+                    .broadcast
+                    .incidents
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner),
             );
-            for episode in episodes {
-                self.respond_to_own(&episode);
+            for incident in incidents {
+                self.respond_to_own(&incident);
             }
             for at in 0..self.pipes.len() {
                 if self.pipes[at].was_written() {
                     let path = self.pipes[at].path().display().to_string();
-                    self.alarm.parts.dumps.make(&format!("asked for by {path}"));
+                    self.broadcast
+                        .parts
+                        .dumps
+                        .make(&format!("asked for by {path}"));
                 }
             }
             if Instant::now() >= next_look {
                 self.look_at_store();
-                let interval = self.alarm.parts.interval;
+                let interval = self.broadcast.parts.interval;
                 // A store that is gone is asked less often.
                 next_look = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
             }
@@ -313,7 +319,7 @@ impl Responder {
 
     fn sleep_until(&self, wake: Instant) {
         let rest = wake.saturating_duration_since(Instant::now());
-        let mut fds = vec![PollFd::new(&self.alarm.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.broadcast.bell, PollFlags::IN)];
         let pipes = self.pipes.iter().map(|pipe| pipe.fd());
         fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec {
@@ -323,11 +329,11 @@ impl Responder {
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&timeout));
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.alarm.bell, &mut count);
+        let _ = rustix::io::read(&self.broadcast.bell, &mut count);
     }
 
     fn key(&self) -> String {
-        format!("rcomm/alarm/{}", self.alarm.parts.attempt)
+        format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
     }
 
     /// Whether another rank has raised the alarm or PyTorch's flag.
@@ -344,7 +350,7 @@ impl Responder {
     }
 
     fn hear(&mut self) -> Result<()> {
-        let parts = &self.alarm.parts;
+        let parts = &self.broadcast.parts;
         let raised = parts.root.add(&self.key(), 0)?;
         if raised > self.answered {
             return self.answer(raised);
@@ -379,9 +385,9 @@ impl Responder {
         self.flag_seen = true;
         let cause = self.cause_of(raised);
         let reason = cause.as_deref().unwrap_or("signal of another rank");
-        self.alarm.parts.dumps.make_for_fault(reason);
-        let told = (first..=raised).try_for_each(|alarm| self.tell(alarm));
-        if self.alarm.parts.propagation == Propagation::Abort {
+        self.broadcast.parts.dumps.make_for_fault(reason);
+        let told = (first..=raised).try_for_each(|broadcast| self.tell(broadcast));
+        if self.broadcast.parts.propagation == Propagation::Abort {
             self.give_up(cause.as_deref());
         }
         self.heard = cause.map(|cause| (Instant::now(), cause));
@@ -405,49 +411,50 @@ impl Responder {
                 "given up, since another rank has failed",
             ),
         };
-        for group in self.alarm.parts.watch.groups() {
+        for group in self.broadcast.parts.watch.groups() {
             if !group.is_judged() {
                 group.close(None, error.clone());
             }
         }
     }
 
-    fn cause_key(&self, alarm: i64) -> String {
-        format!("rcomm/cause/{}/{alarm}", self.alarm.parts.attempt)
+    fn cause_key(&self, broadcast: i64) -> String {
+        format!("rcomm/cause/{}/{broadcast}", self.broadcast.parts.attempt)
     }
 
     /// Says why an alarm is raised, unless another rank has; returns what is said there.
-    fn leave_cause(&self, alarm: i64, own: &str) -> Result<String> {
-        let root = &self.alarm.parts.root;
-        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
+    fn leave_cause(&self, broadcast: i64, own: &str) -> Result<String> {
+        let root = &self.broadcast.parts.root;
+        let first = root.compare_set(&self.cause_key(broadcast), b"", own.as_bytes())?;
         Ok(String::from_utf8_lossy(&first).into_owned())
     }
 
     /// Why an alarm was raised, if the store still says so.
-    fn cause_of(&self, alarm: i64) -> Option<String> {
-        let root = &self.alarm.parts.root;
-        let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
+    fn cause_of(&self, broadcast: i64) -> Option<String> {
+        let root = &self.broadcast.parts.root;
+        let cause = root.get(&self.cause_key(broadcast), Duration::from_millis(100));
         Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
     }
 
-    fn tell(&self, alarm: i64) -> Result<()> {
+    fn tell(&self, broadcast: i64) -> Result<()> {
         let report = self.report();
-        self.questions(alarm).tell(&*self.alarm.parts.root, &report)
+        self.questions(broadcast)
+            .tell(&*self.broadcast.parts.root, &report)
     }
 
-    fn questions(&self, alarm: i64) -> Questions {
-        let parts = &self.alarm.parts;
+    fn questions(&self, broadcast: i64) -> Questions {
+        let parts = &self.broadcast.parts;
         Questions {
             rank: parts.rank,
             attempt: parts.attempt,
-            alarm,
+            broadcast,
             patience: parts.status_wait,
             reading: READING,
         }
     }
 
     fn report(&self) -> RankReport {
-        let parts = &self.alarm.parts;
+        let parts = &self.broadcast.parts;
         let groups = parts.watch.groups();
         let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
         let status = parts.recorder.snapshot().status.unwrap_or_default();
@@ -457,22 +464,22 @@ impl Responder {
     }
 
     /// This rank's own fault: raise, tell, and hear the others.
-    fn respond_to_own(&mut self, episode: &Episode) {
-        let answers = match self.raise(episode) {
-            Ok(alarm) => {
-                episode.update(|progress| progress.raised = true);
-                let questions = self.questions(alarm);
-                let answers = questions.ask(&*self.alarm.parts.root, &episode.asked());
+    fn respond_to_own(&mut self, incident: &Incident) {
+        let answers = match self.raise(incident) {
+            Ok(broadcast) => {
+                incident.update(|progress| progress.raised = true);
+                let questions = self.questions(broadcast);
+                let answers = questions.ask(&*self.broadcast.parts.root, &incident.asked());
                 match &self.heard {
                     Some((at, cause)) if at.elapsed() < RECENT => {
-                        format!("{answers}; {}", reported_before(cause, &episode.finding))
+                        format!("{answers}; {}", reported_before(cause, &incident.finding))
                     }
                     _ => answers,
                 }
             }
             Err(error) => format!("the other ranks could not be asked: {error}"),
         };
-        episode.update(|progress| {
+        incident.update(|progress| {
             progress.raised = true;
             progress.answers = Some(answers);
         });
@@ -485,32 +492,34 @@ impl Responder {
     }
 
     /// Joins an alarm that is being raised by another rank, or raises a new one.
-    fn raise(&mut self, episode: &Episode) -> Result<i64> {
-        let parts = &self.alarm.parts;
+    fn raise(&mut self, incident: &Incident) -> Result<i64> {
+        let parts = &self.broadcast.parts;
         let key = self.key();
-        let mut alarm = parts.root.add(&key, 0)?;
-        if alarm > self.answered {
-            self.heard = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
+        let mut broadcast = parts.root.add(&key, 0)?;
+        if broadcast > self.answered {
+            self.heard = self
+                .cause_of(broadcast)
+                .map(|cause| (Instant::now(), cause));
         } else if !self.has_just_heard() {
-            let next = alarm + 1;
+            let next = broadcast + 1;
             // The cause before the alarm: whoever sees the number finds out why.
-            let own = format!("rank {}: {}", parts.rank, episode.cause);
+            let own = format!("rank {}: {}", parts.rank, incident.cause);
             let mut first = self.leave_cause(next, &own)?;
             // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
             let held = parts.root.compare_set(
                 &key,
-                alarm.to_string().as_bytes(),
+                broadcast.to_string().as_bytes(),
                 next.to_string().as_bytes(),
             )?;
             let held = std::str::from_utf8(&held)
                 .ok()
                 .and_then(|it| it.parse().ok());
-            alarm = held.ok_or_else(|| {
+            broadcast = held.ok_or_else(|| {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;
-            if alarm != next {
+            if broadcast != next {
                 // More than one was raised meanwhile.
-                first = self.leave_cause(alarm, &own)?;
+                first = self.leave_cause(broadcast, &own)?;
             }
             if first != own {
                 self.heard = Some((Instant::now(), first));
@@ -519,10 +528,10 @@ impl Responder {
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
         parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
         self.flag_seen = true;
-        let first = (self.answered + 1).max(alarm - MOST_ANSWERS);
-        self.answered = alarm;
-        (first..=alarm).try_for_each(|alarm| self.tell(alarm))?;
-        Ok(alarm)
+        let first = (self.answered + 1).max(broadcast - MOST_ANSWERS);
+        self.answered = broadcast;
+        (first..=broadcast).try_for_each(|broadcast| self.tell(broadcast))?;
+        Ok(broadcast)
     }
 }
 

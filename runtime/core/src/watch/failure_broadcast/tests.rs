@@ -17,11 +17,15 @@ impl DumpWriter for Send {
 }
 
 /// The alarm of one rank at this store, over a watch where nobody makes rounds.
-pub(crate) fn alarm(
+pub(crate) fn broadcast(
     rank: u32,
     store: &Arc<impl Store + 'static>,
     interval: Duration,
-) -> (Arc<Alarm>, mpsc::Receiver<(String, bool)>, AlarmThread) {
+) -> (
+    Arc<FailureBroadcast>,
+    mpsc::Receiver<(String, bool)>,
+    ResponderThread,
+) {
     let config = RecorderConfig {
         placement: Placement::Memory,
         entries: 16,
@@ -30,7 +34,7 @@ pub(crate) fn alarm(
     let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
     let (sender, dumped) = mpsc::channel();
     let writer = Box::new(Send(sender, store.clone()));
-    let alarm = Alarm::new(AlarmParts {
+    let broadcast = FailureBroadcast::new(FailureBroadcastParts {
         rank,
         attempt: 0,
         root: store.clone(),
@@ -41,9 +45,9 @@ pub(crate) fn alarm(
         interval,
         propagation: Propagation::DumpOnly,
     });
-    let alarm = alarm.unwrap();
-    let thread = AlarmThread::start(alarm.clone(), Vec::new()).unwrap();
-    (alarm, dumped, thread)
+    let broadcast = broadcast.unwrap();
+    let thread = ResponderThread::start(broadcast.clone(), Vec::new()).unwrap();
+    (broadcast, dumped, thread)
 }
 
 #[test]
@@ -61,18 +65,18 @@ fn ranks_that_time_out_at_once_raise_one_alarm() {
     let store = Arc::new(HashStore::new());
     // Nobody looks at the store by itself: all believe that they are the first.
     let never = Duration::from_secs(3_600);
-    let ranks: Vec<_> = (0..16).map(|rank| alarm(rank, &store, never)).collect();
-    let episodes = ranks.iter().map(|(alarm, _, _)| {
-        let episode = Episode::of_rank("late");
-        alarm.episodes.lock().unwrap().push(episode.clone());
-        episode
+    let ranks: Vec<_> = (0..16).map(|rank| broadcast(rank, &store, never)).collect();
+    let incidents = ranks.iter().map(|(broadcast, _, _)| {
+        let incident = Incident::of_rank("late");
+        broadcast.incidents.lock().unwrap().push(incident.clone());
+        incident
     });
-    let episodes: Vec<_> = episodes.collect();
-    for (alarm, _, _) in &ranks {
-        alarm.ring();
+    let incidents: Vec<_> = incidents.collect();
+    for (broadcast, _, _) in &ranks {
+        broadcast.ring();
     }
-    for episode in episodes {
-        let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+    for incident in incidents {
+        let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
         assert!(raised.raised);
     }
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
@@ -84,8 +88,8 @@ fn ranks_that_time_out_at_once_raise_one_alarm() {
 fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     let store = Arc::new(HashStore::new());
     let often = Duration::from_millis(10);
-    let (first, _, _first) = alarm(0, &store, often);
-    let (second, dumped, _second) = alarm(1, &store, often);
+    let (first, _, _first) = broadcast(0, &store, often);
+    let (second, dumped, _second) = broadcast(1, &store, often);
     fail(&first, "late");
     let heard = dumped.recv_timeout(Duration::from_secs(60));
     assert!(heard.unwrap().0.contains("late"));
@@ -102,9 +106,9 @@ struct CausesFirst {
 
 impl CausesFirst {
     fn looked<T>(&self, result: T) -> T {
-        let alarm = self.store.add("rcomm/alarm/0", 0).unwrap();
-        let cause = format!("rcomm/cause/0/{alarm}");
-        if alarm > 0 && !self.store.check(&[&cause]).unwrap() {
+        let broadcast = self.store.add("rcomm/alarm/0", 0).unwrap();
+        let cause = format!("rcomm/cause/0/{broadcast}");
+        if broadcast > 0 && !self.store.check(&[&cause]).unwrap() {
             self.without_cause.store(true, Ordering::Relaxed);
         }
         result
@@ -166,11 +170,11 @@ impl Store for CausesFirst {
 }
 
 /// Has this rank fail, and waits until the others can know.
-fn fail(alarm: &Alarm, cause: &str) {
-    let episode = Episode::of_rank(cause);
-    alarm.episodes.lock().unwrap().push(episode.clone());
-    alarm.ring();
-    let raised = episode.wait(Duration::from_secs(60), |progress| progress.raised);
+fn fail(broadcast: &FailureBroadcast, cause: &str) {
+    let incident = Incident::of_rank(cause);
+    broadcast.incidents.lock().unwrap().push(incident.clone());
+    broadcast.ring();
+    let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
     assert!(raised.raised);
 }
 
@@ -178,8 +182,8 @@ fn fail(alarm: &Alarm, cause: &str) {
 fn whoever_sees_an_alarm_finds_its_cause() {
     let store = Arc::new(CausesFirst::default());
     let never = Duration::from_secs(3_600);
-    let (alarm, _, _thread) = alarm(0, &store, never);
-    fail(&alarm, "late");
+    let (broadcast, _, _thread) = broadcast(0, &store, never);
+    fail(&broadcast, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
     assert!(!store.without_cause.load(Ordering::Relaxed));
 }
@@ -190,8 +194,8 @@ fn the_first_cause_of_an_alarm_is_kept() {
     let never = Duration::from_secs(3_600);
     // Rank 9 was about to raise the same alarm, and has come as far as its cause.
     store.set("rcomm/cause/0/1", b"rank 9: first").unwrap();
-    let (alarm, _, _thread) = alarm(0, &store, never);
-    fail(&alarm, "late");
+    let (broadcast, _, _thread) = broadcast(0, &store, never);
+    fail(&broadcast, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
     let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
     assert_eq!(cause.unwrap(), b"rank 9: first");

@@ -23,7 +23,7 @@ pub enum RollCall {
 }
 
 impl ProcessGroup {
-    /// A barrier in which rank 0 of the group calls the roll, and everybody learns who did not come.
+    /// A barrier in which rank 0 of the group waits for each member, and all learn which did not come.
     ///
     /// Goes through the store, so it works where the backend hangs; slower than
     /// [`barrier`](Self::barrier) by far. A failed one leaves the group usable.
@@ -36,9 +36,9 @@ impl ProcessGroup {
     /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group was meanwhile.
     #[track_caller]
     pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
-        let roll = self.roll(roll_call)?;
+        let monitored = self.monitored(roll_call)?;
         let site = Location::caller();
-        self.carry_out(&ROLL_CALL, site, |share| roll.call(share))
+        self.carry_out(&ROLL_CALL, site, |share| monitored.call(share))
     }
 
     /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
@@ -48,13 +48,13 @@ impl ProcessGroup {
     /// the time-out counts from the call.
     #[track_caller]
     pub fn monitored_barrier_async(&self, roll_call: RollCall) -> Result<Work<()>> {
-        let roll = self.roll(roll_call)?;
+        let monitored = self.monitored(roll_call)?;
         let site = Location::caller();
-        self.set_aside(&ROLL_CALL, site, move |share| roll.call(share))
+        self.set_aside(&ROLL_CALL, site, move |share| monitored.call(share))
     }
 
-    fn roll(&self, roll_call: RollCall) -> Result<Roll> {
-        Ok(Roll {
+    fn monitored(&self, roll_call: RollCall) -> Result<MonitoredBarrier> {
+        Ok(MonitoredBarrier {
             store: self.notes()?,
             ranks: self.ranks().to_vec(),
             rank: self.rank(),
@@ -209,14 +209,14 @@ const VERDICT_TIME: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(250);
 
 /// One rank's part in a monitored barrier.
-struct Roll {
+struct MonitoredBarrier {
     store: Arc<dyn Store>,
     ranks: Vec<Rank>,
     rank: u32,
     roll_call: RollCall,
 }
 
-impl Roll {
+impl MonitoredBarrier {
     fn call(&self, share: &Share) -> Result<()> {
         let verdict = if self.rank == 0 {
             self.ask(share)?

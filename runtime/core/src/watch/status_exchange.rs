@@ -112,14 +112,14 @@ impl Questions {
     }
 
     fn read_all(&self, store: &dyn Store, asked: &Asked<'_>) -> String {
-        let mut roll = Roll {
+        let mut attendance = Attendance {
             members: asked.members.len(),
-            ..Roll::default()
+            ..Attendance::default()
         };
         let mut ranks = Vec::with_capacity(asked.members.len());
         for &rank in asked.members {
             match asked.gone {
-                Some(gone) if gone == rank => roll.gone.push(rank),
+                Some(gone) if gone == rank => attendance.gone.push(rank),
                 _ => ranks.push(rank),
             }
         }
@@ -150,9 +150,9 @@ impl Questions {
         for (rank, came) in ranks.into_iter().zip(came) {
             let value = if came { reports.next().flatten() } else { None };
             let report = value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            roll.call(asked, rank, report);
+            attendance.call(asked, rank, report);
         }
-        roll.in_words(asked.is_p2p)
+        attendance.in_words(asked.is_p2p)
     }
 }
 
@@ -162,7 +162,7 @@ fn wire_name(wire_id: u64) -> String {
 
 /// Who has come and who has not.
 #[derive(Default)]
-struct Roll {
+struct Attendance {
     members: usize,
     arrived: Vec<Rank>,
     missing: Vec<(Rank, String)>,
@@ -170,7 +170,7 @@ struct Roll {
     gone: Vec<Rank>,
 }
 
-impl Roll {
+impl Attendance {
     fn call(&mut self, asked: &Asked<'_>, rank: Rank, report: Option<RankReport>) {
         let Some(report) = report else {
             self.silent.push(rank);

@@ -8,7 +8,7 @@ use super::hello::LaneKind;
 use super::lanes::{Lanes, Sockets};
 use super::mesh::{Mesh, Notes};
 use super::p2p::P2p;
-use super::wait::{Crowding, Patience, Stop};
+use super::wait::{Stop, WaitMode, WaitPolicy};
 use super::window::CpuWindow;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -129,7 +129,7 @@ impl CpuBackend {
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
         // The others may need this core to come.
-        let mut patience = Patience::new(stop, deadline, Crowding::Crowded);
+        let mut policy = WaitPolicy::new(stop, deadline, WaitMode::Oversubscribed);
         let sockets = Sockets::default();
         let id = group.wire_id;
         let plan = mesh.tuning().plan(Topology::Sockets, ranks.len());
@@ -141,7 +141,7 @@ impl CpuBackend {
             name: group.info.name,
             rank,
             store: group.store,
-            crowding: Crowding::Crowded,
+            wait_mode: WaitMode::Oversubscribed,
             stop: Stop::default(),
             turns: Turns::new(),
             road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets), plan)))),
@@ -151,13 +151,13 @@ impl CpuBackend {
             ranks: ranks.clone(),
             sockets: sockets.clone(),
         };
-        let shared = group.share(id, layout, lanes(&sockets), &mut patience);
+        let shared = group.share(id, layout, lanes(&sockets), &mut policy);
         if let Some((road, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
             group.road = Mutex::new(road);
             group.p2p = group.p2p.among(neighbours);
         }
         if group.farewell.is_none() {
-            group.crowding = mesh.host().crowding(mesh.rank(), mesh.crowding());
+            group.wait_mode = mesh.host().wait_mode(mesh.rank(), mesh.wait_mode());
         }
         Ok(Self {
             group: Arc::new(group),

@@ -3,7 +3,7 @@
 use super::CpuGroup;
 use super::mesh::Failure;
 use super::p2p::{self, Request};
-use super::wait::{Interrupted, Patience, Pause};
+use super::wait::{Interrupted, Pause, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{Call, Done, Observer, Pending, Progress};
@@ -41,18 +41,18 @@ impl Turns {
 
     /// Waits until it is this turn; says whether it had to wait.
     #[inline]
-    pub(super) fn take(&self, turn: u64, patience: &mut Patience<'_>) -> Result<bool, Interrupted> {
+    pub(super) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {
             return Ok(false);
         }
-        self.wait(turn, patience)?;
+        self.wait(turn, policy)?;
         Ok(true)
     }
 
     #[cold]
-    fn wait(&self, turn: u64, patience: &mut Patience<'_>) -> Result<(), Interrupted> {
+    fn wait(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<(), Interrupted> {
         while self.current.load(Ordering::Acquire) != turn {
-            if let Pause::Sleep(time) = patience.pause()? {
+            if let Pause::Sleep(time) = policy.pause()? {
                 let sleepers = lock(&self.sleepers);
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
                 if self.current.load(Ordering::SeqCst) != turn {
@@ -61,7 +61,7 @@ impl Turns {
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        patience.refresh();
+        policy.refresh();
         Ok(())
     }
 
@@ -344,7 +344,7 @@ impl Shared {
 
     /// Waits until there is a task, or there will be none. Whoever has just issued is likely to issue
     /// again, so the thread looks for a while before it sleeps.
-    fn wait_for_tasks(&self, looks: &mut Patience<'_>) -> MutexGuard<'_, Queue> {
+    fn wait_for_tasks(&self, looks: &mut WaitPolicy<'_>) -> MutexGuard<'_, Queue> {
         looks.refresh();
         loop {
             let before = self.issued.load(Ordering::Acquire);
@@ -388,7 +388,7 @@ fn run_collectives(shared: &Shared, group: &CpuGroup) {
 fn run_p2p(shared: &Shared, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
     let mut idle = group.idle_looks();
-    let mut looks = Patience::new(&group.stop, Deadline::In(Duration::MAX), group.crowding);
+    let mut looks = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);
     loop {
         let mut queue = if active.is_empty() {
             shared.wait_for_tasks(&mut idle)
@@ -408,11 +408,9 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
         let mut at = 0;
         while at < active.len() {
             let task = &mut active[at];
-            let mut patience = Patience::new(&group.stop, task.call.deadline, group.crowding);
+            let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
             let mut requests = task.requests.iter_mut();
-            let advanced = group
-                .p2p
-                .advance(&mut task.op, &mut requests, &mut patience);
+            let advanced = group.p2p.advance(&mut task.op, &mut requests, &mut policy);
             let outcome = match advanced {
                 Ok(some) => {
                     moved |= some;
@@ -420,7 +418,7 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
                 }
                 Err(failure) => Some(Err(failure)),
             };
-            let outcome = match (outcome, patience.check()) {
+            let outcome = match (outcome, policy.check()) {
                 (Some(outcome), _) => outcome,
                 (None, Ok(())) => {
                     at += 1;
@@ -457,10 +455,10 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
             }
             lock(&shared.queue).asleep = None;
             for task in &active {
-                let mut patience = Patience::new(&group.stop, task.call.deadline, group.crowding);
+                let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
                 if looks.idle() > Duration::from_millis(50)
                     && let Err(Failure::Gone(rank, _)) =
-                        group.p2p.check_peers_now(&task.requests, &mut patience)
+                        group.p2p.check_peers_now(&task.requests, &mut policy)
                 {
                     group.fail(Failure::Gone(rank, None));
                 }

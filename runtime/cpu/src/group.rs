@@ -9,7 +9,7 @@ use super::mesh::{Failure, Mesh};
 use super::neighbours::Neighbours;
 use super::p2p::{P2p, Request};
 use super::transport::shm::Farewell;
-use super::wait::{Crowding, Patience, Stop};
+use super::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::Result;
@@ -28,7 +28,7 @@ pub(super) struct CpuGroup {
     pub(super) ranks: Arc<[Rank]>,
     pub(super) mesh: Arc<Mesh>,
     pub(super) store: Arc<dyn Store>,
-    pub(super) crowding: Crowding,
+    pub(super) wait_mode: WaitMode,
     pub(super) stop: Stop,
     pub(super) turns: Turns,
     pub(super) road: Mutex<Road>,
@@ -54,12 +54,12 @@ impl Road {
         &mut self,
         step: Step<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         match self {
-            Self::Board(road) => road.perform(step, place, patience),
-            Self::Lanes(road) => road.perform(step, place, patience),
-            Self::Hosts(road) => road.perform(step, place, patience),
+            Self::Board(road) => road.perform(step, place, policy),
+            Self::Lanes(road) => road.perform(step, place, policy),
+            Self::Hosts(road) => road.perform(step, place, policy),
         }
     }
 }
@@ -72,7 +72,7 @@ impl CpuGroup {
         id: u64,
         layout: Layout,
         lanes: Lanes,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<(Road, Neighbours)>, Failure> {
         if layout.hosts() > 1 && !layout.is_nested() {
             return Ok(None);
@@ -81,7 +81,7 @@ impl CpuGroup {
         let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
         let mut board = |key| {
             let host = self.mesh.host();
-            host.board(key, layout.place(), &ranks, patience)
+            host.board(key, layout.place(), &ranks, policy)
         };
         let mut phases = board(id)?;
         let mut streams = match &phases {
@@ -94,7 +94,7 @@ impl CpuGroup {
             registry.note_huge_pages(board.huge_pages());
         }
         if let Some(board) = &phases {
-            self.crowding = board.crowding();
+            self.wait_mode = board.wait_mode();
             neighbours = Neighbours::new(board.streams(), &here, self.ranks.len());
             self.farewell = Some(board.farewell().map_err(Failure::Io)?);
         }
@@ -120,9 +120,9 @@ impl CpuGroup {
         Ok(phases.map(|board| (road(board), neighbours)))
     }
 
-    pub(super) fn patience(&self, call: &Call) -> Patience<'_> {
-        let crowding = self.crowding.hinted(call.hints.wait);
-        Patience::new(&self.stop, call.deadline, crowding)
+    pub(super) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
+        let wait_mode = self.wait_mode.hinted(call.hints.wait);
+        WaitPolicy::new(&self.stop, call.deadline, wait_mode)
     }
 
     /// Makes everything pending, and everything later, fail with this reason.
@@ -133,8 +133,8 @@ impl CpuGroup {
 
     /// How a thread of the group looks for more to do. It gives way meanwhile, since the rank's own thread
     /// may need its processor.
-    pub(super) fn idle_looks(&self) -> Patience<'_> {
-        Patience::new(&self.stop, Deadline::In(Duration::MAX), Crowding::Aside)
+    pub(super) fn idle_looks(&self) -> WaitPolicy<'_> {
+        WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Aside)
     }
 
     pub(super) fn refuse_if_stopped(&self) -> Result<()> {
@@ -160,13 +160,13 @@ impl CpuGroup {
             size: self.ranks.len(),
             seq: call.seq,
         };
-        let mut patience = self.patience(&call);
-        let taken = self.turns.take(call.turn, &mut patience);
+        let mut policy = self.policy(&call);
+        let taken = self.turns.take(call.turn, &mut policy);
         let waited = taken.map_err(|why| self.fail(why.into()))?;
         started(waited);
         let mut road = self.road.lock().unwrap_or_else(PoisonError::into_inner);
         let result = for_each_step(op, &place, &mut |step| {
-            road.perform(step, place, &mut patience)
+            road.perform(step, place, &mut policy)
         });
         drop(road);
         let result = result.map_err(|failure| self.fail(failure));
@@ -177,14 +177,14 @@ impl CpuGroup {
     /// Runs sends and receives on this thread.
     pub(super) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
-        let mut patience = self.patience(&call);
+        let mut policy = self.policy(&call);
         if let Op::Coalesced(_) = op {
             let mut requests = Vec::new();
             self.p2p.post(op, &mut requests);
-            let outcome = self.p2p.run(op, &mut requests, &mut patience);
+            let outcome = self.p2p.run(op, &mut requests, &mut policy);
             return self.finish_p2p(&requests, outcome);
         }
-        match self.p2p.run_one(op, &mut patience) {
+        match self.p2p.run_one(op, &mut policy) {
             Ok(source) => Ok(received_from(source)),
             Err(failure) => Err(self.fail(failure)),
         }

@@ -10,10 +10,10 @@
 use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
-use super::processors::{self, Processors, crowding_of, own_processors};
+use super::processors::{self, Processors, own_processors, wait_mode_of};
 use super::transport::handover;
 use super::transport::shm::{Board, BoardError, Segment};
-use super::wait::{Crowding, Interrupted, Patience};
+use super::wait::{Interrupted, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Agreement, WorldContext};
 use rcomm_core::config::TransportChoice;
@@ -213,7 +213,7 @@ impl Host {
 
     /// Whether the ranks of this machine have a processor each, as far as they share no memory and their notes
     /// say; else as `counted`, which knows how many they are and not where each runs.
-    pub(super) fn crowding(&self, rank: Rank, counted: Crowding) -> Crowding {
+    pub(super) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
         };
@@ -232,7 +232,7 @@ impl Host {
         if sets.len() < self.local_ranks {
             return counted;
         }
-        crowding_of(&sets)
+        wait_mode_of(&sets)
     }
 
     /// Agrees with these ranks on something, if all of them share memory and there is room in it; `None` if
@@ -289,12 +289,12 @@ impl Host {
         key: u64,
         rank: usize,
         ranks: &Arc<[Rank]>,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Board>, Failure> {
         let Some(segment) = self.segment.as_ref().filter(|_| ranks.len() > 1) else {
             return Ok(None);
         };
-        match segment.board(key, rank, ranks.clone(), patience) {
+        match segment.board(key, rank, ranks.clone(), policy) {
             Ok(Some(board)) => Ok(Some(board)),
             Ok(None) => {
                 tracing::warn!("too many groups share memory already: this one uses sockets");

@@ -4,7 +4,7 @@ use super::group::CpuGroup;
 use super::hello::Verdict;
 use super::lanes::cut;
 use super::mesh::Failure;
-use super::wait::{Interrupted, Patience, Stop};
+use super::wait::{Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
@@ -102,7 +102,7 @@ impl CpuGroup {
     pub(super) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
-        let mut patience = Patience::new(&stop, Deadline::At(deadline), self.crowding);
+        let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
         let key = note_key(rank);
         loop {
             if self.store.check(&[&key]).unwrap_or(false)
@@ -120,7 +120,7 @@ impl CpuGroup {
                         .with_rank(rank),
                 };
             }
-            match self.mesh.is_gone(rank, &mut patience) {
+            match self.mesh.is_gone(rank, &mut policy) {
                 Ok(false) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }

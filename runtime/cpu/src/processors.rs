@@ -1,6 +1,6 @@
 //! Which processors the ranks of a host may run on, and whether there is one for each of them.
 
-use super::wait::Crowding;
+use super::wait::WaitMode;
 
 /// Words of a set.
 pub(super) const SET: usize = 16;
@@ -21,7 +21,7 @@ pub(super) fn own_processors() -> Processors {
 }
 
 /// Whether there is a processor for each of the ranks that may run on these.
-pub(super) fn crowding_of(sets: &[Processors]) -> Crowding {
+pub(super) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner
             .iter()
@@ -31,15 +31,15 @@ pub(super) fn crowding_of(sets: &[Processors]) -> Crowding {
     let all = sets.iter().fold([0; SET], |all: Processors, set| {
         std::array::from_fn(|at| all[at] | set[at])
     });
-    let is_crowded = |set: &Processors| {
+    let is_oversubscribed = |set: &Processors| {
         let processors: u32 = set.iter().map(|word| word.count_ones()).sum();
         let ranks = sets.iter().filter(|inner| is_within(inner, set)).count();
         ranks > processors as usize
     };
-    if is_crowded(&all) || sets.iter().any(is_crowded) {
-        Crowding::Crowded
+    if is_oversubscribed(&all) || sets.iter().any(is_oversubscribed) {
+        WaitMode::Oversubscribed
     } else {
-        Crowding::Roomy
+        WaitMode::CorePerRank
     }
 }
 
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn ranks_are_crowded_where_some_processors_are_all_that_more_ranks_have() {
-        let crowded = [
+        let oversubscribed = [
             vec![on(&[0]), on(&[0])],
             vec![on(&[0, 1]), on(&[0, 1]), on(&[0, 1])],
             vec![on(&[0]), on(&[0]), on(&[0, 1, 2, 3])],
             vec![on(&[100]), on(&[0, 100]), on(&[0, 100])],
         ];
-        for sets in crowded {
-            assert_eq!(crowding_of(&sets), Crowding::Crowded, "{sets:?}");
+        for sets in oversubscribed {
+            assert_eq!(wait_mode_of(&sets), WaitMode::Oversubscribed, "{sets:?}");
         }
         let roomy = [
             vec![on(&[0]), on(&[1])],
@@ -86,7 +86,7 @@ mod tests {
             vec![],
         ];
         for sets in roomy {
-            assert_eq!(crowding_of(&sets), Crowding::Roomy, "{sets:?}");
+            assert_eq!(wait_mode_of(&sets), WaitMode::CorePerRank, "{sets:?}");
         }
     }
 

@@ -29,11 +29,11 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// Whether each rank of this host has a core to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Crowding {
+pub(crate) enum WaitMode {
     /// There is a core for each rank: waiting costs nobody anything.
-    Roomy,
+    CorePerRank,
     /// Ranks outnumber cores: who waits should give way.
-    Crowded,
+    Oversubscribed,
     /// What waits is not a rank for its peers but a thread of a rank for something to do: it should give way
     /// to the rank, and not for long.
     Aside,
@@ -41,13 +41,13 @@ pub(crate) enum Crowding {
     Asleep,
 }
 
-impl Crowding {
+impl WaitMode {
     /// The same, but for an operation about whose wait this is known.
     #[inline]
     pub(crate) fn hinted(self, hint: WaitHint) -> Self {
         match hint {
             WaitHint::Unknown => self,
-            WaitHint::Short => Self::Roomy,
+            WaitHint::Short => Self::CorePerRank,
             WaitHint::Long => Self::Asleep,
         }
     }
@@ -56,9 +56,9 @@ impl Crowding {
     pub(crate) fn of(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if local_ranks <= cores {
-            Self::Roomy
+            Self::CorePerRank
         } else {
-            Self::Crowded
+            Self::Oversubscribed
         }
     }
 }
@@ -115,20 +115,20 @@ pub(crate) enum Interrupted {
 }
 
 /// One operation's patience: its deadline, its stop, and how long it has looked in vain.
-pub(crate) struct Patience<'a> {
+pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
-    crowding: Crowding,
+    wait_mode: WaitMode,
     looks: u32,
     idle_since: Option<Instant>,
 }
 
-impl<'a> Patience<'a> {
-    pub(crate) fn new(stop: &'a Stop, deadline: Deadline, crowding: Crowding) -> Self {
+impl<'a> WaitPolicy<'a> {
+    pub(crate) fn new(stop: &'a Stop, deadline: Deadline, wait_mode: WaitMode) -> Self {
         Self {
             stop,
             deadline,
-            crowding,
+            wait_mode,
             looks: 0,
             idle_since: None,
         }
@@ -145,7 +145,7 @@ impl<'a> Patience<'a> {
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.looks += 1;
-        if self.crowding == Crowding::Roomy && !self.looks.is_multiple_of(LOOKS) {
+        if self.wait_mode == WaitMode::CorePerRank && !self.looks.is_multiple_of(LOOKS) {
             // The hint costs about as long as half a look at another core's memory.
             if self.looks > EAGER {
                 std::hint::spin_loop();
@@ -186,14 +186,14 @@ impl<'a> Patience<'a> {
             return Err(Interrupted::TimedOut);
         }
         let idle = now - since;
-        let patience = match self.crowding {
-            Crowding::Roomy => SPIN,
-            Crowding::Crowded => YIELD,
-            Crowding::Aside => LINGER,
-            Crowding::Asleep => Duration::ZERO,
+        let policy = match self.wait_mode {
+            WaitMode::CorePerRank => SPIN,
+            WaitMode::Oversubscribed => YIELD,
+            WaitMode::Aside => LINGER,
+            WaitMode::Asleep => Duration::ZERO,
         };
-        if idle < patience {
-            if self.crowding != Crowding::Roomy {
+        if idle < policy {
+            if self.wait_mode != WaitMode::CorePerRank {
                 std::thread::yield_now();
             }
             return Ok(Pause::Look);
@@ -216,11 +216,11 @@ mod tests {
     fn a_waiter_looks_then_sleeps_then_times_out() {
         let stop = Stop::default();
         let deadline = Instant::now() + Duration::from_millis(500);
-        let mut patience = Patience::new(&stop, Deadline::At(deadline), Crowding::Roomy);
+        let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), WaitMode::CorePerRank);
         let mut slept = false;
         let mut looked = false;
         loop {
-            match patience.pause() {
+            match policy.pause() {
                 Ok(Pause::Look) => looked = true,
                 Ok(Pause::Sleep(time)) => {
                     slept = true;
@@ -238,18 +238,18 @@ mod tests {
     #[test]
     fn whoever_expects_a_long_wait_sleeps_without_looking() {
         let stop = Stop::default();
-        for (hint, crowding) in [
-            (WaitHint::Long, Crowding::Roomy),
-            (WaitHint::Long, Crowding::Crowded),
+        for (hint, wait_mode) in [
+            (WaitHint::Long, WaitMode::CorePerRank),
+            (WaitHint::Long, WaitMode::Oversubscribed),
         ] {
-            let crowding = crowding.hinted(hint);
-            let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
-            assert!(matches!(patience.pause(), Ok(Pause::Sleep(_))));
+            let wait_mode = wait_mode.hinted(hint);
+            let mut policy = WaitPolicy::new(&stop, Deadline::In(Duration::MAX), wait_mode);
+            assert!(matches!(policy.pause(), Ok(Pause::Sleep(_))));
         }
-        let crowding = Crowding::Crowded.hinted(WaitHint::Short);
-        let mut patience = Patience::new(&stop, Deadline::In(Duration::MAX), crowding);
-        assert!(matches!(patience.pause(), Ok(Pause::Look)));
-        assert_eq!(crowding, Crowding::Roomy);
+        let wait_mode = WaitMode::Oversubscribed.hinted(WaitHint::Short);
+        let mut policy = WaitPolicy::new(&stop, Deadline::In(Duration::MAX), wait_mode);
+        assert!(matches!(policy.pause(), Ok(Pause::Look)));
+        assert_eq!(wait_mode, WaitMode::CorePerRank);
     }
 
     #[test]
@@ -257,8 +257,9 @@ mod tests {
         let stop = Stop::default();
         assert!(stop.raise(Error::new(ErrorKind::PeerLost, "rank 3 is gone")));
         assert!(!stop.raise(Error::new(ErrorKind::Aborted, "later")));
-        let mut patience = Patience::new(&stop, Deadline::In(Duration::ZERO), Crowding::Roomy);
-        match patience.check() {
+        let mut policy =
+            WaitPolicy::new(&stop, Deadline::In(Duration::ZERO), WaitMode::CorePerRank);
+        match policy.check() {
             Err(Interrupted::Stopped(reason)) => assert_eq!(reason.kind(), ErrorKind::PeerLost),
             other => panic!("{other:?}"),
         }

@@ -9,7 +9,7 @@
 use crate::lanes::{Lanes, Transfer};
 use crate::mesh::Failure;
 use crate::notice::{NOTICE_LEN, Notice};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;
@@ -48,7 +48,7 @@ impl Agreement {
         circle: Circle<'_>,
         notice: Notice,
         inline: &[u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (rank, size) = (circle.own, circle.members.len());
         self.rank = rank;
@@ -65,7 +65,7 @@ impl Agreement {
             let blocks = distance.min(size - distance);
             let back = circle.members[(rank + size - distance) % size];
             let ahead = circle.members[(rank + distance) % size];
-            self.round(lanes, distance, blocks, back, ahead, patience)?;
+            self.round(lanes, distance, blocks, back, ahead, policy)?;
             distance *= 2;
         }
 
@@ -86,7 +86,7 @@ impl Agreement {
         blocks: usize,
         back: usize,
         ahead: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let end = self.starts[blocks];
         let expected = head(self.count, distance, blocks, 0);
@@ -98,7 +98,7 @@ impl Agreement {
             Transfer::send(back, &self.outgoing[..end]),
             Transfer::receive(ahead, &mut theirs),
         ];
-        lanes.drive_until(&mut transfers, patience, |transfers| transfers[1].is_done())?;
+        lanes.drive_until(&mut transfers, policy, |transfers| transfers[1].is_done())?;
         let sent = transfers[0].sent();
         let length = length(lanes, ahead, &theirs, &expected, blocks)?;
         self.incoming.clear();
@@ -107,7 +107,7 @@ impl Agreement {
             Transfer::send_rest(back, &self.outgoing[..end], sent),
             Transfer::receive(ahead, &mut self.incoming),
         ];
-        lanes.drive(&mut transfers, patience)?;
+        lanes.drive(&mut transfers, policy)?;
 
         let base = self.outgoing.len();
         let mut at = 0;
@@ -133,7 +133,7 @@ impl Agreement {
         circle: Circle<'_>,
         notice: Notice,
         behind: &[u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
         self.rank = circle.own;
         self.count += 1;
@@ -146,7 +146,7 @@ impl Agreement {
             Transfer::send_behind(peer, &ours, behind, 0),
             Transfer::receive(peer, &mut theirs),
         ];
-        lanes.drive_until(&mut transfers, patience, |transfers| {
+        lanes.drive_until(&mut transfers, policy, |transfers| {
             transfers[0].sent() >= GREETING && transfers[1].is_done()
         })?;
         let sent = transfers[0].sent() - GREETING;

@@ -6,14 +6,14 @@
 use crate::collective::{Data, Place};
 use crate::lanes::{Lanes, Transfer};
 use crate::mesh::Failure;
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 
 pub(super) fn broadcast(
     lanes: &mut Lanes,
     place: Place,
     data: Data<'_>,
     root: usize,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Place { rank, size, .. } = place;
     let next = (rank + 1) % size;
@@ -25,5 +25,5 @@ pub(super) fn broadcast(
         },
         Data::Write(bytes) => Transfer::relay((rank + size - 1) % size, next, bytes),
     };
-    lanes.drive(&mut [transfer], patience)
+    lanes.drive(&mut [transfer], policy)
 }

@@ -8,7 +8,7 @@ use super::part_of;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
 use crate::lanes::{Lanes, Transfer};
 use crate::mesh::Failure;
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic;
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ pub(super) fn all_reduce(
     data: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Place { rank, size, .. } = place;
     let len = data.len();
@@ -90,7 +90,7 @@ pub(super) fn all_reduce(
                 transfers.push(Transfer::send(peer, result));
                 transfers.push(Transfer::receive(peer, bytes));
             }
-            lanes.drive(&mut transfers, patience)?;
+            lanes.drive(&mut transfers, policy)?;
         }
         if round < rounds && !mine.is_empty() {
             let width = mine.len();
@@ -120,7 +120,7 @@ pub(super) fn reduce_scatter(
     output: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Place { rank, size, .. } = place;
     let lens: Vec<usize> = (0..size).map(|rank| inputs.part(rank).len()).collect();
@@ -137,7 +137,7 @@ pub(super) fn reduce_scatter(
             transfers.push(Transfer::receive(peer, into));
             transfers.push(Transfer::send(peer, &inputs.part(peer)[theirs]));
         }
-        lanes.drive(&mut transfers, patience)?;
+        lanes.drive(&mut transfers, policy)?;
         drop(transfers);
         if mine.is_empty() {
             continue;
@@ -157,7 +157,7 @@ pub(super) fn reduce(
     by: Combination,
     root: usize,
     scratch: &mut Vec<u8>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Place { rank, size, .. } = place;
     let len = data.bytes().len();
@@ -169,10 +169,10 @@ pub(super) fn reduce(
         let bytes = data.bytes();
         let inputs = parts.iter().map(|range| &bytes[range.clone()]).collect();
         let inputs = Inputs::List(inputs);
-        reduce_scatter(lanes, place, &inputs, &mut result, by, scratch, patience)?;
+        reduce_scatter(lanes, place, &inputs, &mut result, by, scratch, policy)?;
     }
     match data {
-        Data::Read(_) => lanes.drive(&mut [Transfer::send(root, &result)], patience),
+        Data::Read(_) => lanes.drive(&mut [Transfer::send(root, &result)], policy),
         Data::Write(bytes) => {
             let mut transfers = Vec::with_capacity(size);
             let mut rest = bytes;
@@ -185,7 +185,7 @@ pub(super) fn reduce(
                     transfers.push(Transfer::receive(peer, part));
                 }
             }
-            lanes.drive(&mut transfers, patience)
+            lanes.drive(&mut transfers, policy)
         }
     }
 }
@@ -195,7 +195,7 @@ pub(super) fn all_gather(
     place: Place,
     input: &[u8],
     mut outputs: Outputs<'_>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let mut transfers: Vec<_> = others(place)
         .map(|peer| Transfer::send(peer, input))
@@ -207,7 +207,7 @@ pub(super) fn all_gather(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, patience)
+    lanes.drive(&mut transfers, policy)
 }
 
 pub(super) fn all_to_all(
@@ -215,7 +215,7 @@ pub(super) fn all_to_all(
     place: Place,
     inputs: &Inputs<'_>,
     mut outputs: Outputs<'_>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let mut transfers: Vec<_> = others(place)
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
@@ -227,7 +227,7 @@ pub(super) fn all_to_all(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, patience)
+    lanes.drive(&mut transfers, policy)
 }
 
 pub(super) fn gather(
@@ -236,10 +236,10 @@ pub(super) fn gather(
     input: &[u8],
     outputs: Option<Outputs<'_>>,
     root: usize,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Some(mut outputs) = outputs else {
-        return lanes.drive(&mut [Transfer::send(root, input)], patience);
+        return lanes.drive(&mut [Transfer::send(root, input)], policy);
     };
     let mut transfers = Vec::with_capacity(place.size);
     for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
@@ -249,7 +249,7 @@ pub(super) fn gather(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, patience)
+    lanes.drive(&mut transfers, policy)
 }
 
 pub(super) fn scatter(
@@ -258,14 +258,14 @@ pub(super) fn scatter(
     inputs: Option<&Inputs<'_>>,
     output: &mut [u8],
     root: usize,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Some(inputs) = inputs else {
-        return lanes.drive(&mut [Transfer::receive(root, output)], patience);
+        return lanes.drive(&mut [Transfer::receive(root, output)], policy);
     };
     output.copy_from_slice(inputs.part(place.rank));
     let mut transfers: Vec<_> = others(place)
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
         .collect();
-    lanes.drive(&mut transfers, patience)
+    lanes.drive(&mut transfers, policy)
 }

@@ -25,7 +25,7 @@ use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists}
 use super::lanes::Lanes;
 use super::mesh::Failure;
 use super::notice;
-use super::wait::Patience;
+use super::wait::WaitPolicy;
 use agree::{Agreement, Circle};
 pub(super) use board::BoardRoad;
 pub(super) use hosts::{Boards, HostsRoad};
@@ -61,7 +61,7 @@ impl LaneRoad {
         &mut self,
         step: Step<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let Step {
             mut notice,
@@ -75,7 +75,7 @@ impl LaneRoad {
         if choice == Algorithm::Swap
             && let Collective::AllReduce { data, by } = collective
         {
-            return self.swap(notice, data, by, place.rank, patience);
+            return self.swap(notice, data, by, place.rank, policy);
         }
         let inline: &[u8] = if lists.is_empty() {
             small_input(&collective, place)
@@ -91,7 +91,7 @@ impl LaneRoad {
             own: place.rank,
         };
         let heard = &mut self.agreement;
-        heard.exchange(&mut self.lanes, circle, notice, inline, patience)?;
+        heard.exchange(&mut self.lanes, circle, notice, inline, policy)?;
         let mut compared = notice::compare(heard.notices());
         if compared.is_ok() && has_lists(notice.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
@@ -103,7 +103,7 @@ impl LaneRoad {
             let inline = |rank| heard.inline(rank);
             return finish_small(&mut collective, place, inline, &self.lanes);
         }
-        self.carry_out(collective, place, patience)
+        self.carry_out(collective, place, policy)
     }
 
     /// Does what the ranks have agreed on.
@@ -111,39 +111,39 @@ impl LaneRoad {
         &mut self,
         collective: Collective<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (lanes, scratch) = (&mut self.lanes, &mut self.scratch);
         match collective {
             Collective::Barrier => Ok(()),
             Collective::AllReduce { data, by } => {
-                exchange::all_reduce(lanes, place, data, by, scratch, patience)
+                exchange::all_reduce(lanes, place, data, by, scratch, policy)
             }
             Collective::Reduce { data, by, root } => {
-                exchange::reduce(lanes, place, data, by, root, scratch, patience)
+                exchange::reduce(lanes, place, data, by, root, scratch, policy)
             }
             Collective::Broadcast { data, root } => {
-                chain::broadcast(lanes, place, data, root, patience)
+                chain::broadcast(lanes, place, data, root, policy)
             }
             Collective::AllGather { input, outputs } => {
-                exchange::all_gather(lanes, place, input, outputs, patience)
+                exchange::all_gather(lanes, place, input, outputs, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
-                exchange::reduce_scatter(lanes, place, &inputs, output, by, scratch, patience)
+                exchange::reduce_scatter(lanes, place, &inputs, output, by, scratch, policy)
             }
             Collective::AllToAll { inputs, outputs } => {
-                exchange::all_to_all(lanes, place, &inputs, outputs, patience)
+                exchange::all_to_all(lanes, place, &inputs, outputs, policy)
             }
             Collective::Gather {
                 input,
                 outputs,
                 root,
-            } => exchange::gather(lanes, place, input, outputs, root, patience),
+            } => exchange::gather(lanes, place, input, outputs, root, policy),
             Collective::Scatter {
                 inputs,
                 output,
                 root,
-            } => exchange::scatter(lanes, place, inputs.as_ref(), output, root, patience),
+            } => exchange::scatter(lanes, place, inputs.as_ref(), output, root, policy),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::collective::Combination;
 use crate::lanes::{Swap, Transfer};
 use crate::mesh::Failure;
 use crate::notice::{self, Notice};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic;
 
 /// Bytes that go before the other's notice is known: all of a small buffer, and little enough to be thrown away
@@ -26,7 +26,7 @@ impl LaneRoad {
         data: &mut [u8],
         by: Combination,
         own: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (lanes, heard, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
         let peer = 1 - own;
@@ -36,7 +36,7 @@ impl LaneRoad {
             members: &self.members,
             own,
         };
-        let sent = heard.greet(lanes, circle, notice, &data[..ahead], patience)?;
+        let sent = heard.greet(lanes, circle, notice, &data[..ahead], policy)?;
         let theirs = heard.notices()[peer].inline as usize;
         if let Err(found) = notice::compare(heard.notices()) {
             let mut waste = vec![0; theirs];
@@ -44,7 +44,7 @@ impl LaneRoad {
                 Transfer::send_rest(peer, &data[..ahead], sent),
                 Transfer::receive(peer, &mut waste),
             ];
-            lanes.drive(&mut transfers, patience)?;
+            lanes.drive(&mut transfers, policy)?;
             return Err(Failure::Mismatch(lanes.global(found.rank), found.message));
         }
         if theirs != ahead {
@@ -58,6 +58,6 @@ impl LaneRoad {
             arithmetic::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
         };
         let swap = Swap::new(peer, data, sent, scratch, &combine);
-        lanes.drive(&mut [Transfer::Swap(swap)], patience)
+        lanes.drive(&mut [Transfer::Swap(swap)], policy)
     }
 }

@@ -10,7 +10,7 @@ use super::mesh::{Failure, Mesh, Wanted};
 use super::neighbours::Neighbours;
 use super::transport::shm::Waits;
 use super::transport::{Interest, Lane, tcp};
-use super::wait::{Interrupted, Patience, Pause};
+use super::wait::{Interrupted, Pause, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,7 +201,7 @@ impl Lanes {
     pub(super) fn open(
         &mut self,
         peer: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<&mut Lane, Failure> {
         let slot = &mut self.lanes[peer];
         if slot.is_none() {
@@ -212,7 +212,7 @@ impl Lanes {
                 peer: rank,
                 streams: self.neighbours.streams(peer, &self.mesh),
             };
-            let streams = self.mesh.connect(wanted, patience)?;
+            let streams = self.mesh.connect(wanted, policy)?;
             let lane = self.neighbours.lane(peer, streams).map_err(Failure::Io)?;
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             sockets.extend_from_slice(lane.sockets());
@@ -225,9 +225,9 @@ impl Lanes {
     pub(super) fn drive(
         &mut self,
         transfers: &mut [Transfer<'_>],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        self.drive_until(transfers, patience, |transfers| {
+        self.drive_until(transfers, policy, |transfers| {
             transfers.iter().all(Transfer::is_done)
         })
     }
@@ -236,22 +236,22 @@ impl Lanes {
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
         enough: impl Fn(&[Transfer<'_>]) -> bool,
     ) -> Result<(), Failure> {
         for transfer in transfers.iter() {
             for peer in [transfer.hears(), transfer.tells()].into_iter().flatten() {
-                self.open(peer, patience)?;
+                self.open(peer, policy)?;
             }
         }
         loop {
             if self.advance(transfers)? {
-                patience.refresh();
+                policy.refresh();
             }
             if enough(transfers) {
                 return Ok(());
             }
-            let pause = patience.pause().map_err(|why| self.late(why, transfers))?;
+            let pause = policy.pause().map_err(|why| self.late(why, transfers))?;
             match pause {
                 Pause::Look => {}
                 Pause::Sleep(time) => self.sleep(transfers, time)?,

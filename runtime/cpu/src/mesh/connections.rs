@@ -6,7 +6,7 @@ use super::{Notes, fill_random, lock};
 use crate::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
 use crate::host::Host;
 use crate::registered::Registry;
-use crate::wait::{Crowding, Patience};
+use crate::wait::{WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::Store;
 use rcomm_core::tuning::Tuning;
@@ -39,7 +39,7 @@ pub(crate) struct Mesh {
     registry: Arc<Registry>,
     tuning: Tuning,
     local_ranks: u32,
-    crowding: OnceLock<Crowding>,
+    wait_mode: OnceLock<WaitMode>,
     watched: Mutex<HashMap<Rank, Watched>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
@@ -108,7 +108,7 @@ impl Mesh {
             registry: Arc::default(),
             tuning: world.config.tuning.clone(),
             local_ranks: world.local_world_size.unwrap_or(world.world_size),
-            crowding: OnceLock::new(),
+            wait_mode: OnceLock::new(),
             watched: Mutex::new(HashMap::new()),
             closed: AtomicBool::new(false),
             wake,
@@ -154,9 +154,9 @@ impl Mesh {
 
     /// Whether the ranks of this host have a core each, as far as can be told without memory to share: found
     /// out when it is first asked, which takes a dozen system calls.
-    pub(crate) fn crowding(&self) -> Crowding {
-        let find_out = || Crowding::of(self.local_ranks as usize);
-        *self.crowding.get_or_init(find_out)
+    pub(crate) fn wait_mode(&self) -> WaitMode {
+        let find_out = || WaitMode::of(self.local_ranks as usize);
+        *self.wait_mode.get_or_init(find_out)
     }
 
     /// What this rank shares with the others of its host.
@@ -173,7 +173,7 @@ impl Mesh {
     pub(crate) fn connect(
         &self,
         wanted: Wanted,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Vec<TcpStream>, Failure> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
@@ -188,8 +188,8 @@ impl Mesh {
         let is_dialer = self.rank() > wanted.peer;
         hellos
             .map(|hello| match is_dialer {
-                true => self.dial(hello, patience),
-                false => self.await_call(hello, patience),
+                true => self.dial(hello, policy),
+                false => self.await_call(hello, policy),
             })
             .collect()
     }
@@ -198,10 +198,10 @@ impl Mesh {
     pub(crate) fn try_connect(
         &self,
         wanted: Wanted,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<TcpStream>>, Failure> {
         if self.rank() > wanted.peer {
-            return self.connect(wanted, patience).map(Some);
+            return self.connect(wanted, policy).map(Some);
         }
         let ids = (0..wanted.streams as u32).map(|stream| LaneId {
             group: wanted.group,
@@ -217,7 +217,7 @@ impl Mesh {
     }
 
     /// Whether `peer` is known to be gone. Opens a connection to it for that purpose if need be.
-    pub(crate) fn is_gone(&self, peer: Rank, patience: &mut Patience<'_>) -> Result<bool, Failure> {
+    pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
             Some(Watched::Open(stream)) => {
@@ -234,7 +234,7 @@ impl Mesh {
             }
         }
         drop(watched);
-        let dialled = self.dial_to_watch(peer, patience);
+        let dialled = self.dial_to_watch(peer, policy);
         let mut watched = lock(&self.watched);
         match dialled {
             Ok(Some(stream)) => {
@@ -259,7 +259,7 @@ impl Mesh {
     fn dial_to_watch(
         &self,
         peer: Rank,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<TcpStream>, Failure> {
         if !self.store.check(&[&address_key(peer)]).unwrap_or(false) {
             return Ok(None);
@@ -271,10 +271,10 @@ impl Mesh {
             group: 0,
             stream: 0,
         };
-        self.dial(hello, patience).map(Some)
+        self.dial(hello, policy).map(Some)
     }
 
-    fn await_call(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {
+    fn await_call(&self, hello: Hello, policy: &mut WaitPolicy<'_>) -> Result<TcpStream, Failure> {
         let id = LaneId {
             group: hello.group,
             kind: hello.kind,
@@ -287,13 +287,13 @@ impl Mesh {
             if let Some(stream) = arrived.remove(&id) {
                 return Ok(stream);
             }
-            patience.check()?;
+            policy.check()?;
             if self.closed.load(Ordering::Acquire) {
                 return Err(Failure::Closed);
             }
             if began.elapsed() >= DOUBT {
                 drop(arrived);
-                if self.is_gone(hello.to, patience)? {
+                if self.is_gone(hello.to, policy)? {
                     return Err(Failure::Gone(hello.to, None));
                 }
                 arrived = lock(&self.desk.arrived);
@@ -309,13 +309,13 @@ impl Mesh {
         }
     }
 
-    fn dial(&self, hello: Hello, patience: &mut Patience<'_>) -> Result<TcpStream, Failure> {
-        let address = self.address_of(hello.to, patience)?;
+    fn dial(&self, hello: Hello, policy: &mut WaitPolicy<'_>) -> Result<TcpStream, Failure> {
+        let address = self.address_of(hello.to, policy)?;
         let gone = |error| Failure::Gone(hello.to, Some(error));
         let mut tries = 0;
         // One try: a rank listens before it gives its address away, so a refusal means that it ended.
         let stream = loop {
-            patience.check()?;
+            policy.check()?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
                 Ok(stream) => break stream,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -338,7 +338,7 @@ impl Mesh {
         let mut talk = Talk {
             stream: &stream,
             peer: hello.to,
-            patience,
+            policy,
         };
         talk.say(&first)?;
         let mut answer = [0; ANSWER_LEN];
@@ -371,10 +371,10 @@ impl Mesh {
         }
     }
 
-    fn address_of(&self, peer: Rank, patience: &mut Patience<'_>) -> Result<SocketAddr, Failure> {
+    fn address_of(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<SocketAddr, Failure> {
         let key = address_key(peer);
         loop {
-            patience.check()?;
+            policy.check()?;
             match self.store.get(&key, Duration::from_millis(100)) {
                 Ok(bytes) => {
                     let text = String::from_utf8_lossy(&bytes);
@@ -404,7 +404,7 @@ fn address_key(rank: Rank) -> String {
 struct Talk<'a, 'p> {
     stream: &'a TcpStream,
     peer: Rank,
-    patience: &'a mut Patience<'p>,
+    policy: &'a mut WaitPolicy<'p>,
 }
 
 impl Talk<'_, '_> {
@@ -438,7 +438,7 @@ impl Talk<'_, '_> {
         if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
             return Err(Failure::Gone(self.peer, Some(error)));
         }
-        self.patience.check()?;
+        self.policy.check()?;
         let mut socket = [PollFd::new(self.stream, flags)];
         match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

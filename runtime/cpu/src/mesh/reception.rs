@@ -138,12 +138,12 @@ impl Reception {
                     PollFlags::IN,
                 ));
             }
-            let patience = if self.greetings.is_empty() {
+            let policy = if self.greetings.is_empty() {
                 None
             } else {
                 Some(milliseconds(250))
             };
-            match rustix::event::poll(&mut sockets, patience.as_ref()) {
+            match rustix::event::poll(&mut sockets, policy.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "cannot wait for other ranks; no more will be heard");

@@ -12,7 +12,7 @@ use super::request::{Request, Stage};
 use crate::fill::bytes_to_fill;
 use crate::mesh::Failure;
 use crate::transport::shm::Found;
-use crate::wait::{Patience, Pause};
+use crate::wait::{Pause, WaitPolicy};
 use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
@@ -42,7 +42,7 @@ impl P2p {
     pub(crate) fn run_one(
         &self,
         op: &mut Op<'_>,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, Failure> {
         let mut left = match op {
             Op::Send { buffer, peer, tag } => {
@@ -59,7 +59,7 @@ impl P2p {
             } => {
                 let (at, dtype) = (*peer as usize, buffer.dtype());
                 let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
-                match self.receive_at_once(at, *tag, dtype, bytes, patience) {
+                match self.receive_at_once(at, *tag, dtype, bytes, policy) {
                     None => return Ok(Some(at)),
                     left => left,
                 }
@@ -67,7 +67,7 @@ impl P2p {
             _ => self.post_one(op),
         };
         let requests = left.as_mut_slice();
-        let outcome = self.run(op, requests, patience);
+        let outcome = self.run(op, requests, policy);
         outcome.inspect_err(|_| self.withdraw(requests))?;
         Ok(requests.iter().find_map(Request::source))
     }
@@ -120,7 +120,7 @@ impl P2p {
         tag: u32,
         dtype: DType,
         bytes: &mut [u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Option<Request> {
         let id = self.next_id();
         let head = Frame::eager(tag, dtype, bytes.len()).encode();
@@ -140,7 +140,7 @@ impl P2p {
             let sight = self.sights[at].get();
             let has_come = sight.is_some_and(|sight| {
                 loop {
-                    if !matches!(patience.pause(), Ok(Pause::Look)) {
+                    if !matches!(policy.pause(), Ok(Pause::Look)) {
                         return false;
                     }
                     if sight.has_changed(blank) {

@@ -10,7 +10,7 @@ use crate::mesh::{Failure, Mesh, Wanted};
 use crate::neighbours::Neighbours;
 use crate::transport::Lane;
 use crate::transport::shm::Sight;
-use crate::wait::{Interrupted, Patience, Pause};
+use crate::wait::{Interrupted, Pause, WaitPolicy};
 use rcomm_core::Op;
 use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,21 +108,21 @@ impl P2p {
         &self,
         op: &mut Op<'_>,
         requests: &mut [Request],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         loop {
-            let moved = self.advance(op, &mut requests.iter_mut(), patience)?;
+            let moved = self.advance(op, &mut requests.iter_mut(), policy)?;
             if let Some(outcome) = outcome(requests) {
                 return outcome;
             }
             if moved {
-                patience.refresh();
+                policy.refresh();
                 continue;
             }
-            match patience.pause() {
+            match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
-                    self.check_peers(requests, patience)?;
+                    self.check_peers(requests, policy)?;
                     self.sleep(requests.iter(), None, time)?;
                 }
                 Err(Interrupted::TimedOut) => return Err(Failure::Late(self.missing(requests))),
@@ -136,13 +136,13 @@ impl P2p {
         &self,
         op: &mut Op<'_>,
         requests: &mut std::slice::IterMut<'_, Request>,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         match op {
             Op::Coalesced(ops) => {
                 let mut moved = false;
                 for op in ops {
-                    moved |= self.advance(op, requests, patience)?;
+                    moved |= self.advance(op, requests, policy)?;
                 }
                 Ok(moved)
             }
@@ -151,7 +151,7 @@ impl P2p {
                     return Ok(false);
                 };
                 let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
-                let result = self.advance_send(request, bytes, patience);
+                let result = self.advance_send(request, bytes, policy);
                 request.keep_mismatch(result)
             }
             Op::Recv { buffer, .. } => {
@@ -159,7 +159,7 @@ impl P2p {
                     return Ok(false);
                 };
                 let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
-                let result = self.advance_receive(request, bytes, patience);
+                let result = self.advance_receive(request, bytes, policy);
                 request.keep_mismatch(result)
             }
             _ => Ok(false),
@@ -181,7 +181,7 @@ impl P2p {
         &self,
         at: usize,
         peer: &mut PeerLane,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         if peer.lane.is_some() {
             return Ok(true);
@@ -193,7 +193,7 @@ impl P2p {
             peer: rank,
             streams: self.neighbours.streams(at, &self.mesh),
         };
-        let Some(streams) = self.mesh.try_connect(wanted, patience)? else {
+        let Some(streams) = self.mesh.try_connect(wanted, policy)? else {
             return Ok(false);
         };
         let lane = self.neighbours.lane(at, streams).map_err(Failure::Io)?;
@@ -210,7 +210,7 @@ impl P2p {
         &self,
         request: &mut Request,
         bytes: &[u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         let at = match request.stage {
             Stage::SendQueued { peer }
@@ -220,7 +220,7 @@ impl P2p {
         };
         let mut guard = lock(&self.peers[at]);
         let peer = &mut *guard;
-        if !self.open(at, peer, patience)? {
+        if !self.open(at, peer, policy)? {
             return Ok(false);
         }
         let gone = |error| Failure::Gone(self.ranks[at], Some(error));
@@ -312,11 +312,11 @@ impl P2p {
         &self,
         request: &mut Request,
         bytes: &mut [u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         match request.stage {
             Stage::Receive { peer: Some(peer) } | Stage::Receiving { peer } => {
-                self.receive_from(peer, request, bytes, patience)
+                self.receive_from(peer, request, bytes, policy)
             }
             Stage::Receive { peer: None } => {
                 let mut moved = false;
@@ -324,7 +324,7 @@ impl P2p {
                     if self.ranks[peer] == self.mesh.rank() {
                         continue;
                     }
-                    moved |= self.receive_from(peer, request, bytes, patience)?;
+                    moved |= self.receive_from(peer, request, bytes, policy)?;
                     if !matches!(request.stage, Stage::Receive { peer: None }) {
                         break;
                     }
@@ -340,11 +340,11 @@ impl P2p {
         at: usize,
         request: &mut Request,
         bytes: &mut [u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         let mut guard = lock(&self.peers[at]);
         let peer = &mut *guard;
-        if !self.open(at, peer, patience)? {
+        if !self.open(at, peer, policy)? {
             return Ok(false);
         }
         let from_any = matches!(request.stage, Stage::Receive { peer: None });

@@ -6,7 +6,7 @@ use super::request::{Request, Stage};
 use crate::mesh::Failure;
 use crate::transport::shm::Waits;
 use crate::transport::{self, Interest, Lane};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -31,25 +31,23 @@ impl P2p {
     pub(super) fn check_peers(
         &self,
         requests: &[Request],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if patience.idle() < DOUBT {
+        if policy.idle() < DOUBT {
             return Ok(());
         }
-        self.check_peers_now(requests, patience)
+        self.check_peers_now(requests, policy)
     }
 
     /// As `check_peers`, however short the wait has been.
     pub(crate) fn check_peers_now(
         &self,
         requests: &[Request],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         for request in requests {
             let Some(at) = request.peer() else { continue };
-            if lock(&self.peers[at]).lane.is_none()
-                && self.mesh.is_gone(self.ranks[at], patience)?
-            {
+            if lock(&self.peers[at]).lane.is_none() && self.mesh.is_gone(self.ranks[at], policy)? {
                 return Err(Failure::Gone(self.ranks[at], None));
             }
         }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::hello::LaneKind;
 use crate::mesh::Wanted;
-use crate::wait::{Crowding, Patience, Stop};
+use crate::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::AbortReason;
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::ReduceOp;
@@ -256,14 +256,14 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
             let stop = Stop::default();
-            let mut patience = Patience::new(&stop, LONG.into(), Crowding::Crowded);
+            let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);
             let wanted = Wanted {
                 group: 1,
                 kind,
                 peer: 0,
                 streams: 1,
             };
-            let lane = rig.factory.mesh.connect(wanted, &mut patience);
+            let lane = rig.factory.mesh.connect(wanted, &mut policy);
             let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
             let mut lane = lane.remove(0);
             lane.set_nonblocking(false).unwrap();

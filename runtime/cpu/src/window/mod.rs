@@ -12,8 +12,8 @@ mod shared;
 
 use super::CpuBackend;
 use super::registered::{Backing, Whereabouts};
-use super::wait::Crowding;
-use super::wait::{Patience, Pause, Stop};
+use super::wait::WaitMode;
+use super::wait::{Pause, Stop, WaitPolicy};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Hints;
@@ -121,7 +121,7 @@ struct Shared {
     /// One counter of signals for each member.
     counters: RemoteMemory,
     stop: Stop,
-    crowding: Crowding,
+    wait_mode: WaitMode,
 }
 
 impl Shared {
@@ -209,7 +209,7 @@ impl CpuWindow {
             ranks: group.ranks.clone(),
             counters: counters.access(),
             stop: Stop::default(),
-            crowding: group.crowding,
+            wait_mode: group.wait_mode,
         });
         let mut said = Op::AllGatherSingle {
             input: Buffer::from_vec(card.encode().to_vec()),
@@ -402,10 +402,10 @@ impl Window for CpuWindow {
         let shared = &self.shared;
         let counter = shared.counter(&shared.counters, peer as usize)?;
         let rank = shared.ranks[peer as usize];
-        let mut patience = Patience::new(&shared.stop, deadline.started(), shared.crowding);
+        let mut policy = WaitPolicy::new(&shared.stop, deadline.started(), shared.wait_mode);
         let mut doubt = Instant::now() + DOUBT;
         while !take_one(counter) {
-            match patience.pause() {
+            match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
                     let time = Timespec {
@@ -420,7 +420,7 @@ impl Window for CpuWindow {
                     }
                     doubt = Instant::now() + DOUBT;
                     // What it did before it went still counts.
-                    if mesh.is_gone(rank, &mut patience).unwrap_or(false)
+                    if mesh.is_gone(rank, &mut policy).unwrap_or(false)
                         && counter.load(Ordering::Acquire) == 0
                     {
                         let message = format!("rank {rank} is gone and will send no signal");

@@ -320,7 +320,7 @@ impl Walk<'_, '_> {
 
     /// Fails if this rank should give up.
     fn look_up(&mut self) -> Result<(), Failure> {
-        Ok(self.patience.check()?)
+        Ok(self.policy.check()?)
     }
 
     fn end<'a>(&mut self, meeting: Meeting<'_>) -> Result<Option<Collective<'a>>, Failure> {

@@ -6,7 +6,7 @@ use crate::mesh::Failure;
 use crate::notice::{self, NOTICE_LEN, Notice};
 use crate::registered::{Reach, Registry};
 use crate::transport::shm::{Board, BoardError, SLOT, Slots};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
@@ -41,7 +41,7 @@ pub(super) struct Walk<'a, 'p> {
     pub(super) whole: usize,
     /// Taken away while the ranks agree on its use.
     pub(super) reach: Option<&'a mut Reach>,
-    pub(super) patience: &'a mut Patience<'p>,
+    pub(super) policy: &'a mut WaitPolicy<'p>,
 }
 
 impl BoardRoad {
@@ -74,9 +74,9 @@ impl BoardRoad {
         &mut self,
         step: Step<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let done = self.walk(step, place, patience);
+        let done = self.walk(step, place, policy);
         if let Err(failure) = &done
             && !matches!(failure, Failure::Mismatch(..))
         {
@@ -91,7 +91,7 @@ impl BoardRoad {
         &mut self,
         step: Step<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let notice = &step.notice;
         let mut walk = Walk {
@@ -103,7 +103,7 @@ impl BoardRoad {
             signature: step.signature,
             whole: self.whole,
             reach: Some(&mut self.direct.reach),
-            patience,
+            policy,
         };
         let longest = if has_lists(notice.op) {
             walk.compare_lists(&step.lists)?
@@ -183,7 +183,7 @@ impl Walk<'_, '_> {
 
     #[inline]
     fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
-        match self.board.turn(self.signature, inline, used, self.patience) {
+        match self.board.turn(self.signature, inline, used, self.policy) {
             Ok(true) => {
                 // Each phase of an operation has its own signature: no rank can be a phase behind.
                 self.signature = self.signature.wrapping_add(1);
@@ -200,7 +200,7 @@ impl Walk<'_, '_> {
         let bytes = self.notice.encode();
         self.board.restart_slots();
         self.board.next_slot(NOTICE_LEN).copy_from_slice(&bytes);
-        if let Err(error) = self.board.turn(0, &[], NOTICE_LEN, self.patience) {
+        if let Err(error) = self.board.turn(0, &[], NOTICE_LEN, self.policy) {
             return self.failure(error);
         }
         let mut notices = Vec::with_capacity(self.place.size);

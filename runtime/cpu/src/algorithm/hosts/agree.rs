@@ -12,7 +12,7 @@ use crate::collective::{Place, compare_lists, has_lists};
 use crate::mesh::Failure;
 use crate::notice::{self, Disagreement, NOTICE_LEN, Notice};
 use crate::transport::shm::{INLINE, SLOT};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 
 /// What a rank brings to an agreement, as all of them can tell beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +81,12 @@ impl Heard {
         place: Place,
         notice: Notice,
         (bring, own): (Bring, &[u8]),
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
         ways.floor.begin(notice.signature());
-        let dissent = self.meet(ways.floor, notice, bring, own, patience)?;
+        let dissent = self.meet(ways.floor, notice, bring, own, policy)?;
         // Ranks that disagree do not expect the same.
         let expected = if dissent.is_some() {
             Bring::Nothing
@@ -95,14 +95,14 @@ impl Heard {
         };
         let len = (0..place.size).filter_map(|rank| expected.of(rank)).sum();
         if ways.layout.place() > 0 {
-            return self.hear(ways, place, expected, len, patience);
+            return self.hear(ways, place, expected, len, policy);
         }
-        self.tell(ways, notice, dissent, patience)?;
+        self.tell(ways, notice, dissent, policy)?;
         let verdict = match self.compare(ways, notice)? {
             Ok(()) => self.sort(ways, place, notice, bring)?,
             disagreement => disagreement,
         };
-        self.pass_on(ways.floor, &verdict, len, patience)?;
+        self.pass_on(ways.floor, &verdict, len, policy)?;
         verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
     }
 
@@ -114,7 +114,7 @@ impl Heard {
         notice: Notice,
         bring: Bring,
         own: &[u8],
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<Notice>>, Failure> {
         let most = bring.most();
         let is_inline = most <= INLINE;
@@ -144,8 +144,8 @@ impl Heard {
                 hand_over.copy(&mut slot[header.len()..][..own.len()], own);
             });
         }
-        if !floor.meet(inline, used, patience)? {
-            return self.dissent(floor, notice, patience).map(Some);
+        if !floor.meet(inline, used, policy)? {
+            return self.dissent(floor, notice, policy).map(Some);
         }
         for place in 0..floor.size() {
             self.starts.push(self.bytes.len());
@@ -173,12 +173,12 @@ impl Heard {
         &mut self,
         floor: &mut Floor,
         notice: Notice,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Vec<Notice>, Failure> {
         floor.restart_slots();
         floor.begin(0);
         floor.fill(NOTICE_LEN, |slot, _| slot.copy_from_slice(&notice.encode()));
-        floor.turn(&[], NOTICE_LEN, patience)?;
+        floor.turn(&[], NOTICE_LEN, policy)?;
         let notices = (0..floor.size()).map(|place| {
             let notice = floor.slot(place).first_chunk().and_then(Notice::decode);
             notice.ok_or_else(|| {
@@ -195,7 +195,7 @@ impl Heard {
         ways: &mut Ways<'_>,
         notice: Notice,
         dissent: Option<Vec<Notice>>,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let mut ours = vec![u8::from(dissent.is_none())];
         match &dissent {
@@ -217,7 +217,7 @@ impl Heard {
             own: ways.layout.host(),
         };
         self.agreement
-            .exchange(ways.lanes, circle, said, &ours, patience)
+            .exchange(ways.lanes, circle, said, &ours, policy)
     }
 
     /// Whether all hosts said the same; if not, what every rank said counts.
@@ -297,19 +297,19 @@ impl Heard {
         floor: &mut Floor,
         verdict: &Result<(), Disagreement>,
         len: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let mut line = [0; INLINE];
         let is_inline = HEAD + len <= INLINE;
         let used = if is_inline { 0 } else { len };
         if let Err(found) = verdict {
             line[0] = REFUSED;
-            floor.turn(&line, used, patience)?;
+            floor.turn(&line, used, policy)?;
             let reason = reason(found);
             floor.fill(REASON, |slot, _| {
                 slot[..reason.len()].copy_from_slice(&reason);
             });
-            return floor.turn(&[], REASON, patience);
+            return floor.turn(&[], REASON, policy);
         }
         line[0] = AGREED;
         let bytes = &self.bytes;
@@ -318,7 +318,7 @@ impl Heard {
         } else {
             floor.fill(len, |slot, hand_over| hand_over.copy(slot, &bytes[..len]));
         }
-        floor.turn(&line, used, patience)
+        floor.turn(&line, used, policy)
     }
 
     /// Hears from the first rank of this host what all ranks brought, which is `len` bytes.
@@ -328,11 +328,11 @@ impl Heard {
         place: Place,
         bring: Bring,
         len: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let floor = &mut *ways.floor;
         let is_inline = HEAD + len <= INLINE;
-        floor.turn(&[], if is_inline { 0 } else { len }, patience)?;
+        floor.turn(&[], if is_inline { 0 } else { len }, policy)?;
         let line = floor.line(0, INLINE);
         match line[0] {
             AGREED => {
@@ -352,7 +352,7 @@ impl Heard {
                 Ok(())
             }
             REFUSED => {
-                floor.turn(&[], REASON, patience)?;
+                floor.turn(&[], REASON, policy)?;
                 Err(match read_reason(floor.slot(0), place.size) {
                     Some(found) => Failure::Mismatch(ways.lanes.global(found.rank), found.message),
                     None => Failure::Garbled(floor.global(0), "a reason that is none".into()),

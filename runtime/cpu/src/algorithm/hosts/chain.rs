@@ -15,7 +15,7 @@ use crate::collective::{Combination, Data, Inputs, Place};
 use crate::lanes::Transfer;
 use crate::mesh::Failure;
 use crate::transport::shm::SLOT;
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 
@@ -79,19 +79,19 @@ impl Chain {
         place: Place,
         data: &mut [u8],
         by: Combination,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let own = ways.layout.place();
         for block in data.chunks_mut(block_len(by)) {
             let stripes = stripes(ways, block.len(), by);
-            self.fold_block(ways, place, block, &stripes, by, patience)?;
+            self.fold_block(ways, place, block, &stripes, by, policy)?;
             if let Some(mine) = stripes.get(own).cloned() {
                 if is_last(ways) {
                     block[mine.clone()].copy_from_slice(&self.results);
                 }
-                back(ways, &mut block[mine], patience)?;
+                back(ways, &mut block[mine], policy)?;
             }
-            put_together(ways, block, &stripes, patience)?;
+            put_together(ways, block, &stripes, policy)?;
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Chain {
         mut data: Data<'_>,
         by: Combination,
         root: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let own = ways.layout.place();
         let last = ways.layout.hosts() - 1;
@@ -113,7 +113,7 @@ impl Chain {
             let range = start..len.min(start + step);
             let stripes = stripes(ways, range.len(), by);
             let block = &data.bytes()[range.clone()];
-            self.fold_block(ways, place, block, &stripes, by, patience)?;
+            self.fold_block(ways, place, block, &stripes, by, policy)?;
             let mut transfers = Vec::new();
             if is_last(ways) && own < stripes.len() && place.rank != root {
                 transfers.push(Transfer::send(root, &self.results));
@@ -131,7 +131,7 @@ impl Chain {
                     }
                 }
             }
-            ways.lanes.drive(&mut transfers, patience)?;
+            ways.lanes.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -145,11 +145,11 @@ impl Chain {
         block: &[u8],
         stripes: &[Range<usize>],
         by: Combination,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let inputs: Vec<&[u8]> = stripes.iter().map(|range| &block[range.clone()]).collect();
         self.results.clear();
-        self.fold(ways, place, &inputs, by, patience)
+        self.fold(ways, place, &inputs, by, policy)
     }
 
     /// Combines one part for each stripe along the hosts. On the last host this rank's result is behind
@@ -160,7 +160,7 @@ impl Chain {
         place: Place,
         inputs: &[&[u8]],
         by: Combination,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let own = ways.layout.place();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
@@ -173,11 +173,11 @@ impl Chain {
                         hand_over.copy(&mut slot[lane.at(stripe)..][..piece.len()], piece);
                     }
                 });
-                ways.floor.turn(&[], lane.used(), patience)?;
+                ways.floor.turn(&[], lane.used(), policy)?;
             }
             if let Some(input) = inputs.get(own) {
                 let piece = &input[clip(&range, input.len())];
-                self.link(ways, place, piece, lane.at(own), by, patience)?;
+                self.link(ways, place, piece, lane.at(own), by, policy)?;
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl Chain {
         own: &[u8],
         at: usize,
         by: Combination,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (host, stripe) = (ways.layout.host(), ways.layout.place());
         let partial = Partial::new(by.op, by.dtype);
@@ -202,7 +202,7 @@ impl Chain {
             self.before.resize(travels, 0);
             let from = ways.layout.ranks_of(host - 1)[stripe];
             let mut transfers = [Transfer::receive(from, &mut self.before)];
-            ways.lanes.drive(&mut transfers, patience)?;
+            ways.lanes.drive(&mut transfers, policy)?;
         }
         let floor = &*ways.floor;
         let inputs = (0..floor.size()).map(|place| match place == stripe {
@@ -221,7 +221,7 @@ impl Chain {
         }
         let to = ways.layout.ranks_of(host + 1)[stripe];
         let mut transfers = [Transfer::send(to, &self.after)];
-        ways.lanes.drive(&mut transfers, patience)
+        ways.lanes.drive(&mut transfers, policy)
     }
 
     /// Every rank's part is the stripe of the rank at its place (counted round, on hosts with more ranks
@@ -233,7 +233,7 @@ impl Chain {
         inputs: &Inputs<'_>,
         output: &mut [u8],
         by: Combination,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (layout, own) = (ways.layout, ways.layout.place());
         let count = layout.fewest();
@@ -257,7 +257,7 @@ impl Chain {
             // As many rounds at a time as results may wait.
             while round < rounds && (round == first || taken < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
-                self.fold(ways, place, &parts, by, patience)?;
+                self.fold(ways, place, &parts, by, policy)?;
                 taken += parts.iter().map(|part| part.len()).max().unwrap_or(0);
                 round += 1;
             }
@@ -281,7 +281,7 @@ impl Chain {
             {
                 transfers.push(Transfer::receive(from, output));
             }
-            ways.lanes.drive(&mut transfers, patience)?;
+            ways.lanes.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -311,7 +311,7 @@ fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
 fn back(
     ways: &mut Ways<'_>,
     stripe: &mut [u8],
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, host, place) = (ways.layout, ways.layout.host(), ways.layout.place());
     let at = |host: usize| layout.ranks_of(host)[place];
@@ -320,7 +320,7 @@ fn back(
         Some(previous) if is_last(ways) => Transfer::send(previous, stripe),
         _ => Transfer::relay(at(host + 1), previous, stripe),
     };
-    ways.lanes.drive(&mut [transfer], patience)
+    ways.lanes.drive(&mut [transfer], policy)
 }
 
 /// The ranks of a host show each other their stripes of a block.
@@ -328,7 +328,7 @@ pub(super) fn put_together(
     ways: &mut Ways<'_>,
     block: &mut [u8],
     stripes: &[Range<usize>],
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let floor = &mut *ways.floor;
     if floor.size() == 1 {
@@ -348,7 +348,7 @@ pub(super) fn put_together(
                 hand_over.copy(&mut slot[..mine.len()], mine);
             });
         }
-        floor.turn(&[], range.len(), patience)?;
+        floor.turn(&[], range.len(), policy)?;
         for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != own) {
             let piece = piece(whole);
             let shown = &floor.slot(stripe)[..piece.len()];

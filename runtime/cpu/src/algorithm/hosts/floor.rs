@@ -2,7 +2,7 @@
 
 use crate::mesh::Failure;
 use crate::transport::shm::{Board, BoardError};
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 
@@ -68,12 +68,12 @@ impl Floor {
         &mut self,
         inline: &[u8],
         used: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         let Some(board) = &mut self.board else {
             return Ok(true);
         };
-        let met = board.turn(self.signature, inline, used, patience);
+        let met = board.turn(self.signature, inline, used, policy);
         // Each phase of an operation has its own signature: no rank can be a phase behind.
         self.signature = self.signature.wrapping_add(1);
         met.map_err(|error| match error {
@@ -89,9 +89,9 @@ impl Floor {
         &mut self,
         inline: &[u8],
         used: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if self.meet(inline, used, patience)? {
+        if self.meet(inline, used, policy)? {
             return Ok(());
         }
         let what = "a phase that belongs to another operation";

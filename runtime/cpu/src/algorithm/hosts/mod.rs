@@ -28,7 +28,7 @@ use crate::lanes::Lanes;
 use crate::layout::Layout;
 use crate::mesh::Failure;
 use crate::transport::shm::Board;
-use crate::wait::{Interrupted, Patience};
+use crate::wait::{Interrupted, WaitPolicy};
 use agree::{Bring, Heard};
 use chain::Chain;
 use floor::Floor;
@@ -115,13 +115,13 @@ impl HostsRoad {
 
     /// Asks whether every host has a board: once, by the first operation, so that nobody waits for
     /// another host when a group is made.
-    fn terms(&mut self, patience: &mut Patience<'_>) -> Result<Terms, Failure> {
+    fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Terms, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
         let keys: Vec<String> = several.iter().map(|&host| board_key(host)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
-            if let Err(why) = patience.check() {
+            if let Err(why) = policy.check() {
                 if !matches!(why, Interrupted::TimedOut) {
                     return Err(why.into());
                 }
@@ -147,13 +147,13 @@ impl HostsRoad {
         &mut self,
         step: Step<'_>,
         place: Place,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         if matches!(self.terms, Terms::Unknown) {
-            self.terms = self.terms(patience)?;
+            self.terms = self.terms(policy)?;
         }
         if matches!(self.terms, Terms::Flat) {
-            return self.road.perform(step, place, patience);
+            return self.road.perform(step, place, policy);
         }
         let Step {
             notice,
@@ -186,33 +186,33 @@ impl HostsRoad {
             lanes: &mut self.road.lanes,
         };
         let heard = &mut self.heard;
-        heard.exchange(&mut ways, place, notice, brought, patience)?;
+        heard.exchange(&mut ways, place, notice, brought, policy)?;
         if goes_along {
             let inline = |rank| heard.of(rank);
             return finish_small(&mut collective, place, inline, ways.lanes);
         }
         if choice != Algorithm::Nested {
-            return self.road.carry_out(collective, place, patience);
+            return self.road.carry_out(collective, place, policy);
         }
         match collective {
             Collective::AllReduce { data, by } => {
-                self.chain.all_reduce(&mut ways, place, data, by, patience)
+                self.chain.all_reduce(&mut ways, place, data, by, policy)
             }
             Collective::Reduce { data, by, root } => {
                 let chain = &mut self.chain;
-                chain.reduce(&mut ways, place, data, by, root, patience)
+                chain.reduce(&mut ways, place, data, by, root, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
                 let chain = &mut self.chain;
-                chain.reduce_scatter(&mut ways, place, &inputs, output, by, patience)
+                chain.reduce_scatter(&mut ways, place, &inputs, output, by, policy)
             }
             Collective::Broadcast { data, root } => {
-                spread::broadcast(&mut ways, data, root, patience)
+                spread::broadcast(&mut ways, data, root, policy)
             }
             Collective::AllGather { input, outputs } => {
-                spread::all_gather(&mut ways, place, input, outputs, patience)
+                spread::all_gather(&mut ways, place, input, outputs, policy)
             }
-            other => self.road.carry_out(other, place, patience),
+            other => self.road.carry_out(other, place, policy),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::collective::{Data, Outputs, Place};
 use crate::lanes::Transfer;
 use crate::mesh::Failure;
 use crate::transport::shm::SLOT;
-use crate::wait::Patience;
+use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) fn broadcast(
     ways: &mut Ways<'_>,
     mut data: Data<'_>,
     root: usize,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, hosts) = (ways.layout, ways.layout.hosts());
     let (source, root_place) = layout.place_of(root);
@@ -36,7 +36,7 @@ pub(super) fn broadcast(
             .map(|stripe| part_of(stripe, count, range.len(), 1))
             .collect();
         if is_source {
-            show(ways, &mut data, &range, root_place, patience)?;
+            show(ways, &mut data, &range, root_place, policy)?;
         }
         if let Some(stripe) = stripes.get(own) {
             let stripe = start + stripe.start..start + stripe.end;
@@ -48,10 +48,10 @@ pub(super) fn broadcast(
                 }
                 _ => continue,
             };
-            ways.lanes.drive(&mut [transfer], patience)?;
+            ways.lanes.drive(&mut [transfer], policy)?;
         }
         if let (false, Data::Write(data)) = (is_source, &mut data) {
-            put_together(ways, &mut data[range], &stripes, patience)?;
+            put_together(ways, &mut data[range], &stripes, policy)?;
         }
     }
     Ok(())
@@ -63,7 +63,7 @@ fn show(
     data: &mut Data<'_>,
     block: &Range<usize>,
     root: usize,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let floor = &mut *ways.floor;
     if floor.size() == 1 {
@@ -76,7 +76,7 @@ fn show(
                 hand_over.copy(slot, &bytes[range.clone()]);
             });
         }
-        floor.turn(&[], range.len(), patience)?;
+        floor.turn(&[], range.len(), policy)?;
         if let Data::Write(bytes) = data {
             let shown = &floor.slot(root)[..range.len()];
             copy(&mut bytes[range], shown);
@@ -92,7 +92,7 @@ pub(super) fn all_gather(
     place: Place,
     input: &[u8],
     mut outputs: Outputs<'_>,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, own) = (ways.layout, ways.layout.place());
     let here = layout.neighbours().len();
@@ -109,7 +109,7 @@ pub(super) fn all_gather(
             transfers.push(Transfer::receive(rank, part));
         }
     }
-    ways.lanes.drive(&mut transfers, patience)?;
+    ways.lanes.drive(&mut transfers, policy)?;
     drop(transfers);
     let floor = &mut *ways.floor;
     if floor.size() == 1 {
@@ -141,7 +141,7 @@ pub(super) fn all_gather(
                     hand_over.copy(&mut slot[..piece.len()], piece);
                 });
             }
-            floor.turn(&[], range.len(), patience)?;
+            floor.turn(&[], range.len(), policy)?;
             for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != own) {
                 let Some(rank) = *rank else { continue };
                 let part = outputs.part_mut(rank);

@@ -4,7 +4,7 @@
 use super::mapping::Mapping;
 use super::segment::{PAGE, Segment, align};
 use super::stream::ShmStream;
-use crate::wait::{Crowding, Interrupted, Patience, Pause};
+use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::thread::futex;
@@ -313,7 +313,7 @@ impl Board {
         signature: u64,
         inline: &[u8],
         used: usize,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, BoardError> {
         assert!(self.complete, "a board that was given up is not used on");
         assert!(used <= SLOT, "a slot is no longer than that");
@@ -337,7 +337,7 @@ impl Board {
         let mut equal = true;
         for rank in 0..self.ranks.len() {
             if rank != self.rank {
-                equal &= self.wait_for(rank, patience)? == signature;
+                equal &= self.wait_for(rank, policy)? == signature;
             }
         }
         self.complete = true;
@@ -396,16 +396,16 @@ impl Board {
 
     /// Waits until `rank` has published this phase; gives its signature.
     #[inline]
-    fn wait_for(&self, rank: usize, patience: &mut Patience<'_>) -> Result<u64, BoardError> {
+    fn wait_for(&self, rank: usize, policy: &mut WaitPolicy<'_>) -> Result<u64, BoardError> {
         let line = self.line(rank, self.phase);
         let flag = self.area.word(line);
         loop {
             let seen = flag.load(Ordering::Acquire);
             if seen == self.phase {
-                patience.refresh();
+                policy.refresh();
                 return Ok(self.area.long(line + 8).load(Ordering::Relaxed));
             }
-            match patience.pause() {
+            match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
                 Err(Interrupted::TimedOut) => return Err(BoardError::Late(rank)),
@@ -446,8 +446,8 @@ impl Board {
     }
 
     /// Whether the ranks of this host have a processor each.
-    pub(crate) fn crowding(&self) -> Crowding {
-        self.segment.crowding()
+    pub(crate) fn wait_mode(&self) -> WaitMode {
+        self.segment.wait_mode()
     }
 
     /// By which the ranks of this group send messages to each other.

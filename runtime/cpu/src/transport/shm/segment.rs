@@ -4,8 +4,8 @@
 use super::accord::{ACCORDS_LEN, agree};
 use super::board::{Board, BoardError, area_len, wake};
 use super::mapping::Mapping;
-use crate::processors::{Processors, crowding_of, own_processors};
-use crate::wait::{Crowding, Patience, Pause};
+use crate::processors::{Processors, own_processors, wait_mode_of};
+use crate::wait::{Pause, WaitMode, WaitPolicy};
 use rcomm_core::backend::Agreement;
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -193,7 +193,7 @@ impl Segment {
     ///
     /// They do unless some processors are all that more ranks than they are may run on. Of sets that
     /// overlap without one holding the other this may say yes too often.
-    pub(crate) fn crowding(&self) -> Crowding {
+    pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK;
             let is_present = self.table.word(entry).load(Ordering::Acquire) == PRESENT;
@@ -203,7 +203,7 @@ impl Segment {
             })
         });
         let sets: Vec<Processors> = sets.collect();
-        crowding_of(&sets)
+        wait_mode_of(&sets)
     }
 
     /// Whether this rank has left, or its process has ended.
@@ -254,12 +254,12 @@ impl Segment {
         key: u64,
         rank: usize,
         ranks: Arc<[Rank]>,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Board>, BoardError> {
         let at = if rank == 0 {
             self.claim(key)
         } else {
-            self.find(key, ranks[0], patience)?
+            self.find(key, ranks[0], policy)?
         };
         let Some(at) = at else { return Ok(None) };
         Ok(Some(Board::new(self.clone(), at, rank, ranks)?))
@@ -335,7 +335,7 @@ impl Segment {
         &self,
         key: u64,
         leader: Rank,
-        patience: &mut Patience<'_>,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, BoardError> {
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
@@ -355,7 +355,7 @@ impl Segment {
             if (0..REFUSALS).any(|at| refused(at) == key.wrapping_add(1)) {
                 return Ok(None);
             }
-            match patience.pause() {
+            match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
                     if self.is_gone(leader) {

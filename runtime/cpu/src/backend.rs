@@ -4,7 +4,7 @@ use super::address;
 use super::algorithm::LaneRoad;
 use super::executor::{Executor, ExecutorKind, Turns};
 use super::group::{CpuGroup, Road, derived_id};
-use super::hello::LaneKind;
+use super::handshake::LaneKind;
 use super::lanes::{Lanes, Sockets};
 use super::mesh::{Mesh, Notes};
 use super::p2p::P2p;

@@ -4,10 +4,10 @@
 //! and were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The first
 //! of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the
 //! segment and listens there; the others ask it for the segment, with the same first words as on any
-//! connection ([`hello`](super::hello)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>` with its
+//! connection ([`handshake`](super::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>` with its
 //! host's name, or `-` if it shares no memory: who reads that knows whether to look for the rank in the segment.
 
-use super::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
 use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
 use super::processors::{self, Processors, own_processors, wait_mode_of};
@@ -359,7 +359,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
     if user != rustix::process::geteuid() {
         return Err(io::Error::other("the socket belongs to another user"));
     }
-    let hello = Hello {
+    let handshake = Handshake {
         kind: LaneKind::Segment,
         from: identity.rank,
         to: keeper,
@@ -368,7 +368,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
     };
     let mut nonce = [0; 32];
     fill_random(&mut nonce)?;
-    let first = hello.encode(identity, &nonce);
+    let first = handshake.encode(identity, &nonce);
     stream.write_all(&first)?;
     let mut answer = [0; ANSWER_LEN];
     stream.read_exact(&mut answer)?;

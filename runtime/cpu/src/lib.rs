@@ -7,15 +7,15 @@
 //! | room | holds |
 //! |---|---|
 //! | `address` | which address of this host the other ranks are told |
-//! | `mesh`, `hello` | how ranks find each other, and how strangers are kept out |
+//! | `mesh`, `handshake` | how ranks find each other, and how strangers are kept out |
 //! | `host`, `layout`, `neighbours` | who shares memory with whom |
 //! | `processors` | whether the ranks of a host have one each |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `lanes` | all streams of a group, and transfers that run over them at once |
-//! | `notice` | what ranks compare before data moves |
+//! | `op_header` | what ranks compare before data moves |
 //! | `collective`, `algorithm` | operations taken apart, and what goes to whom |
 //! | `p2p` | tagged messages |
-//! | `backend`, `group`, `last_words` | what the rest of the crate sees; what runs an operation; how it ends |
+//! | `backend`, `group`, `failure_report` | what the rest of the crate sees; what runs an operation; how it ends |
 //! | `executor`, `wait` | turns, threads, and how to wait |
 //! | `registered` | memory of the ranks' own in which the others work directly |
 //! | `window` | memory that the others read and write |
@@ -32,20 +32,20 @@ mod algorithm;
 mod backend;
 mod collective;
 mod executor;
+mod failure_report;
 #[allow(unsafe_code)]
 mod fill;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
-mod hello;
+mod handshake;
 mod host;
 mod lanes;
-mod last_words;
 mod layout;
 mod mesh;
 mod neighbours;
-mod notice;
+mod op_header;
 mod p2p;
 mod processors;
 mod registered;

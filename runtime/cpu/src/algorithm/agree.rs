@@ -1,6 +1,6 @@
-//! All ranks hear all notices, and the few bytes that go with each, in ⌈log2 n⌉ messages.
+//! All ranks hear all headers, and the few bytes that go with each, in ⌈log2 n⌉ messages.
 //!
-//! The algorithm is Bruck's all-gather (1997). A *block* is one rank's notice and its inline bytes.
+//! The algorithm is Bruck's all-gather (1997). A *block* is one rank's header and its inline bytes.
 //! Blocks are kept in the order own, own + 1, own + 2, ... (modulo n); in the round of distance d = 1,
 //! 2, 4, ... a rank sends its first d blocks (as many as are missing, in the last round) d ranks back,
 //! and appends the blocks that come from d ranks ahead. *Ranks* here are those that take part, counted
@@ -8,21 +8,21 @@
 
 use crate::lanes::{Lanes, Transfer};
 use crate::mesh::Failure;
-use crate::notice::{NOTICE_LEN, Notice};
+use crate::op_header::{OP_HEADER_LEN, OpHeader};
 use crate::wait::WaitPolicy;
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;
-/// A message of one notice, without what is behind that.
-const GREETING: usize = HEAD + NOTICE_LEN;
+/// A message of one header, without what is behind that.
+const GREETING: usize = HEAD + OP_HEADER_LEN;
 const MAGIC: u32 = 0x7263_6d31;
-/// More than any rank sends: notices with lists for some ten thousand ranks.
+/// More than any rank sends: headers with lists for some ten thousand ranks.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// What all ranks said of one operation.
 #[derive(Default)]
 pub(super) struct Agreement {
-    notices: Vec<Notice>,
+    op_headers: Vec<OpHeader>,
     /// Messages sent so far; equal on all ranks, and checked, so that a lost step cannot go unnoticed.
     count: u64,
     /// The head of the next message, then blocks.
@@ -46,7 +46,7 @@ impl Agreement {
         &mut self,
         lanes: &mut Lanes,
         circle: Circle<'_>,
-        notice: Notice,
+        op_header: OpHeader,
         inline: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
@@ -55,7 +55,7 @@ impl Agreement {
         self.count += 1;
         self.outgoing.clear();
         self.outgoing.resize(HEAD, 0);
-        self.outgoing.extend_from_slice(&notice.encode());
+        self.outgoing.extend_from_slice(&op_header.encode());
         self.outgoing.extend_from_slice(inline);
         self.starts.clear();
         self.starts.extend([HEAD, self.outgoing.len()]);
@@ -69,12 +69,12 @@ impl Agreement {
             distance *= 2;
         }
 
-        self.notices.clear();
+        self.op_headers.clear();
         for of in 0..size {
             let block = &self.outgoing[self.starts[(of + size - rank) % size]..];
-            let notice = block.first_chunk().and_then(Notice::decode);
-            let notice = notice.ok_or_else(|| garbled(lanes, circle.members[of]))?;
-            self.notices.push(notice);
+            let op_header = block.first_chunk().and_then(OpHeader::decode);
+            let op_header = op_header.ok_or_else(|| garbled(lanes, circle.members[of]))?;
+            self.op_headers.push(op_header);
         }
         Ok(())
     }
@@ -113,9 +113,9 @@ impl Agreement {
         let mut at = 0;
         for _ in 0..blocks {
             let block = self.incoming.get(at..).and_then(|rest| rest.first_chunk());
-            let notice = block.and_then(Notice::decode);
-            let notice = notice.ok_or_else(|| garbled(lanes, ahead))?;
-            at += NOTICE_LEN + notice.inline as usize;
+            let op_header = block.and_then(OpHeader::decode);
+            let op_header = op_header.ok_or_else(|| garbled(lanes, ahead))?;
+            at += OP_HEADER_LEN + op_header.inline as usize;
             self.starts.push(base + at);
         }
         if at != length {
@@ -125,13 +125,13 @@ impl Agreement {
         Ok(())
     }
 
-    /// As [`exchange`](Self::exchange) between two ranks, but with `behind` right behind this rank's notice, and
+    /// As [`exchange`](Self::exchange) between two ranks, but with `behind` right behind this rank's header, and
     /// what is behind the other's still to be read. Says how many bytes of `behind` have gone.
     pub(super) fn greet(
         &mut self,
         lanes: &mut Lanes,
         circle: Circle<'_>,
-        notice: Notice,
+        op_header: OpHeader,
         behind: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
@@ -139,8 +139,8 @@ impl Agreement {
         self.count += 1;
         let peer = circle.members[1 - circle.own];
         let mut ours = [0; GREETING];
-        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, NOTICE_LEN + behind.len()));
-        ours[HEAD..].copy_from_slice(&notice.encode());
+        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + behind.len()));
+        ours[HEAD..].copy_from_slice(&op_header.encode());
         let mut theirs = [0; GREETING];
         let mut transfers = [
             Transfer::send_behind(peer, &ours, behind, 0),
@@ -153,28 +153,28 @@ impl Agreement {
         let (start, block) = theirs.split_at(HEAD);
         let expected = head(self.count, 1, 1, 0);
         let length = length(lanes, peer, start, &expected, 1)?;
-        let theirs = block.first_chunk().and_then(Notice::decode);
-        let theirs = theirs.filter(|notice| NOTICE_LEN + notice.inline as usize == length);
+        let theirs = block.first_chunk().and_then(OpHeader::decode);
+        let theirs = theirs.filter(|op_header| OP_HEADER_LEN + op_header.inline as usize == length);
         let theirs = theirs.ok_or_else(|| garbled(lanes, peer))?;
-        self.notices.clear();
-        self.notices.extend([notice, theirs]);
-        self.notices.rotate_left(circle.own);
+        self.op_headers.clear();
+        self.op_headers.extend([op_header, theirs]);
+        self.op_headers.rotate_left(circle.own);
         Ok(sent)
     }
 
     /// What each rank said.
-    pub(super) fn notices(&self) -> &[Notice] {
-        &self.notices
+    pub(super) fn op_headers(&self) -> &[OpHeader] {
+        &self.op_headers
     }
 
-    /// What came with this rank's notice.
+    /// What came with this rank's header.
     pub(super) fn inline(&self, rank: usize) -> &[u8] {
-        let size = self.notices.len();
+        let size = self.op_headers.len();
         let block = (rank + size - self.rank) % size;
-        &self.outgoing[self.starts[block] + NOTICE_LEN..self.starts[block + 1]]
+        &self.outgoing[self.starts[block] + OP_HEADER_LEN..self.starts[block + 1]]
     }
 
-    /// The list of counts that came with this rank's notice.
+    /// The list of counts that came with this rank's header.
     pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
         let bytes = self.inline(rank).chunks_exact(8);
         bytes
@@ -199,10 +199,10 @@ fn length(
         ));
     }
     let length = length.first_chunk().copied().map_or(0, u32::from_le_bytes) as usize;
-    if length < blocks * NOTICE_LEN || length > MAX_MESSAGE {
+    if length < blocks * OP_HEADER_LEN || length > MAX_MESSAGE {
         return Err(Failure::Garbled(
             lanes.global(peer),
-            format!("{blocks} notices in {length} bytes"),
+            format!("{blocks} op headers in {length} bytes"),
         ));
     }
     Ok(length)
@@ -219,5 +219,5 @@ fn head(count: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD]
 }
 
 fn garbled(lanes: &Lanes, rank: usize) -> Failure {
-    Failure::Garbled(lanes.global(rank), "a notice that is none".into())
+    Failure::Garbled(lanes.global(rank), "a malformed op header".into())
 }

@@ -5,7 +5,7 @@
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
-//! | notices and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
+//! | headers and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
 //! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
 //! | all_reduce, reduce | [`exchange`]: direct reduce-scatter, then gather | 2 s (n-1)/n |
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
@@ -24,7 +24,7 @@ mod swap;
 use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
 use super::lanes::Lanes;
 use super::mesh::Failure;
-use super::notice;
+use super::op_header;
 use super::wait::WaitPolicy;
 use agree::{Agreement, Circle};
 pub(super) use board::BoardRoad;
@@ -64,7 +64,7 @@ impl LaneRoad {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let Step {
-            mut notice,
+            mut op_header,
             lists,
             mut collective,
             ..
@@ -75,7 +75,7 @@ impl LaneRoad {
         if choice == Algorithm::Swap
             && let Collective::AllReduce { data, by } = collective
         {
-            return self.swap(notice, data, by, place.rank, policy);
+            return self.swap(op_header, data, by, place.rank, policy);
         }
         let inline: &[u8] = if lists.is_empty() {
             small_input(&collective, place)
@@ -85,17 +85,17 @@ impl LaneRoad {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
             &listed
         };
-        notice.inline = u32::try_from(inline.len()).unwrap_or(0);
+        op_header.inline = u32::try_from(inline.len()).unwrap_or(0);
         let circle = Circle {
             members: &self.members,
             own: place.rank,
         };
         let heard = &mut self.agreement;
-        heard.exchange(&mut self.lanes, circle, notice, inline, policy)?;
-        let mut compared = notice::compare(heard.notices());
-        if compared.is_ok() && has_lists(notice.op) {
+        heard.exchange(&mut self.lanes, circle, op_header, inline, policy)?;
+        let mut compared = op_header::compare(heard.op_headers());
+        if compared.is_ok() && has_lists(op_header.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
-            compared = compare_lists(heard.notices(), &all);
+            compared = compare_lists(heard.op_headers(), &all);
         }
         compared
             .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
@@ -150,7 +150,7 @@ impl LaneRoad {
 
 /// What the plan has for this; `allows` says what can be done at all.
 ///
-/// The choice depends only on what notices agree on, and on the plan, which all ranks have in common.
+/// The choice depends only on what headers agree on, and on the plan, which all ranks have in common.
 fn choose(
     plan: &Plan,
     collective: &Collective<'_>,
@@ -189,7 +189,7 @@ fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
     }
 }
 
-/// What of this rank's input can go with its notice, if any of this collective's can.
+/// What of this rank's input can go with its header, if any of this collective's can.
 fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),
@@ -214,7 +214,7 @@ fn brought(collective: &Collective<'_>, place: Place) -> usize {
     }
 }
 
-/// Does the rest of a collective whose data came with the notices: `inline` gives each rank's.
+/// Does the rest of a collective whose data came with the headers: `inline` gives each rank's.
 fn finish_small<'a>(
     collective: &mut Collective<'_>,
     place: Place,
@@ -228,7 +228,7 @@ fn finish_small<'a>(
         }
         Err(Failure::Garbled(
             lanes.global(rank),
-            format!("{} bytes with its notice instead of {len}", bytes.len()),
+            format!("{} bytes with its op header instead of {len}", bytes.len()),
         ))
     };
     match collective {

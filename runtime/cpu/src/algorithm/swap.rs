@@ -1,28 +1,28 @@
 //! all_reduce of two ranks: each sends the other all it has, and both combine.
 //!
 //! If each combined a half and sent its results, it would be as many bytes, and an exchange more to wait for. The
-//! first bytes go right behind the notice, so that nobody waits for that either.
+//! first bytes go right behind the header, so that nobody waits for that either.
 
 use super::LaneRoad;
 use super::agree::Circle;
 use crate::collective::Combination;
 use crate::lanes::{Swap, Transfer};
 use crate::mesh::Failure;
-use crate::notice::{self, Notice};
+use crate::op_header::{self, OpHeader};
 use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic;
 
-/// Bytes that go before the other's notice is known: all of a small buffer, and little enough to be thrown away
+/// Bytes that go before the other's header is known: all of a small buffer, and little enough to be thrown away
 /// where the ranks do not agree.
 const AHEAD: usize = 256 << 10;
 /// What has come waits here until it is combined.
 const SCRATCH: usize = 256 << 10;
 
 impl LaneRoad {
-    /// Agrees on `notice` with the other rank, then does it.
+    /// Agrees on `op_header` with the other rank, then does it.
     pub(super) fn swap(
         &mut self,
-        mut notice: Notice,
+        mut op_header: OpHeader,
         data: &mut [u8],
         by: Combination,
         own: usize,
@@ -31,14 +31,14 @@ impl LaneRoad {
         let (lanes, heard, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
         let peer = 1 - own;
         let ahead = data.len().min(AHEAD);
-        notice.inline = ahead as u32;
+        op_header.inline = ahead as u32;
         let circle = Circle {
             members: &self.members,
             own,
         };
-        let sent = heard.greet(lanes, circle, notice, &data[..ahead], policy)?;
-        let theirs = heard.notices()[peer].inline as usize;
-        if let Err(found) = notice::compare(heard.notices()) {
+        let sent = heard.greet(lanes, circle, op_header, &data[..ahead], policy)?;
+        let theirs = heard.op_headers()[peer].inline as usize;
+        if let Err(found) = op_header::compare(heard.op_headers()) {
             let mut waste = vec![0; theirs];
             let mut transfers = [
                 Transfer::send_rest(peer, &data[..ahead], sent),
@@ -50,7 +50,7 @@ impl LaneRoad {
         if theirs != ahead {
             return Err(Failure::Garbled(
                 lanes.global(peer),
-                format!("{theirs} bytes with its notice instead of {ahead}"),
+                format!("{theirs} bytes with its op header instead of {ahead}"),
             ));
         }
         scratch.resize(SCRATCH.min(data.len()), 0);

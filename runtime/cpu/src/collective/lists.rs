@@ -1,9 +1,9 @@
-//! Lists of counts that go with the notices where only their comparison shows a disagreement.
+//! Lists of counts that go with the headers where only their comparison shows a disagreement.
 
-use crate::notice::{Disagreement, Notice};
+use crate::op_header::{Disagreement, OpHeader};
 use rcomm_recorder::model::OpType;
 
-/// Whether lists of counts go with the notices of this operation.
+/// Whether lists of counts go with the headers of this operation.
 pub(crate) fn has_lists(op: OpType) -> bool {
     matches!(
         op,
@@ -11,14 +11,17 @@ pub(crate) fn has_lists(op: OpType) -> bool {
     )
 }
 
-/// Compares the lists that came with the notices. All ranks come to the same answer.
+/// Compares the lists that came with the headers. All ranks come to the same answer.
 ///
-/// `lists[r]` is what rank r sent; notices were found to agree before.
-pub(crate) fn compare_lists(notices: &[Notice], lists: &[Vec<u64>]) -> Result<(), Disagreement> {
-    let Some(first) = notices.first() else {
+/// `lists[r]` is what rank r sent; headers were found to agree before.
+pub(crate) fn compare_lists(
+    op_headers: &[OpHeader],
+    lists: &[Vec<u64>],
+) -> Result<(), Disagreement> {
+    let Some(first) = op_headers.first() else {
         return Ok(());
     };
-    let size = notices.len();
+    let size = op_headers.len();
     match first.op {
         OpType::AllToAll | OpType::AllToAllVSingle => {
             for (from, sent) in lists.iter().enumerate() {
@@ -46,14 +49,14 @@ pub(crate) fn compare_lists(notices: &[Notice], lists: &[Vec<u64>]) -> Result<()
             let Some(listed) = lists.get(root) else {
                 return Ok(());
             };
-            for (rank, notice) in notices.iter().enumerate() {
+            for (rank, op_header) in op_headers.iter().enumerate() {
                 let count = listed.get(rank).copied();
-                if count != Some(notice.own) {
+                if count != Some(op_header.own) {
                     return Err(Disagreement {
                         rank,
                         message: format!(
                             "rank {rank} of the group has {} {} where root {root} has {} for it",
-                            notice.own,
+                            op_header.own,
                             first.dtype,
                             count.unwrap_or(0)
                         ),

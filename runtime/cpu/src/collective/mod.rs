@@ -2,12 +2,12 @@
 //!
 //! There are many collectives, but few patterns: everybody's bytes reduced, one rank's bytes to all,
 //! everybody's bytes to all, a part for each pair. Each [`Op`](rcomm_core::Op) is one or (coalesced) several
-//! [`Collective`]s, each with the [`Notice`] that all ranks compare first.
+//! [`Collective`]s, each with the [`OpHeader`] that all ranks compare first.
 
 mod lists;
 mod steps;
 
-use super::notice::Notice;
+use super::op_header::OpHeader;
 use rcomm_recorder::model::{DType, ReduceOp};
 
 pub(super) use lists::{compare_lists, has_lists};
@@ -151,8 +151,8 @@ pub(super) enum Collective<'a> {
 
 /// A collective, what to tell the others of it, and the lists of counts that go with that.
 pub(super) struct Step<'a> {
-    pub(super) notice: Notice,
-    /// The notice's, taken while its parts are at hand: read back from memory where they have just been
+    pub(super) op_header: OpHeader,
+    /// The header's, taken while its parts are at hand: read back from memory where they have just been
     /// written one by one, they would keep the processor waiting.
     pub(super) signature: u64,
     /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
@@ -162,10 +162,10 @@ pub(super) struct Step<'a> {
 
 impl<'a> Step<'a> {
     #[inline]
-    fn new(notice: Notice, lists: Vec<u64>, collective: Collective<'a>) -> Self {
+    fn new(op_header: OpHeader, lists: Vec<u64>, collective: Collective<'a>) -> Self {
         Self {
-            signature: notice.signature(),
-            notice,
+            signature: op_header.signature(),
+            op_header,
             lists,
             collective,
         }

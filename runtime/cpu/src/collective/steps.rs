@@ -3,7 +3,7 @@
 use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
 use crate::fill::bytes_to_fill;
 use crate::mesh::Failure;
-use crate::notice::{Notice, hash_counts};
+use crate::op_header::{OpHeader, hash_counts};
 use rcomm_core::Buffer;
 use rcomm_core::arithmetic;
 use rcomm_core::{Error, ErrorKind};
@@ -24,108 +24,108 @@ pub(crate) fn for_each_step(
         return Ok(());
     }
     let Place { rank, size, seq } = *place;
-    let notice = Notice {
+    let op_header = OpHeader {
         root: op.root(),
         reduce: op.reduction().map(|reduction| reduction.op),
-        ..Notice::new(op.op_type(), seq)
+        ..OpHeader::new(op.op_type(), seq)
     };
-    let of = |notice: Notice, buffer: &Buffer<'_>| Notice {
+    let of = |op_header: OpHeader, buffer: &Buffer<'_>| OpHeader {
         dtype: buffer.dtype(),
         count: buffer.len() as u64,
-        ..notice
+        ..op_header
     };
-    let step = |notice, collective| Step::new(notice, Vec::new(), collective);
+    let step = |op_header, collective| Step::new(op_header, Vec::new(), collective);
     let bad = |error: Error| Failure::Argument(error);
     match op {
-        Op::Barrier => perform(step(notice, Collective::Barrier)),
+        Op::Barrier => perform(step(op_header, Collective::Barrier)),
         Op::AllReduce { buffer, op } => {
-            let notice = of(notice, buffer);
+            let op_header = of(op_header, buffer);
             let by = combination(buffer, *op);
             let data = bytes_to_fill(buffer).map_err(bad)?;
             let by = premultiply(by, data, op.factor);
-            perform(step(notice, Collective::AllReduce { data, by }))
+            perform(step(op_header, Collective::AllReduce { data, by }))
         }
         Op::AllReduceCoalesced { buffers, op } => {
             let count = buffers.len();
             if count == 0 {
-                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
             }
             for (at, buffer) in buffers.iter_mut().enumerate() {
-                let notice = parted(of(notice, buffer), at, count);
+                let op_header = parted(of(op_header, buffer), at, count);
                 let by = combination(buffer, *op);
                 let data = bytes_to_fill(buffer).map_err(bad)?;
                 let by = premultiply(by, data, op.factor);
-                perform(step(notice, Collective::AllReduce { data, by }))?;
+                perform(step(op_header, Collective::AllReduce { data, by }))?;
             }
             Ok(())
         }
         Op::Reduce { buffer, op, root } => {
-            let notice = of(notice, buffer);
+            let op_header = of(op_header, buffer);
             let by = combination(buffer, *op);
             let root = *root as usize;
             if rank == root {
                 let data = bytes_to_fill(buffer).map_err(bad)?;
                 let by = premultiply(by, data, op.factor);
                 let data = Data::Write(data);
-                return perform(step(notice, Collective::Reduce { data, by, root }));
+                return perform(step(op_header, Collective::Reduce { data, by, root }));
             }
             let (by, copy) = premultiplied(by, buffer.as_bytes().map_err(bad)?, op.factor);
             let data = Data::Read(match &copy {
                 Some(copy) => copy,
                 None => buffer.as_bytes().map_err(bad)?,
             });
-            perform(step(notice, Collective::Reduce { data, by, root }))
+            perform(step(op_header, Collective::Reduce { data, by, root }))
         }
         Op::Broadcast { buffer, root } => {
-            let notice = of(notice, buffer);
+            let op_header = of(op_header, buffer);
             let root = *root as usize;
             let data = if rank == root {
                 Data::Read(buffer.as_bytes().map_err(bad)?)
             } else {
                 Data::Write(bytes_to_fill(buffer).map_err(bad)?)
             };
-            perform(step(notice, Collective::Broadcast { data, root }))
+            perform(step(op_header, Collective::Broadcast { data, root }))
         }
         Op::AllGatherSingle { input, output } => {
-            let notice = of(notice, input);
+            let op_header = of(op_header, input);
             let input = input.as_bytes().map_err(bad)?;
             let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-            perform(step(notice, Collective::AllGather { input, outputs }))
+            perform(step(op_header, Collective::AllGather { input, outputs }))
         }
         Op::AllGather { input, outputs } => {
-            let notice = of(notice, input);
+            let op_header = of(op_header, input);
             let input = input.as_bytes().map_err(bad)?;
             let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            perform(step(notice, Collective::AllGather { input, outputs }))
+            perform(step(op_header, Collective::AllGather { input, outputs }))
         }
         Op::AllGatherV { input, outputs } => {
             let lists: Vec<u64> = outputs.iter().map(|b| b.len() as u64).collect();
-            let notice = Notice {
+            let op_header = OpHeader {
                 dtype: input.dtype(),
                 own: input.len() as u64,
                 lists: hash_counts(lists.iter().copied()),
-                ..notice
+                ..op_header
             };
             let input = input.as_bytes().map_err(bad)?;
             let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            perform(step(notice, Collective::AllGather { input, outputs }))
+            perform(step(op_header, Collective::AllGather { input, outputs }))
         }
         Op::AllGatherCoalesced { inputs, outputs } => {
             let count = inputs.len();
             if count == 0 {
-                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
             }
             for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
-                let notice = parted(of(notice, input), at, count);
+                let op_header = parted(of(op_header, input), at, count);
                 let input = input.as_bytes().map_err(bad)?;
                 let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-                perform(step(notice, Collective::AllGather { input, outputs }))?;
+                perform(step(op_header, Collective::AllGather { input, outputs }))?;
             }
             Ok(())
         }
         Op::ReduceScatterSingle { input, output, op } => {
-            let notice = of(notice, output);
-            reduce_scatter_single(input, output, *op, size, notice, perform)
+            let op_header = of(op_header, output);
+            reduce_scatter_single(input, output, *op, size, op_header, perform)
         }
         Op::ReduceScatterCoalesced {
             inputs,
@@ -134,21 +134,21 @@ pub(crate) fn for_each_step(
         } => {
             let count = inputs.len();
             if count == 0 {
-                return perform(step(parted(notice, 0, 0), Collective::Barrier));
+                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
             }
             for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
-                let notice = parted(of(notice, output), at, count);
-                reduce_scatter_single(input, output, *op, size, notice, perform)?;
+                let op_header = parted(of(op_header, output), at, count);
+                reduce_scatter_single(input, output, *op, size, op_header, perform)?;
             }
             Ok(())
         }
         Op::ReduceScatter { inputs, output, op } | Op::ReduceScatterV { inputs, output, op } => {
             let counts = inputs.iter().map(|buffer| buffer.len() as u64);
-            let notice = Notice {
+            let op_header = OpHeader {
                 dtype: output.dtype(),
                 own: output.len() as u64,
                 lists: hash_counts(counts),
-                ..notice
+                ..op_header
             };
             let mut by = combination(output, *op);
             let bytes = readable(inputs).map_err(bad)?;
@@ -166,24 +166,24 @@ pub(crate) fn for_each_step(
             let inputs = Inputs::List(inputs);
             let output = bytes_to_fill(output).map_err(bad)?;
             perform(step(
-                notice,
+                op_header,
                 Collective::ReduceScatter { inputs, output, by },
             ))
         }
         Op::AllToAllSingle { input, output } => {
-            let notice = of(notice, input);
+            let op_header = of(op_header, input);
             let inputs = Inputs::Even(input.as_bytes().map_err(bad)?, size);
             let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-            perform(step(notice, Collective::AllToAll { inputs, outputs }))
+            perform(step(op_header, Collective::AllToAll { inputs, outputs }))
         }
         Op::AllToAll { inputs, outputs } => {
             let lists = counts_of(inputs).chain(counts_of(outputs)).collect();
             let dtype = inputs.first().map_or(DType::U8, Buffer::dtype);
             let inputs = Inputs::List(readable(inputs).map_err(bad)?);
             let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            let notice = Notice { dtype, ..notice };
+            let op_header = OpHeader { dtype, ..op_header };
             let collective = Collective::AllToAll { inputs, outputs };
-            perform(Step::new(notice, lists, collective))
+            perform(Step::new(op_header, lists, collective))
         }
         Op::AllToAllVSingle {
             input,
@@ -209,10 +209,10 @@ pub(crate) fn for_each_step(
                 outputs.push(part);
                 rest = after;
             }
-            let notice = Notice { dtype, ..notice };
+            let op_header = OpHeader { dtype, ..op_header };
             let (inputs, outputs) = (Inputs::List(inputs), Outputs::List(outputs));
             let collective = Collective::AllToAll { inputs, outputs };
-            perform(Step::new(notice, lists, collective))
+            perform(Step::new(op_header, lists, collective))
         }
         Op::Gather {
             input,
@@ -225,8 +225,8 @@ pub(crate) fn for_each_step(
             root,
         } => {
             let root = *root as usize;
-            let even = notice.op == OpType::Gather;
-            let (notice, lists) = rooted(notice, input, outputs, even);
+            let even = op_header.op == OpType::Gather;
+            let (op_header, lists) = rooted(op_header, input, outputs, even);
             let input = input.as_bytes().map_err(bad)?;
             let outputs = if rank == root {
                 Some(Outputs::List(writable(outputs).map_err(bad)?))
@@ -238,7 +238,7 @@ pub(crate) fn for_each_step(
                 outputs,
                 root,
             };
-            perform(Step::new(notice, lists, collective))
+            perform(Step::new(op_header, lists, collective))
         }
         Op::Scatter {
             inputs,
@@ -251,8 +251,8 @@ pub(crate) fn for_each_step(
             root,
         } => {
             let root = *root as usize;
-            let even = notice.op == OpType::Scatter;
-            let (notice, lists) = rooted(notice, output, inputs, even);
+            let even = op_header.op == OpType::Scatter;
+            let (op_header, lists) = rooted(op_header, output, inputs, even);
             let inputs = if rank == root {
                 Some(Inputs::List(readable(inputs).map_err(bad)?))
             } else {
@@ -264,7 +264,7 @@ pub(crate) fn for_each_step(
                 output,
                 root,
             };
-            perform(Step::new(notice, lists, collective))
+            perform(Step::new(op_header, lists, collective))
         }
         Op::Send { .. } | Op::Recv { .. } | Op::Coalesced(_) => Err(Failure::Argument(Error::new(
             ErrorKind::InvalidArgument,
@@ -278,7 +278,7 @@ fn reduce_scatter_single(
     output: &mut Buffer<'_>,
     op: Reduction,
     size: usize,
-    notice: Notice,
+    op_header: OpHeader,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let bytes = input.as_bytes().map_err(Failure::Argument)?;
@@ -286,34 +286,45 @@ fn reduce_scatter_single(
     let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
     let output = bytes_to_fill(output).map_err(Failure::Argument)?;
     let collective = Collective::ReduceScatter { inputs, output, by };
-    perform(Step::new(notice, Vec::new(), collective))
+    perform(Step::new(op_header, Vec::new(), collective))
 }
 
-fn parted(notice: Notice, at: usize, count: usize) -> Notice {
+fn parted(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
     // More than four thousand million buffers do not fit in memory.
-    Notice {
+    OpHeader {
         part: (at as u32, count as u32),
-        ..notice
+        ..op_header
     }
 }
 
-/// The notice and lists of a gather (`own` is the input) or scatter (`own` is the output).
-fn rooted(notice: Notice, own: &Buffer<'_>, all: &[Buffer<'_>], even: bool) -> (Notice, Vec<u64>) {
-    let notice = Notice {
+/// The header and lists of a gather (`own` is the input) or scatter (`own` is the output).
+fn rooted(
+    op_header: OpHeader,
+    own: &Buffer<'_>,
+    all: &[Buffer<'_>],
+    even: bool,
+) -> (OpHeader, Vec<u64>) {
+    let op_header = OpHeader {
         dtype: own.dtype(),
-        ..notice
+        ..op_header
     };
     let len = own.len() as u64;
     if even {
         (
-            Notice {
+            OpHeader {
                 count: len,
-                ..notice
+                ..op_header
             },
             Vec::new(),
         )
     } else {
-        (Notice { own: len, ..notice }, counts_of(all).collect())
+        (
+            OpHeader {
+                own: len,
+                ..op_header
+            },
+            counts_of(all).collect(),
+        )
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod swap;
 
-use super::hello::LaneKind;
+use super::handshake::LaneKind;
 use super::mesh::{Failure, Mesh, Wanted};
 use super::neighbours::Neighbours;
 use super::transport::shm::Waits;

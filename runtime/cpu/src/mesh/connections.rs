@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
 use super::{Notes, fill_random, lock};
-use crate::hello::{ANSWER_LEN, End, Hello, Identity, LaneKind, Verdict};
+use crate::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
 use crate::host::Host;
 use crate::registered::Registry;
 use crate::wait::{WaitMode, WaitPolicy};
@@ -178,7 +178,7 @@ impl Mesh {
         if self.closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
-        let hellos = (0..wanted.streams as u32).map(|stream| Hello {
+        let handshakes = (0..wanted.streams as u32).map(|stream| Handshake {
             kind: wanted.kind,
             from: self.rank(),
             to: wanted.peer,
@@ -186,10 +186,10 @@ impl Mesh {
             stream,
         });
         let is_dialer = self.rank() > wanted.peer;
-        hellos
-            .map(|hello| match is_dialer {
-                true => self.dial(hello, policy),
-                false => self.await_call(hello, policy),
+        handshakes
+            .map(|handshake| match is_dialer {
+                true => self.dial(handshake, policy),
+                false => self.await_call(handshake, policy),
             })
             .collect()
     }
@@ -264,22 +264,26 @@ impl Mesh {
         if !self.store.check(&[&address_key(peer)]).unwrap_or(false) {
             return Ok(None);
         }
-        let hello = Hello {
+        let handshake = Handshake {
             kind: LaneKind::Watch,
             from: self.rank(),
             to: peer,
             group: 0,
             stream: 0,
         };
-        self.dial(hello, policy).map(Some)
+        self.dial(handshake, policy).map(Some)
     }
 
-    fn await_call(&self, hello: Hello, policy: &mut WaitPolicy<'_>) -> Result<TcpStream, Failure> {
+    fn await_call(
+        &self,
+        handshake: Handshake,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<TcpStream, Failure> {
         let id = LaneId {
-            group: hello.group,
-            kind: hello.kind,
-            peer: hello.to,
-            stream: hello.stream,
+            group: handshake.group,
+            kind: handshake.kind,
+            peer: handshake.to,
+            stream: handshake.stream,
         };
         let began = Instant::now();
         let mut arrived = lock(&self.desk.arrived);
@@ -293,8 +297,8 @@ impl Mesh {
             }
             if began.elapsed() >= DOUBT {
                 drop(arrived);
-                if self.is_gone(hello.to, policy)? {
-                    return Err(Failure::Gone(hello.to, None));
+                if self.is_gone(handshake.to, policy)? {
+                    return Err(Failure::Gone(handshake.to, None));
                 }
                 arrived = lock(&self.desk.arrived);
                 if arrived.contains_key(&id) {
@@ -309,9 +313,13 @@ impl Mesh {
         }
     }
 
-    fn dial(&self, hello: Hello, policy: &mut WaitPolicy<'_>) -> Result<TcpStream, Failure> {
-        let address = self.address_of(hello.to, policy)?;
-        let gone = |error| Failure::Gone(hello.to, Some(error));
+    fn dial(
+        &self,
+        handshake: Handshake,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<TcpStream, Failure> {
+        let address = self.address_of(handshake.to, policy)?;
+        let gone = |error| Failure::Gone(handshake.to, Some(error));
         let mut tries = 0;
         // One try: a rank listens before it gives its address away, so a refusal means that it ended.
         let stream = loop {
@@ -321,7 +329,7 @@ impl Mesh {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     tries += 1;
                     if tries == 1 {
-                        tracing::warn!(rank = hello.to, %address, "no answer: trying on");
+                        tracing::warn!(rank = handshake.to, %address, "no answer: trying on");
                     }
                 }
                 Err(error) => {
@@ -334,17 +342,17 @@ impl Mesh {
         stream.set_nonblocking(true).map_err(gone)?;
         let mut nonce = [0; 32];
         fill_random(&mut nonce).map_err(Failure::Io)?;
-        let first = hello.encode(&self.identity, &nonce);
+        let first = handshake.encode(&self.identity, &nonce);
         let mut talk = Talk {
             stream: &stream,
-            peer: hello.to,
+            peer: handshake.to,
             policy,
         };
         talk.say(&first)?;
         let mut answer = [0; ANSWER_LEN];
         talk.hear(&mut answer)?;
         let refuse = |verdict: Option<Verdict>| Failure::Refused {
-            peer: hello.to,
+            peer: handshake.to,
             address,
             verdict,
         };

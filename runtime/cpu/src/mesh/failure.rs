@@ -1,6 +1,6 @@
 //! Why a lane did not come about, or broke.
 
-use crate::hello::Verdict;
+use crate::handshake::Verdict;
 use crate::wait::Interrupted;
 use rcomm_core::Error;
 use rcomm_recorder::model::Rank;

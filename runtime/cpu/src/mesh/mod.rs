@@ -4,7 +4,7 @@
 //! connected until it is needed. A *lane* is one connection for one group, one kind of traffic and one
 //! pair of ranks, so that no group's bytes stand in another's way; the higher rank dials, the lower
 //! waits to be called. Who dials or calls without the job's secret is refused and counted (see
-//! [`hello`](super::hello)).
+//! [`handshake`](super::handshake)).
 //!
 //! The thread `rcomm/mesh` answers callers. It never touches a lane that it has handed over.
 

@@ -1,7 +1,9 @@
 //! The thread `rcomm/mesh`: takes callers through their first words, and hands lanes over.
 
 use super::{fill_random, lock};
-use crate::hello::{ANSWER_LEN, End, HELLO_LEN, Hello, Identity, LaneKind, PROOF_LEN, Verdict};
+use crate::handshake::{
+    ANSWER_LEN, End, HANDSHAKE_LEN, Handshake, Identity, LaneKind, PROOF_LEN, Verdict,
+};
 use crate::transport::{handover, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -90,8 +92,8 @@ struct Greeting {
     stream: Caller,
     since: Instant,
     heard: Vec<u8>,
-    /// The hello, and the nonce that we answered with.
-    answered: Option<(Hello, [u8; HELLO_LEN], [u8; 32])>,
+    /// The handshake, and the nonce that we answered with.
+    answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
 enum Outcome {
@@ -241,7 +243,7 @@ impl Greeting {
         Self {
             stream,
             since: Instant::now(),
-            heard: Vec::with_capacity(HELLO_LEN),
+            heard: Vec::with_capacity(HANDSHAKE_LEN),
             answered: None,
         }
     }
@@ -249,11 +251,11 @@ impl Greeting {
     fn hear(&mut self, identity: &Identity) -> Outcome {
         loop {
             let needed = match self.answered {
-                None => HELLO_LEN,
+                None => HANDSHAKE_LEN,
                 Some(_) => PROOF_LEN,
             };
             while self.heard.len() < needed {
-                let mut more = [0; HELLO_LEN];
+                let mut more = [0; HANDSHAKE_LEN];
                 let missing = needed - self.heard.len();
                 match self.stream.read(&mut more[..missing]) {
                     Ok(0) => return Outcome::Refused,
@@ -275,13 +277,13 @@ impl Greeting {
                         return Outcome::Refused;
                     }
                 }
-                Some((hello, first, nonce)) => {
+                Some((handshake, first, nonce)) => {
                     if identity.believes(End::Dialer, &first, &nonce, &self.heard) {
                         return Outcome::Lane(LaneId {
-                            group: hello.group,
-                            kind: hello.kind,
-                            peer: hello.from,
-                            stream: hello.stream,
+                            group: handshake.group,
+                            kind: handshake.kind,
+                            peer: handshake.from,
+                            stream: handshake.stream,
                         });
                     }
                     let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
@@ -291,14 +293,14 @@ impl Greeting {
         }
     }
 
-    /// Answers the hello; says whether it was for us.
+    /// Answers the handshake; says whether it was for us.
     fn answer(&mut self, identity: &Identity) -> bool {
-        let mut first = [0; HELLO_LEN];
+        let mut first = [0; HANDSHAKE_LEN];
         first.copy_from_slice(&self.heard);
         self.heard.clear();
         let mut answer = [0; ANSWER_LEN];
-        let hello = match Hello::decode(&first, identity) {
-            Ok(hello) => hello,
+        let handshake = match Handshake::decode(&first, identity) {
+            Ok(handshake) => handshake,
             Err(verdict) => {
                 answer[..4].copy_from_slice(&verdict.to_bytes());
                 let _ = self.stream.write_all(&answer);
@@ -312,7 +314,7 @@ impl Greeting {
         }
         answer[4..36].copy_from_slice(&nonce);
         answer[36..].copy_from_slice(&identity.prove(End::Acceptor, &first, &nonce));
-        self.answered = Some((hello, first, nonce));
+        self.answered = Some((handshake, first, nonce));
         self.stream.write_all(&answer).is_ok()
     }
 }

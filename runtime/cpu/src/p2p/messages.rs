@@ -4,7 +4,7 @@ use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
 use crate::fill::bytes_to_fill;
-use crate::hello::LaneKind;
+use crate::handshake::LaneKind;
 use crate::lanes::Sockets;
 use crate::mesh::{Failure, Mesh, Wanted};
 use crate::neighbours::Neighbours;

@@ -55,7 +55,7 @@ pub(crate) struct Need {
     pub(crate) access: Access,
 }
 
-/// Whose bytes are used and how. Made from what the ranks' notices agree on alone.
+/// Whose bytes are used and how. Made from what the ranks' headers agree on alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// By rank; `None` for whom nobody needs to reach.

@@ -1,7 +1,7 @@
 //! Disagreement, strangers, silence and death: an error that names the rank, before the deadline.
 
 use super::*;
-use crate::hello::LaneKind;
+use crate::handshake::LaneKind;
 use crate::mesh::Wanted;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::AbortReason;

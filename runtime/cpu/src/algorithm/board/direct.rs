@@ -26,7 +26,7 @@ use std::ops::Range;
 const PIECE: usize = 1 << 20;
 
 /// What of an operation the table of choices goes by, if it can be done in registered buffers. Follows from
-/// what the ranks' notices agree on.
+/// what the ranks' headers agree on.
 #[inline]
 pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
     match collective {

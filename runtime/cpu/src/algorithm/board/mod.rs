@@ -2,7 +2,7 @@
 //!
 //! Data go in *chunks*, one a phase, small enough that a chunk written by one rank is still in a cache
 //! when the others read it. So the callers' buffers are the only memory that is read and written from
-//! end to end. The notices are compared as signatures, in every phase: ranks that disagree find out in
+//! end to end. The headers are compared as signatures, in every phase: ranks that disagree find out in
 //! the first, before anybody has looked at another's data.
 //!
 //! An all_reduce reads each rank's buffer once and writes it once: in phase c every rank puts what others

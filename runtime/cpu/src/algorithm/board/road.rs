@@ -3,7 +3,7 @@
 use super::direct::{Spans, extent};
 use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
 use crate::mesh::Failure;
-use crate::notice::{self, NOTICE_LEN, Notice};
+use crate::op_header::{self, OP_HEADER_LEN, OpHeader};
 use crate::registered::{Reach, Registry};
 use crate::transport::shm::{Board, BoardError, SLOT, Slots};
 use crate::wait::WaitPolicy;
@@ -36,7 +36,7 @@ pub(super) struct Walk<'a, 'p> {
     pub(super) hand_over: &'a mut HandOver,
     pub(super) ranks: &'a [Rank],
     pub(super) place: Place,
-    pub(super) notice: &'a Notice,
+    pub(super) op_header: &'a OpHeader,
     pub(super) signature: u64,
     pub(super) whole: usize,
     /// Taken away while the ranks agree on its use.
@@ -93,19 +93,19 @@ impl BoardRoad {
         place: Place,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let notice = &step.notice;
+        let op_header = &step.op_header;
         let mut walk = Walk {
             board: &mut self.board,
             hand_over: &mut self.hand_over,
             ranks: &self.ranks,
             place,
-            notice,
+            op_header,
             signature: step.signature,
             whole: self.whole,
             reach: Some(&mut self.direct.reach),
             policy,
         };
-        let longest = if has_lists(notice.op) {
+        let longest = if has_lists(op_header.op) {
             walk.compare_lists(&step.lists)?
         } else {
             None
@@ -194,23 +194,28 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Signatures differ: all ranks have seen that, so all show their notices now.
+    /// Signatures differ: all ranks have seen that, so all show their headers now.
     #[cold]
     fn disagree(&mut self) -> Failure {
-        let bytes = self.notice.encode();
+        let bytes = self.op_header.encode();
         self.board.restart_slots();
-        self.board.next_slot(NOTICE_LEN).copy_from_slice(&bytes);
-        if let Err(error) = self.board.turn(0, &[], NOTICE_LEN, self.policy) {
+        self.board.next_slot(OP_HEADER_LEN).copy_from_slice(&bytes);
+        if let Err(error) = self.board.turn(0, &[], OP_HEADER_LEN, self.policy) {
             return self.failure(error);
         }
-        let mut notices = Vec::with_capacity(self.place.size);
+        let mut op_headers = Vec::with_capacity(self.place.size);
         for rank in 0..self.place.size {
-            match self.board.slot(rank).first_chunk().and_then(Notice::decode) {
-                Some(notice) => notices.push(notice),
-                None => return Failure::Garbled(self.ranks[rank], "a notice that is none".into()),
+            match self
+                .board
+                .slot(rank)
+                .first_chunk()
+                .and_then(OpHeader::decode)
+            {
+                Some(op_header) => op_headers.push(op_header),
+                None => return Failure::Garbled(self.ranks[rank], "a malformed op header".into()),
             }
         }
-        match notice::compare(&notices) {
+        match op_header::compare(&op_headers) {
             Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
             Ok(()) => Failure::Garbled(
                 self.ranks[self.place.rank],
@@ -219,41 +224,42 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Shows notices with lists of counts; gives the bytes of the longest part of any rank.
+    /// Shows headers with lists of counts; gives the bytes of the longest part of any rank.
     fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
-        let mut notice = *self.notice;
+        let mut op_header = *self.op_header;
         let len = lists.len() * 8;
-        notice.inline = u32::try_from(len).unwrap_or(u32::MAX);
-        if NOTICE_LEN + len > SLOT {
+        op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
+        if OP_HEADER_LEN + len > SLOT {
             let what = format!("{} counts, more than a slot holds", lists.len());
             return Err(Failure::Garbled(self.ranks[self.place.rank], what));
         }
         let slot = self.board.next_slot(SLOT);
-        slot[..NOTICE_LEN].copy_from_slice(&notice.encode());
-        for (place, count) in slot[NOTICE_LEN..].chunks_exact_mut(8).zip(lists) {
+        slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());
+        for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
             place.copy_from_slice(&count.to_le_bytes());
         }
         // Some may have more counts than others, which shows only now.
         self.turn(SLOT)?;
-        let (mut notices, mut all) = (Vec::new(), Vec::new());
+        let (mut op_headers, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {
             let slot = self.board.slot(rank);
-            let notice = slot.first_chunk().and_then(Notice::decode);
-            let notice = notice.filter(|notice| notice.inline as usize <= SLOT - NOTICE_LEN);
-            let notice = notice.ok_or_else(|| {
-                Failure::Garbled(self.ranks[rank], "a notice that is none".into())
+            let op_header = slot.first_chunk().and_then(OpHeader::decode);
+            let op_header =
+                op_header.filter(|op_header| op_header.inline as usize <= SLOT - OP_HEADER_LEN);
+            let op_header = op_header.ok_or_else(|| {
+                Failure::Garbled(self.ranks[rank], "a malformed op header".into())
             })?;
-            let bytes = &slot[NOTICE_LEN..NOTICE_LEN + notice.inline as usize];
+            let bytes = &slot[OP_HEADER_LEN..OP_HEADER_LEN + op_header.inline as usize];
             let counts = bytes.chunks_exact(8);
             let counts = counts
                 .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
             all.push(counts.collect());
-            notices.push(notice);
+            op_headers.push(op_header);
         }
-        compare_lists(&notices, &all)
+        compare_lists(&op_headers, &all)
             .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
         let longest = all.iter().flatten().copied().max().unwrap_or(0);
-        let element = self.notice.dtype.size().unwrap_or(1);
+        let element = self.op_header.dtype.size().unwrap_or(1);
         Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
     }
 

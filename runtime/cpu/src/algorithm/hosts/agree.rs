@@ -1,7 +1,7 @@
-//! All ranks hear all notices, and what goes with them: first inside each host, then between hosts.
+//! All ranks hear all headers, and what goes with them: first inside each host, then between hosts.
 //!
 //! 1. The ranks of a host compare signatures, and show each other the bytes that they bring, in one phase.
-//!    Where signatures differ they show their notices in another.
+//!    Where signatures differ they show their headers in another.
 //! 2. The first rank of each host tells the other hosts' first ranks what its host said ([`Agreement`]).
 //! 3. It shows the others of its host what it heard: all that was brought, or why there is no agreement.
 
@@ -10,14 +10,14 @@ use super::floor::Floor;
 use crate::algorithm::agree::{Agreement, Circle};
 use crate::collective::{Place, compare_lists, has_lists};
 use crate::mesh::Failure;
-use crate::notice::{self, Disagreement, NOTICE_LEN, Notice};
+use crate::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::WaitPolicy;
 
 /// What a rank brings to an agreement, as all of them can tell beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bring {
-    /// Nothing but its notice.
+    /// Nothing but its header.
     Nothing,
     /// So many bytes, each rank.
     Each(usize),
@@ -79,14 +79,14 @@ impl Heard {
         &mut self,
         ways: &mut Ways<'_>,
         place: Place,
-        notice: Notice,
+        op_header: OpHeader,
         (bring, own): (Bring, &[u8]),
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
-        ways.floor.begin(notice.signature());
-        let dissent = self.meet(ways.floor, notice, bring, own, policy)?;
+        ways.floor.begin(op_header.signature());
+        let dissent = self.meet(ways.floor, op_header, bring, own, policy)?;
         // Ranks that disagree do not expect the same.
         let expected = if dissent.is_some() {
             Bring::Nothing
@@ -97,31 +97,31 @@ impl Heard {
         if ways.layout.place() > 0 {
             return self.hear(ways, place, expected, len, policy);
         }
-        self.tell(ways, notice, dissent, policy)?;
-        let verdict = match self.compare(ways, notice)? {
-            Ok(()) => self.sort(ways, place, notice, bring)?,
+        self.tell(ways, op_header, dissent, policy)?;
+        let verdict = match self.compare(ways, op_header)? {
+            Ok(()) => self.sort(ways, place, op_header, bring)?,
             disagreement => disagreement,
         };
         self.pass_on(ways.floor, &verdict, len, policy)?;
         verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
     }
 
-    /// Inside the host: gives the notices of its ranks if they are not all equal, and keeps what they
+    /// Inside the host: gives the headers of its ranks if they are not all equal, and keeps what they
     /// brought otherwise.
     fn meet(
         &mut self,
         floor: &mut Floor,
-        notice: Notice,
+        op_header: OpHeader,
         bring: Bring,
         own: &[u8],
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<Vec<Notice>>, Failure> {
+    ) -> Result<Option<Vec<OpHeader>>, Failure> {
         let most = bring.most();
         let is_inline = most <= INLINE;
-        // A list goes with its notice: that says how long it is, and what else differs from rank to rank.
-        let mut listed = notice;
+        // A list goes with its header: that says how long it is, and what else differs from rank to rank.
+        let mut listed = op_header;
         if bring == Bring::List {
-            if NOTICE_LEN + own.len() > SLOT {
+            if OP_HEADER_LEN + own.len() > SLOT {
                 let what = format!("{} bytes of counts, more than a slot holds", own.len());
                 return Err(Failure::Garbled(floor.global(floor.place()), what));
             }
@@ -145,17 +145,17 @@ impl Heard {
             });
         }
         if !floor.meet(inline, used, policy)? {
-            return self.dissent(floor, notice, policy).map(Some);
+            return self.dissent(floor, op_header, policy).map(Some);
         }
         for place in 0..floor.size() {
             self.starts.push(self.bytes.len());
             let brought = match bring {
                 Bring::List => {
                     let slot = floor.slot(place);
-                    let notice = slot.first_chunk().and_then(Notice::decode);
-                    let len = notice.map(|notice| NOTICE_LEN + notice.inline as usize);
+                    let op_header = slot.first_chunk().and_then(OpHeader::decode);
+                    let len = op_header.map(|op_header| OP_HEADER_LEN + op_header.inline as usize);
                     len.and_then(|len| slot.get(..len)).ok_or_else(|| {
-                        Failure::Garbled(floor.global(place), "a notice that is none".into())
+                        Failure::Garbled(floor.global(place), "a malformed op header".into())
                     })?
                 }
                 _ if is_inline => floor.line(place, most),
@@ -167,39 +167,41 @@ impl Heard {
         Ok(None)
     }
 
-    /// Signatures differ: all ranks of the host have seen that, so all show their notices now.
+    /// Signatures differ: all ranks of the host have seen that, so all show their headers now.
     #[cold]
     fn dissent(
         &mut self,
         floor: &mut Floor,
-        notice: Notice,
+        op_header: OpHeader,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Vec<Notice>, Failure> {
+    ) -> Result<Vec<OpHeader>, Failure> {
         floor.restart_slots();
         floor.begin(0);
-        floor.fill(NOTICE_LEN, |slot, _| slot.copy_from_slice(&notice.encode()));
-        floor.turn(&[], NOTICE_LEN, policy)?;
-        let notices = (0..floor.size()).map(|place| {
-            let notice = floor.slot(place).first_chunk().and_then(Notice::decode);
-            notice.ok_or_else(|| {
-                Failure::Garbled(floor.global(place), "a notice that is none".into())
+        floor.fill(OP_HEADER_LEN, |slot, _| {
+            slot.copy_from_slice(&op_header.encode())
+        });
+        floor.turn(&[], OP_HEADER_LEN, policy)?;
+        let op_headers = (0..floor.size()).map(|place| {
+            let op_header = floor.slot(place).first_chunk().and_then(OpHeader::decode);
+            op_header.ok_or_else(|| {
+                Failure::Garbled(floor.global(place), "a malformed op header".into())
             })
         });
-        notices.collect()
+        op_headers.collect()
     }
 
-    /// Between hosts. A host whose ranks agree says so with one notice; one whose ranks do not sends all
+    /// Between hosts. A host whose ranks agree says so with one header; one whose ranks do not sends all
     /// of theirs.
     fn tell(
         &mut self,
         ways: &mut Ways<'_>,
-        notice: Notice,
-        dissent: Option<Vec<Notice>>,
+        op_header: OpHeader,
+        dissent: Option<Vec<OpHeader>>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let mut ours = vec![u8::from(dissent.is_none())];
         match &dissent {
-            Some(notices) => ours.extend(notices.iter().flat_map(Notice::encode)),
+            Some(op_headers) => ours.extend(op_headers.iter().flat_map(OpHeader::encode)),
             None => {
                 for brought in self.starts.windows(2) {
                     ours.extend(((brought[1] - brought[0]) as u32).to_le_bytes());
@@ -207,9 +209,9 @@ impl Heard {
                 ours.extend_from_slice(&self.bytes);
             }
         }
-        let said = Notice {
+        let said = OpHeader {
             inline: ours.len() as u32,
-            ..notice
+            ..op_header
         };
         let leaders = ways.layout.leaders();
         let circle = Circle {
@@ -224,28 +226,28 @@ impl Heard {
     fn compare(
         &self,
         ways: &Ways<'_>,
-        notice: Notice,
+        op_header: OpHeader,
     ) -> Result<Result<(), Disagreement>, Failure> {
         let (heard, layout) = (&self.agreement, ways.layout);
         let is_agreed = |host: usize| heard.inline(host).first() == Some(&1);
-        if (0..layout.hosts()).all(is_agreed) && notice::compare(heard.notices()).is_ok() {
+        if (0..layout.hosts()).all(is_agreed) && op_header::compare(heard.op_headers()).is_ok() {
             return Ok(Ok(()));
         }
-        let mut notices = vec![notice; ways.lanes.size()];
+        let mut op_headers = vec![op_header; ways.lanes.size()];
         for host in 0..layout.hosts() {
             let rest = heard.inline(host).get(1..).unwrap_or(&[]);
             for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
-                notices[rank] = if is_agreed(host) {
-                    heard.notices()[host]
+                op_headers[rank] = if is_agreed(host) {
+                    heard.op_headers()[host]
                 } else {
-                    let bytes = rest.get(place * NOTICE_LEN..);
-                    let notice = bytes.and_then(|bytes| bytes.first_chunk());
-                    let notice = notice.and_then(Notice::decode);
-                    notice.ok_or_else(|| garbled(ways, host))?
+                    let bytes = rest.get(place * OP_HEADER_LEN..);
+                    let op_header = bytes.and_then(|bytes| bytes.first_chunk());
+                    let op_header = op_header.and_then(OpHeader::decode);
+                    op_header.ok_or_else(|| garbled(ways, host))?
                 };
             }
         }
-        match notice::compare(&notices) {
+        match op_header::compare(&op_headers) {
             Err(found) => Ok(Err(found)),
             Ok(()) => Err(garbled(ways, layout.host())),
         }
@@ -256,7 +258,7 @@ impl Heard {
         &mut self,
         ways: &Ways<'_>,
         place: Place,
-        notice: Notice,
+        op_header: OpHeader,
         bring: Bring,
     ) -> Result<Result<(), Disagreement>, Failure> {
         let layout = ways.layout;
@@ -267,15 +269,15 @@ impl Heard {
         }
         self.bytes.clear();
         self.starts.clear();
-        let mut notices = Vec::new();
+        let mut op_headers = Vec::new();
         for rank in 0..place.size {
             self.starts.push(self.bytes.len());
             let (host, at) = layout.place_of(rank);
             let mut part = of_hosts[host][at];
             if bring == Bring::List {
-                let said = part.first_chunk().and_then(Notice::decode);
-                notices.push(said.ok_or_else(|| garbled(ways, host))?);
-                part = &part[NOTICE_LEN..];
+                let said = part.first_chunk().and_then(OpHeader::decode);
+                op_headers.push(said.ok_or_else(|| garbled(ways, host))?);
+                part = &part[OP_HEADER_LEN..];
             } else if let Some(len) = bring.of(rank) {
                 // Of one that brings nothing there is whatever its line held.
                 part = part.get(..len).ok_or_else(|| garbled(ways, host))?;
@@ -283,11 +285,11 @@ impl Heard {
             self.bytes.extend_from_slice(part);
         }
         self.starts.push(self.bytes.len());
-        if !has_lists(notice.op) {
+        if !has_lists(op_header.op) {
             return Ok(Ok(()));
         }
         let lists: Vec<Vec<u64>> = (0..place.size).map(|rank| counts(self.of(rank))).collect();
-        Ok(compare_lists(&notices, &lists))
+        Ok(compare_lists(&op_headers, &lists))
     }
 
     /// Shows the ranks of this host what all ranks brought (`len` bytes; lists have served their purpose),
@@ -365,7 +367,7 @@ impl Heard {
 
 fn garbled(ways: &Ways<'_>, host: usize) -> Failure {
     let leader = ways.lanes.global(ways.layout.ranks_of(host)[0]);
-    Failure::Garbled(leader, "notices that are none".into())
+    Failure::Garbled(leader, "malformed op headers".into())
 }
 
 /// What each of a host's ranks brought; `None` if it is not what a host sends.

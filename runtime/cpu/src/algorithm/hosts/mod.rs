@@ -3,7 +3,7 @@
 //!
 //! | pattern | between hosts | inside | bytes out of a host, h hosts, n ranks, s bytes |
 //! |---|---|---|---|
-//! | notices, barrier, small data ([`agree`]) | doubling, first ranks only | a phase before, one after | n × s in ⌈log2 h⌉ messages |
+//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | a phase before, one after | n × s in ⌈log2 h⌉ messages |
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host, and back | each rank a stripe | 2 s; s |
 //! | broadcast ([`spread`]) | from host to host, by stripes | whole before, stripes put together after | s |
 //! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
@@ -156,7 +156,7 @@ impl HostsRoad {
             return self.road.perform(step, place, policy);
         }
         let Step {
-            notice,
+            op_header,
             lists,
             mut collective,
             ..
@@ -173,7 +173,7 @@ impl HostsRoad {
         });
         let goes_along = choice == Algorithm::Notice;
         let listed: Vec<u8>;
-        let brought = if !has_lists(notice.op) {
+        let brought = if !has_lists(op_header.op) {
             let own = small_input(&collective, place).filter(|_| goes_along);
             (bring(&collective, goes_along), own.unwrap_or(&[]))
         } else {
@@ -186,7 +186,7 @@ impl HostsRoad {
             lanes: &mut self.road.lanes,
         };
         let heard = &mut self.heard;
-        heard.exchange(&mut ways, place, notice, brought, policy)?;
+        heard.exchange(&mut ways, place, op_header, brought, policy)?;
         if goes_along {
             let inline = |rank| heard.of(rank);
             return finish_small(&mut collective, place, inline, ways.lanes);

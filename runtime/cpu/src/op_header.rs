@@ -1,20 +1,20 @@
 //! What each rank says about an operation before data moves, and whether all said the same.
 //!
-//! Every collective begins with all ranks exchanging a [`Notice`]. So a disagreement is found by all
+//! Every collective begins with all ranks exchanging an [`OpHeader`]. So a disagreement is found by all
 //! ranks, in the same words, while nothing has been sent that could be misread; and the streams between
 //! them are still in step afterwards.
 
 use rcomm_recorder::model::{DType, OpType, ReduceOp};
 
-/// Bytes of a notice on the wire.
-pub(super) const NOTICE_LEN: usize = 64;
+/// Bytes of a header on the wire.
+pub(super) const OP_HEADER_LEN: usize = 64;
 const MAGIC: u32 = 0x7263_6e31;
 /// In place of a root or reduction where there is none.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Notice {
+pub(super) struct OpHeader {
     /// `collective_seq_id`.
     pub(super) seq: u64,
     pub(super) op: OpType,
@@ -29,12 +29,12 @@ pub(super) struct Notice {
     pub(super) own: u64,
     /// A hash of the lists of counts that all ranks must agree on.
     pub(super) lists: u64,
-    /// Bytes that follow this notice.
+    /// Bytes that follow this header.
     pub(super) inline: u32,
 }
 
-impl Notice {
-    /// A notice of an operation without elements.
+impl OpHeader {
+    /// A header of an operation without elements.
     pub(super) fn new(op: OpType, seq: u64) -> Self {
         Self {
             seq,
@@ -50,8 +50,8 @@ impl Notice {
         }
     }
 
-    pub(super) fn encode(&self) -> [u8; NOTICE_LEN] {
-        let mut bytes = [0; NOTICE_LEN];
+    pub(super) fn encode(&self) -> [u8; OP_HEADER_LEN] {
+        let mut bytes = [0; OP_HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.inline.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
@@ -67,8 +67,8 @@ impl Notice {
         bytes
     }
 
-    /// Reads a notice; `None` if these bytes are none.
-    pub(super) fn decode(bytes: &[u8; NOTICE_LEN]) -> Option<Self> {
+    /// Reads a header; `None` if these bytes are none.
+    pub(super) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
@@ -95,7 +95,7 @@ impl Notice {
 
     /// A number that is equal on ranks that agree, and almost surely not on others.
     ///
-    /// Enough for the common case; who finds two that differ compares the notices themselves.
+    /// Enough for the common case; who finds two that differ compares the headers themselves.
     #[inline]
     pub(super) fn signature(&self) -> u64 {
         let word = |value: u64, salt: u64| {
@@ -120,7 +120,7 @@ impl Notice {
     }
 }
 
-impl std::fmt::Display for Notice {
+impl std::fmt::Display for OpHeader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} #{}", self.op, self.seq)?;
         if let Some(reduce) = self.reduce {
@@ -150,23 +150,31 @@ pub(super) struct Disagreement {
 }
 
 /// Compares what all ranks said. All ranks come to the same answer.
-pub(super) fn compare(notices: &[Notice]) -> Result<(), Disagreement> {
-    let Some(first) = notices.first() else {
+pub(super) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
+    let Some(first) = op_headers.first() else {
         return Ok(());
     };
-    if notices.iter().all(|notice| notice.agrees_with(first)) {
+    if op_headers
+        .iter()
+        .all(|op_header| op_header.agrees_with(first))
+    {
         return Ok(());
     }
     // What most ranks said; of equally many, what the lowest said.
-    let votes = |notice: &Notice| notices.iter().filter(|n| n.agrees_with(notice)).count();
-    let most = notices.iter().map(votes).max().unwrap_or(0);
-    let usual = (0..notices.len())
-        .find(|&rank| votes(&notices[rank]) == most)
+    let votes = |op_header: &OpHeader| {
+        op_headers
+            .iter()
+            .filter(|n| n.agrees_with(op_header))
+            .count()
+    };
+    let most = op_headers.iter().map(votes).max().unwrap_or(0);
+    let usual = (0..op_headers.len())
+        .find(|&rank| votes(&op_headers[rank]) == most)
         .unwrap_or(0);
-    let odd = (0..notices.len())
-        .find(|&rank| !notices[rank].agrees_with(&notices[usual]))
+    let odd = (0..op_headers.len())
+        .find(|&rank| !op_headers[rank].agrees_with(&op_headers[usual]))
         .unwrap_or(0);
-    let (said, usually) = (&notices[odd], &notices[usual]);
+    let (said, usually) = (&op_headers[odd], &op_headers[usual]);
     let mut message =
         format!("rank {odd} of the group called {said}, but rank {usual} called {usually}");
     if said.to_string() == usually.to_string() {
@@ -175,7 +183,7 @@ pub(super) fn compare(notices: &[Notice]) -> Result<(), Disagreement> {
     Err(Disagreement { rank: odd, message })
 }
 
-/// A hash of counts, for [`Notice::lists`].
+/// A hash of counts, for [`OpHeader::lists`].
 pub(super) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0xcbf2_9ce4_8422_2325, |hash: u64, count| {
         (hash ^ count)
@@ -189,18 +197,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn all_reduce(count: u64) -> Notice {
-        Notice {
+    fn all_reduce(count: u64) -> OpHeader {
+        OpHeader {
             dtype: DType::F32,
             reduce: Some(ReduceOp::Sum),
             count,
-            ..Notice::new(OpType::AllReduce, 41)
+            ..OpHeader::new(OpType::AllReduce, 41)
         }
     }
 
     #[test]
-    fn a_notice_survives_the_wire() {
-        let notice = Notice {
+    fn a_header_survives_the_wire() {
+        let op_header = OpHeader {
             root: Some(3),
             part: (1, 4),
             own: 9,
@@ -208,77 +216,89 @@ mod tests {
             inline: 5,
             ..all_reduce(1 << 40)
         };
-        assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+        assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_notice_that_encodes_to_them_or_none(bytes: [[u8; 8]; NOTICE_LEN / 8], magic: bool) {
-            let mut bytes: [u8; NOTICE_LEN] = bytes.concat().try_into().unwrap();
+        fn any_bytes_are_a_header_that_encodes_to_them_or_none(bytes: [[u8; 8]; OP_HEADER_LEN / 8], magic: bool) {
+            let mut bytes: [u8; OP_HEADER_LEN] = bytes.concat().try_into().unwrap();
             if magic {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             }
-            if let Some(notice) = Notice::decode(&bytes) {
-                prop_assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+            if let Some(op_header) = OpHeader::decode(&bytes) {
+                prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
                 // Whatever it says, comparing it says who stands alone.
                 let other = all_reduce(8);
-                prop_assert!(compare(&[other, notice, other]).is_err() || notice.agrees_with(&other));
+                prop_assert!(compare(&[other, op_header, other]).is_err() || op_header.agrees_with(&other));
             }
         }
     }
 
     #[test]
     fn the_minority_is_named_with_both_values() {
-        let notices = [all_reduce(8), all_reduce(8), all_reduce(4), all_reduce(8)];
-        let found = compare(&notices).unwrap_err();
+        let op_headers = [all_reduce(8), all_reduce(8), all_reduce(4), all_reduce(8)];
+        let found = compare(&op_headers).unwrap_err();
         assert_eq!(found.rank, 2);
         assert_eq!(
             found.message,
             "rank 2 of the group called all_reduce #41 (sum) of 4 Float, \
              but rank 0 called all_reduce #41 (sum) of 8 Float"
         );
-        assert_eq!(compare(&notices[..2]), Ok(()));
+        assert_eq!(compare(&op_headers[..2]), Ok(()));
     }
 
     #[test]
     fn every_field_that_must_agree_changes_the_signature() {
-        let notice = all_reduce(8);
+        let op_header = all_reduce(8);
         let others = [
-            Notice { seq: 42, ..notice },
-            Notice {
+            OpHeader {
+                seq: 42,
+                ..op_header
+            },
+            OpHeader {
                 op: OpType::Broadcast,
-                ..notice
+                ..op_header
             },
-            Notice {
+            OpHeader {
                 dtype: DType::I32,
-                ..notice
+                ..op_header
             },
-            Notice {
+            OpHeader {
                 reduce: Some(ReduceOp::Max),
-                ..notice
+                ..op_header
             },
-            Notice {
+            OpHeader {
                 root: Some(0),
-                ..notice
+                ..op_header
             },
-            Notice {
+            OpHeader {
                 part: (1, 1),
-                ..notice
+                ..op_header
             },
-            Notice { count: 9, ..notice },
-            Notice { lists: 1, ..notice },
+            OpHeader {
+                count: 9,
+                ..op_header
+            },
+            OpHeader {
+                lists: 1,
+                ..op_header
+            },
         ];
         for other in others {
-            assert_ne!(other.signature(), notice.signature(), "{other:?}");
-            assert!(compare(&[notice, other]).is_err(), "{other:?}");
+            assert_ne!(other.signature(), op_header.signature(), "{other:?}");
+            assert!(compare(&[op_header, other]).is_err(), "{other:?}");
         }
-        let own = Notice { own: 3, ..notice };
-        assert_eq!(own.signature(), notice.signature());
+        let own = OpHeader {
+            own: 3,
+            ..op_header
+        };
+        assert_eq!(own.signature(), op_header.signature());
     }
 
     #[test]
     fn whatever_part_a_rank_names_can_be_said() {
-        let last = Notice {
+        let last = OpHeader {
             part: (u32::MAX, 2),
             ..all_reduce(8)
         };
@@ -292,11 +312,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_harm(bytes: [u8; NOTICE_LEN]) {
+        fn any_bytes_are_read_without_harm(bytes: [u8; OP_HEADER_LEN]) {
             let mut bytes = bytes;
             bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-            if let Some(notice) = Notice::decode(&bytes) {
-                prop_assert_eq!(Notice::decode(&notice.encode()), Some(notice));
+            if let Some(op_header) = OpHeader::decode(&bytes) {
+                prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
             }
         }
     }

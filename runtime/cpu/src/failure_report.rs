@@ -1,7 +1,7 @@
 //! How a group ends: the error that its caller gets, and the words that its peers find in the store.
 
 use super::group::CpuGroup;
-use super::hello::Verdict;
+use super::handshake::Verdict;
 use super::lanes::cut;
 use super::mesh::Failure;
 use super::wait::{Interrupted, Stop, WaitPolicy};

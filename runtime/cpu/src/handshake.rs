@@ -2,8 +2,8 @@
 //!
 //! | from | bytes | what |
 //! |---|---|---|
-//! | dialer | 88 | [`Hello`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
-//! | acceptor | 68 | [`Verdict`], a nonce of its own, HMAC over the hello and that nonce |
+//! | dialer | 88 | [`Handshake`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
+//! | acceptor | 68 | [`Verdict`], a nonce of its own, HMAC over the handshake and that nonce |
 //! | dialer | 32 | HMAC over the same under another label |
 //! | acceptor | 4 | [`Verdict`] |
 //!
@@ -19,8 +19,8 @@ use sha2::{Digest, Sha256};
 const MAGIC: [u8; 8] = *b"rcommcpu";
 const VERSION: u32 = 3;
 
-/// Bytes of a [`Hello`] on the wire.
-pub(super) const HELLO_LEN: usize = 88;
+/// Bytes of a [`Handshake`] on the wire.
+pub(super) const HANDSHAKE_LEN: usize = 88;
 /// Bytes of the acceptor's answer.
 pub(super) const ANSWER_LEN: usize = 68;
 /// Bytes of a proof.
@@ -52,7 +52,7 @@ impl LaneKind {
     }
 }
 
-/// What the acceptor thinks of a hello or a proof.
+/// What the acceptor thinks of a handshake or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Verdict {
@@ -96,7 +96,7 @@ impl Verdict {
     }
 }
 
-/// Who we are, as far as a hello says it.
+/// Who we are, as far as a handshake says it.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) rank: Rank,
@@ -122,19 +122,24 @@ impl Identity {
     }
 
     /// This end's proof.
-    pub(super) fn prove(&self, end: End, hello: &[u8; HELLO_LEN], nonce: &[u8; 32]) -> [u8; 32] {
-        self.secret.tag(&[end.label(), hello, nonce])
+    pub(super) fn prove(
+        &self,
+        end: End,
+        handshake: &[u8; HANDSHAKE_LEN],
+        nonce: &[u8; 32],
+    ) -> [u8; 32] {
+        self.secret.tag(&[end.label(), handshake, nonce])
     }
 
     /// Whether `proof` is what `end` must have sent; compared in constant time.
     pub(super) fn believes(
         &self,
         end: End,
-        hello: &[u8; HELLO_LEN],
+        handshake: &[u8; HANDSHAKE_LEN],
         nonce: &[u8; 32],
         proof: &[u8],
     ) -> bool {
-        self.secret.verify(&[end.label(), hello, nonce], proof)
+        self.secret.verify(&[end.label(), handshake, nonce], proof)
     }
 }
 
@@ -156,7 +161,7 @@ impl End {
 
 /// The dialer's first words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct Handshake {
     pub(super) kind: LaneKind,
     pub(super) from: Rank,
     pub(super) to: Rank,
@@ -165,9 +170,9 @@ pub(super) struct Hello {
     pub(super) stream: u32,
 }
 
-impl Hello {
-    pub(super) fn encode(&self, identity: &Identity, nonce: &[u8; 32]) -> [u8; HELLO_LEN] {
-        let mut bytes = [0; HELLO_LEN];
+impl Handshake {
+    pub(super) fn encode(&self, identity: &Identity, nonce: &[u8; 32]) -> [u8; HANDSHAKE_LEN] {
+        let mut bytes = [0; HANDSHAKE_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.kind as u32).to_le_bytes());
@@ -181,8 +186,11 @@ impl Hello {
         bytes
     }
 
-    /// Reads a hello addressed to `identity`, or says why it is not for us.
-    pub(super) fn decode(bytes: &[u8; HELLO_LEN], identity: &Identity) -> Result<Self, Verdict> {
+    /// Reads a handshake addressed to `identity`, or says why it is not for us.
+    pub(super) fn decode(
+        bytes: &[u8; HANDSHAKE_LEN],
+        identity: &Identity,
+    ) -> Result<Self, Verdict> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
@@ -221,8 +229,8 @@ mod tests {
         Secret::from_text("secret")
     }
 
-    fn hello() -> Hello {
-        Hello {
+    fn handshake() -> Handshake {
+        Handshake {
             kind: LaneKind::P2p,
             from: 3,
             to: 1,
@@ -233,41 +241,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_hello_to_this_rank_or_refused(
-            noise in proptest::collection::vec(any::<u8>(), HELLO_LEN),
-            kept in 0..HELLO_LEN,
+        fn any_bytes_are_a_handshake_with_this_rank_or_refused(
+            noise in proptest::collection::vec(any::<u8>(), HANDSHAKE_LEN),
+            kept in 0..HANDSHAKE_LEN,
         ) {
-            // The beginning of a true hello, so that the noise gets past the first checks.
+            // The beginning of a true handshake, so that the noise gets past the first checks.
             let dialer = Identity::new(3, 4, "job", &secret());
-            let mut bytes = hello().encode(&dialer, &[7; 32]);
+            let mut bytes = handshake().encode(&dialer, &[7; 32]);
             bytes[kept..].copy_from_slice(&noise[kept..]);
             let me = Identity::new(1, 4, "job", &secret());
-            if let Ok(read) = Hello::decode(&bytes, &me) {
+            if let Ok(read) = Handshake::decode(&bytes, &me) {
                 prop_assert!(read.to == 1 && read.from < 4);
             }
         }
     }
 
     #[test]
-    fn a_hello_reaches_its_rank_and_nobody_else() {
+    fn a_handshake_reaches_its_rank_and_no_other() {
         let dialer = Identity::new(3, 4, "job", &secret());
-        let bytes = hello().encode(&dialer, &[7; 32]);
+        let bytes = handshake().encode(&dialer, &[7; 32]);
         let read =
-            |rank, size, job| Hello::decode(&bytes, &Identity::new(rank, size, job, &secret()));
-        assert_eq!(read(1, 4, "job"), Ok(hello()));
+            |rank, size, job| Handshake::decode(&bytes, &Identity::new(rank, size, job, &secret()));
+        assert_eq!(read(1, 4, "job"), Ok(handshake()));
         assert_eq!(read(2, 4, "job"), Err(Verdict::OtherRank));
         assert_eq!(read(1, 5, "job"), Err(Verdict::OtherRank));
         assert_eq!(read(1, 4, "other"), Err(Verdict::OtherJob));
         let mut cut = bytes;
         cut[0] ^= 1;
         let me = Identity::new(1, 4, "job", &secret());
-        assert_eq!(Hello::decode(&cut, &me), Err(Verdict::OtherProtocol));
+        assert_eq!(Handshake::decode(&cut, &me), Err(Verdict::OtherProtocol));
     }
 
     #[test]
     fn a_proof_holds_for_one_end_one_secret_and_one_nonce() {
         let dialer = Identity::new(3, 4, "job", &secret());
-        let bytes = hello().encode(&dialer, &[7; 32]);
+        let bytes = handshake().encode(&dialer, &[7; 32]);
         let proof = dialer.prove(End::Dialer, &bytes, &[9; 32]);
         let acceptor = Identity::new(1, 4, "job", &secret());
         assert!(acceptor.believes(End::Dialer, &bytes, &[9; 32], &proof));

@@ -1,9 +1,9 @@
 //! [`CpuFactory`] and [`CpuBackend`]: what the rest of the crate sees.
 
 use super::address;
-use super::algorithm::LaneRoad;
+use super::algorithm::LaneEngine;
 use super::executor::{Executor, ExecutorKind, Turns};
-use super::group::{CpuGroup, Road, derived_id};
+use super::group::{CollectiveEngine, CpuGroup, derived_id};
 use super::handshake::LaneKind;
 use super::lanes::{Lanes, Sockets};
 use super::mesh::{Mesh, Notes};
@@ -144,19 +144,22 @@ impl CpuBackend {
             wait_mode: WaitMode::Oversubscribed,
             stop: Stop::default(),
             turns: Turns::new(),
-            road: Mutex::new(Road::Lanes(Box::new(LaneRoad::new(lanes(&sockets), plan)))),
-            farewell: None,
+            engine: Mutex::new(CollectiveEngine::Lanes(Box::new(LaneEngine::new(
+                lanes(&sockets),
+                plan,
+            )))),
+            close_guard: None,
             p2p: P2p::new(mesh.clone(), id, ranks.clone(), sockets.clone()),
             mesh: mesh.clone(),
             ranks: ranks.clone(),
             sockets: sockets.clone(),
         };
         let shared = group.share(id, layout, lanes(&sockets), &mut policy);
-        if let Some((road, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
-            group.road = Mutex::new(road);
+        if let Some((engine, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
+            group.engine = Mutex::new(engine);
             group.p2p = group.p2p.among(neighbours);
         }
-        if group.farewell.is_none() {
+        if group.close_guard.is_none() {
             group.wait_mode = mesh.host().wait_mode(mesh.rank(), mesh.wait_mode());
         }
         Ok(Self {

@@ -39,8 +39,8 @@ impl CpuGroup {
     /// Whoever waits for this rank in this group need not any more.
     pub(super) fn hang_up(&self) {
         cut(&self.sockets);
-        if let Some(farewell) = &self.farewell {
-            farewell.leave();
+        if let Some(close_guard) = &self.close_guard {
+            close_guard.leave();
         }
     }
 

@@ -1,6 +1,6 @@
 //! [`CpuGroup`]: how a group is put together, and how it runs an operation.
 
-use super::algorithm::{BoardRoad, Boards, HostsRoad, LaneRoad};
+use super::algorithm::{HostsEngine, LaneEngine, ShmEngine, ShmExchanges};
 use super::collective::{Place, Step, for_each_step};
 use super::executor::Turns;
 use super::lanes::{Lanes, Sockets};
@@ -8,7 +8,7 @@ use super::layout::Layout;
 use super::mesh::{Failure, Mesh};
 use super::neighbours::Neighbours;
 use super::p2p::{P2p, Request};
-use super::transport::shm::Farewell;
+use super::transport::shm::CloseGuard;
 use super::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -31,24 +31,24 @@ pub(super) struct CpuGroup {
     pub(super) wait_mode: WaitMode,
     pub(super) stop: Stop,
     pub(super) turns: Turns,
-    pub(super) road: Mutex<Road>,
+    pub(super) engine: Mutex<CollectiveEngine>,
     /// Ends the waits of those who share memory with this rank.
-    pub(super) farewell: Option<Farewell>,
+    pub(super) close_guard: Option<CloseGuard>,
     pub(super) p2p: P2p,
     pub(super) sockets: Sockets,
 }
 
 /// Which way the collectives of a group go.
-pub(super) enum Road {
+pub(super) enum CollectiveEngine {
     /// All its ranks share memory.
-    Board(BoardRoad),
+    ShmExchange(ShmEngine),
     /// None of them do.
-    Lanes(Box<LaneRoad>),
+    Lanes(Box<LaneEngine>),
     /// Those of each host do.
-    Hosts(Box<HostsRoad>),
+    Hosts(Box<HostsEngine>),
 }
 
-impl Road {
+impl CollectiveEngine {
     #[inline]
     pub(super) fn perform(
         &mut self,
@@ -57,67 +57,78 @@ impl Road {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         match self {
-            Self::Board(road) => road.perform(step, place, policy),
-            Self::Lanes(road) => road.perform(step, place, policy),
-            Self::Hosts(road) => road.perform(step, place, policy),
+            Self::ShmExchange(engine) => engine.perform(step, place, policy),
+            Self::Lanes(engine) => engine.perform(step, place, policy),
+            Self::Hosts(engine) => engine.perform(step, place, policy),
         }
     }
 }
 
 impl CpuGroup {
     /// What becomes of the group where some of its ranks share memory with this one, or with each other:
-    /// the road of its collectives, and whom its messages reach through memory. `None` if none do.
+    /// the engine of its collectives, and whom its messages reach through memory. `None` if none do.
     pub(super) fn share(
         &mut self,
         id: u64,
         layout: Layout,
         lanes: Lanes,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<(Road, Neighbours)>, Failure> {
+    ) -> Result<Option<(CollectiveEngine, Neighbours)>, Failure> {
         if layout.hosts() > 1 && !layout.is_nested() {
             return Ok(None);
         }
         let here = layout.neighbours().to_vec();
         let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
-        let mut board = |key| {
+        let mut shm_exchange = |key| {
             let host = self.mesh.host();
-            host.board(key, layout.place(), &ranks, policy)
+            host.shm_exchange(key, layout.place(), &ranks, policy)
         };
-        let mut phases = board(id)?;
+        let mut phases = shm_exchange(id)?;
         let mut streams = match &phases {
-            Some(_) if layout.is_nested() => board(derived_id("streams", id, 0))?,
+            Some(_) if layout.is_nested() => shm_exchange(derived_id("streams", id, 0))?,
             _ => None,
         };
         let mut neighbours = Neighbours::default();
         let registry = self.mesh.registry();
-        for board in [&mut phases, &mut streams].into_iter().flatten() {
-            registry.note_huge_pages(board.huge_pages());
+        for shm_exchange in [&mut phases, &mut streams].into_iter().flatten() {
+            registry.note_huge_pages(shm_exchange.huge_pages());
         }
-        if let Some(board) = &phases {
-            self.wait_mode = board.wait_mode();
-            neighbours = Neighbours::new(board.streams(), &here, self.ranks.len());
-            self.farewell = Some(board.farewell().map_err(Failure::Io)?);
+        if let Some(shm_exchange) = &phases {
+            self.wait_mode = shm_exchange.wait_mode();
+            neighbours = Neighbours::new(shm_exchange.streams(), &here, self.ranks.len());
+            self.close_guard = Some(shm_exchange.close_guard().map_err(Failure::Io)?);
         }
         if layout.is_nested() {
             let lanes = match &streams {
-                Some(board) => {
-                    let streams = board.streams();
+                Some(shm_exchange) => {
+                    let streams = shm_exchange.streams();
                     lanes.among(Neighbours::new(streams, &here, self.ranks.len()))
                 }
                 None => lanes,
             };
-            let boards = Boards { phases, streams };
+            let shm_exchanges = ShmExchanges { phases, streams };
             let tuning = self.mesh.tuning();
             let size = self.ranks.len();
-            let road = LaneRoad::new(lanes, tuning.plan(Topology::Sockets, size));
+            let engine = LaneEngine::new(lanes, tuning.plan(Topology::Sockets, size));
             let plan = tuning.plan(Topology::Hosts, size);
-            let road = HostsRoad::new(layout, boards, road, plan, self.store.clone())?;
-            return Ok(Some((Road::Hosts(Box::new(road)), neighbours)));
+            let engine = HostsEngine::new(layout, shm_exchanges, engine, plan, self.store.clone())?;
+            return Ok(Some((
+                CollectiveEngine::Hosts(Box::new(engine)),
+                neighbours,
+            )));
         }
         let plan = self.mesh.tuning().plan(Topology::Memory, ranks.len());
         let registry = self.mesh.registry().clone();
-        let road = |board| Road::Board(BoardRoad::new(board, self.rank, ranks, &plan, registry));
-        Ok(phases.map(|board| (road(board), neighbours)))
+        let engine = |shm_exchange| {
+            CollectiveEngine::ShmExchange(ShmEngine::new(
+                shm_exchange,
+                self.rank,
+                ranks,
+                &plan,
+                registry,
+            ))
+        };
+        Ok(phases.map(|shm_exchange| (engine(shm_exchange), neighbours)))
     }
 
     pub(super) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
@@ -164,11 +175,11 @@ impl CpuGroup {
         let taken = self.turns.take(call.turn, &mut policy);
         let waited = taken.map_err(|why| self.fail(why.into()))?;
         started(waited);
-        let mut road = self.road.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let result = for_each_step(op, &place, &mut |step| {
-            road.perform(step, place, &mut policy)
+            engine.perform(step, place, &mut policy)
         });
-        drop(road);
+        drop(engine);
         let result = result.map_err(|failure| self.fail(failure));
         self.turns.pass();
         result.map(|()| Done::default())

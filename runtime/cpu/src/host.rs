@@ -12,7 +12,7 @@ use super::layout::Layout;
 use super::mesh::{Failure, fill_random};
 use super::processors::{self, Processors, own_processors, wait_mode_of};
 use super::transport::handover;
-use super::transport::shm::{Board, BoardError, Segment};
+use super::transport::shm::{Segment, ShmExchange, ShmExchangeError};
 use super::wait::{Interrupted, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Agreement, WorldContext};
@@ -282,32 +282,32 @@ impl Host {
         u64::from_le_bytes(start).max(1)
     }
 
-    /// The board of these ranks of this host, `rank` being this one's place among them; `None` if there is
+    /// The exchange area of these ranks of this host, `rank` being this one's place among them; `None` if there is
     /// none to be had, for all of them.
-    pub(super) fn board(
+    pub(super) fn shm_exchange(
         &self,
         key: u64,
         rank: usize,
         ranks: &Arc<[Rank]>,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<Board>, Failure> {
+    ) -> Result<Option<ShmExchange>, Failure> {
         let Some(segment) = self.segment.as_ref().filter(|_| ranks.len() > 1) else {
             return Ok(None);
         };
-        match segment.board(key, rank, ranks.clone(), policy) {
-            Ok(Some(board)) => Ok(Some(board)),
+        match segment.shm_exchange(key, rank, ranks.clone(), policy) {
+            Ok(Some(shm_exchange)) => Ok(Some(shm_exchange)),
             Ok(None) => {
                 tracing::warn!("too many groups share memory already: this one uses sockets");
                 Ok(None)
             }
-            // Its first member makes the board.
-            Err(BoardError::Interrupted(Interrupted::TimedOut)) => {
+            // Its first member makes the exchange area.
+            Err(ShmExchangeError::Interrupted(Interrupted::TimedOut)) => {
                 Err(Failure::Late(vec![ranks[0]]))
             }
-            Err(BoardError::Interrupted(why)) => Err(why.into()),
-            Err(BoardError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),
-            Err(BoardError::Gone(at)) => Err(Failure::Gone(ranks[at], None)),
-            Err(BoardError::Io(error)) => Err(Failure::Io(error)),
+            Err(ShmExchangeError::Interrupted(why)) => Err(why.into()),
+            Err(ShmExchangeError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),
+            Err(ShmExchangeError::Gone(at)) => Err(Failure::Gone(ranks[at], None)),
+            Err(ShmExchangeError::Io(error)) => Err(Failure::Io(error)),
         }
     }
 }

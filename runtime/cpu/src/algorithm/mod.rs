@@ -1,6 +1,6 @@
 //! Collectives: what goes to whom, and in which order.
 //!
-//! Ranks that share memory use [`board`]. Where several ranks of several hosts are in a group, [`hosts`]
+//! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group, [`hosts`]
 //! says what is done inside each host and what between them. All others use lanes:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
@@ -15,10 +15,10 @@
 //! memory ones) give the same bits.
 
 mod agree;
-mod board;
 mod chain;
 mod exchange;
 mod hosts;
+mod shm_exchange;
 mod swap;
 
 use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
@@ -27,14 +27,14 @@ use super::mesh::Failure;
 use super::op_header;
 use super::wait::WaitPolicy;
 use agree::{Agreement, Circle};
-pub(super) use board::BoardRoad;
-pub(super) use hosts::{Boards, HostsRoad};
+pub(super) use hosts::{HostsEngine, ShmExchanges};
 use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
+pub(super) use shm_exchange::ShmEngine;
 use std::ops::Range;
 
 /// One group's collectives over lanes.
-pub(super) struct LaneRoad {
+pub(super) struct LaneEngine {
     lanes: Lanes,
     agreement: Agreement,
     members: Vec<usize>,
@@ -42,7 +42,7 @@ pub(super) struct LaneRoad {
     plan: Plan,
 }
 
-impl LaneRoad {
+impl LaneEngine {
     pub(super) fn new(lanes: Lanes, plan: Plan) -> Self {
         Self {
             plan,

@@ -3,7 +3,7 @@
 //! If each combined a half and sent its results, it would be as many bytes, and an exchange more to wait for. The
 //! first bytes go right behind the header, so that nobody waits for that either.
 
-use super::LaneRoad;
+use super::LaneEngine;
 use super::agree::Circle;
 use crate::collective::Combination;
 use crate::lanes::{Swap, Transfer};
@@ -18,7 +18,7 @@ const AHEAD: usize = 256 << 10;
 /// What has come waits here until it is combined.
 const SCRATCH: usize = 256 << 10;
 
-impl LaneRoad {
+impl LaneEngine {
     /// Agrees on `op_header` with the other rank, then does it.
     pub(super) fn swap(
         &mut self,

@@ -118,7 +118,7 @@ struct Place {
 /// The time in which the ranks of a group are at each other's bytes: all of them have agreed on the terms,
 /// and none has said yet that it is through.
 ///
-/// What is believed of the others is what the board believes of them: that they keep to the terms.
+/// What is believed of the others is what the exchange area believes of them: that they keep to the terms.
 pub(crate) struct Meeting<'a> {
     own: Exposed<'a>,
     rank: usize,

@@ -4,11 +4,11 @@
 //! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
 //! later. Who waits, and how, is not decided here.
 
-#[cfg(test)]
-#[allow(unsafe_code)]
-mod board_model;
 pub(crate) mod handover;
 pub(crate) mod shm;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod shm_exchange_model;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod stream_model;

@@ -318,7 +318,7 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
         } else {
             let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
             let counters = map(card.counters, shared.ranks.len() * 4);
-            // A signal must not overtake what was put before it: one road for both.
+            // A signal must not overtake what was put before it: one path for both.
             match (data, counters) {
                 (Some(data), Some(counters)) => (Some(data), Some(counters)),
                 _ => (None, None),
@@ -482,7 +482,7 @@ impl Window for CpuWindow {
         shared.run(&mut said, 3, deadline)?;
         let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
         if let Some(service) = lock(&self.service).take() {
-            // It ends with the last farewell, which all have sent by now. A panic in it was reported.
+            // It ends when the last member has said that it closes, which all have by now. A panic in it was reported.
             let _ = service.join();
         }
         let closed = Error::new(ErrorKind::Closed, "the window was closed");

@@ -6,7 +6,7 @@
 //! 3. It shows the others of its host what it heard: all that was brought, or why there is no agreement.
 
 use super::Ways;
-use super::floor::Floor;
+use super::host_exchange::HostExchange;
 use crate::algorithm::agree::{Agreement, Circle};
 use crate::collective::{Place, compare_lists, has_lists};
 use crate::mesh::Failure;
@@ -85,8 +85,8 @@ impl Heard {
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
-        ways.floor.begin(op_header.signature());
-        let dissent = self.meet(ways.floor, op_header, bring, own, policy)?;
+        ways.host_exchange.begin(op_header.signature());
+        let dissent = self.meet(ways.host_exchange, op_header, bring, own, policy)?;
         // Ranks that disagree do not expect the same.
         let expected = if dissent.is_some() {
             Bring::Nothing
@@ -102,7 +102,7 @@ impl Heard {
             Ok(()) => self.sort(ways, place, op_header, bring)?,
             disagreement => disagreement,
         };
-        self.pass_on(ways.floor, &verdict, len, policy)?;
+        self.pass_on(ways.host_exchange, &verdict, len, policy)?;
         verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
     }
 
@@ -110,7 +110,7 @@ impl Heard {
     /// brought otherwise.
     fn meet(
         &mut self,
-        floor: &mut Floor,
+        host_exchange: &mut HostExchange,
         op_header: OpHeader,
         bring: Bring,
         own: &[u8],
@@ -123,7 +123,10 @@ impl Heard {
         if bring == Bring::List {
             if OP_HEADER_LEN + own.len() > SLOT {
                 let what = format!("{} bytes of counts, more than a slot holds", own.len());
-                return Err(Failure::Garbled(floor.global(floor.place()), what));
+                return Err(Failure::Garbled(
+                    host_exchange.global(host_exchange.place()),
+                    what,
+                ));
             }
             listed.inline = own.len() as u32;
         }
@@ -131,7 +134,7 @@ impl Heard {
             Bring::List => &listed.encode(),
             _ => &[],
         };
-        if floor.size() == 1 {
+        if host_exchange.size() == 1 {
             self.bytes.extend_from_slice(header);
             self.bytes.extend_from_slice(own);
             self.starts.extend([0, self.bytes.len()]);
@@ -139,27 +142,30 @@ impl Heard {
         }
         let (inline, used) = if is_inline { (own, 0) } else { (&[][..], most) };
         if !is_inline {
-            floor.fill(most, |slot, hand_over| {
+            host_exchange.fill(most, |slot, hand_over| {
                 slot[..header.len()].copy_from_slice(header);
                 hand_over.copy(&mut slot[header.len()..][..own.len()], own);
             });
         }
-        if !floor.meet(inline, used, policy)? {
-            return self.dissent(floor, op_header, policy).map(Some);
+        if !host_exchange.meet(inline, used, policy)? {
+            return self.dissent(host_exchange, op_header, policy).map(Some);
         }
-        for place in 0..floor.size() {
+        for place in 0..host_exchange.size() {
             self.starts.push(self.bytes.len());
             let brought = match bring {
                 Bring::List => {
-                    let slot = floor.slot(place);
+                    let slot = host_exchange.slot(place);
                     let op_header = slot.first_chunk().and_then(OpHeader::decode);
                     let len = op_header.map(|op_header| OP_HEADER_LEN + op_header.inline as usize);
                     len.and_then(|len| slot.get(..len)).ok_or_else(|| {
-                        Failure::Garbled(floor.global(place), "a malformed op header".into())
+                        Failure::Garbled(
+                            host_exchange.global(place),
+                            "a malformed op header".into(),
+                        )
                     })?
                 }
-                _ if is_inline => floor.line(place, most),
-                _ => floor.slot(place),
+                _ if is_inline => host_exchange.line(place, most),
+                _ => host_exchange.slot(place),
             };
             self.bytes.extend_from_slice(brought);
         }
@@ -171,20 +177,23 @@ impl Heard {
     #[cold]
     fn dissent(
         &mut self,
-        floor: &mut Floor,
+        host_exchange: &mut HostExchange,
         op_header: OpHeader,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Vec<OpHeader>, Failure> {
-        floor.restart_slots();
-        floor.begin(0);
-        floor.fill(OP_HEADER_LEN, |slot, _| {
+        host_exchange.restart_slots();
+        host_exchange.begin(0);
+        host_exchange.fill(OP_HEADER_LEN, |slot, _| {
             slot.copy_from_slice(&op_header.encode())
         });
-        floor.turn(&[], OP_HEADER_LEN, policy)?;
-        let op_headers = (0..floor.size()).map(|place| {
-            let op_header = floor.slot(place).first_chunk().and_then(OpHeader::decode);
+        host_exchange.turn(&[], OP_HEADER_LEN, policy)?;
+        let op_headers = (0..host_exchange.size()).map(|place| {
+            let op_header = host_exchange
+                .slot(place)
+                .first_chunk()
+                .and_then(OpHeader::decode);
             op_header.ok_or_else(|| {
-                Failure::Garbled(floor.global(place), "a malformed op header".into())
+                Failure::Garbled(host_exchange.global(place), "a malformed op header".into())
             })
         });
         op_headers.collect()
@@ -296,7 +305,7 @@ impl Heard {
     /// or why they do not agree.
     fn pass_on(
         &mut self,
-        floor: &mut Floor,
+        host_exchange: &mut HostExchange,
         verdict: &Result<(), Disagreement>,
         len: usize,
         policy: &mut WaitPolicy<'_>,
@@ -306,21 +315,21 @@ impl Heard {
         let used = if is_inline { 0 } else { len };
         if let Err(found) = verdict {
             line[0] = REFUSED;
-            floor.turn(&line, used, policy)?;
+            host_exchange.turn(&line, used, policy)?;
             let reason = reason(found);
-            floor.fill(REASON, |slot, _| {
+            host_exchange.fill(REASON, |slot, _| {
                 slot[..reason.len()].copy_from_slice(&reason);
             });
-            return floor.turn(&[], REASON, policy);
+            return host_exchange.turn(&[], REASON, policy);
         }
         line[0] = AGREED;
         let bytes = &self.bytes;
         if is_inline {
             line[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
         } else {
-            floor.fill(len, |slot, hand_over| hand_over.copy(slot, &bytes[..len]));
+            host_exchange.fill(len, |slot, hand_over| hand_over.copy(slot, &bytes[..len]));
         }
-        floor.turn(&line, used, policy)
+        host_exchange.turn(&line, used, policy)
     }
 
     /// Hears from the first rank of this host what all ranks brought, which is `len` bytes.
@@ -332,15 +341,15 @@ impl Heard {
         len: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let floor = &mut *ways.floor;
+        let host_exchange = &mut *ways.host_exchange;
         let is_inline = HEAD + len <= INLINE;
-        floor.turn(&[], if is_inline { 0 } else { len }, policy)?;
-        let line = floor.line(0, INLINE);
+        host_exchange.turn(&[], if is_inline { 0 } else { len }, policy)?;
+        let line = host_exchange.line(0, INLINE);
         match line[0] {
             AGREED => {
                 let brought = match is_inline {
                     true => &line[HEAD..HEAD + len],
-                    false => &floor.slot(0)[..len],
+                    false => &host_exchange.slot(0)[..len],
                 };
                 self.bytes.clear();
                 self.bytes.extend_from_slice(brought);
@@ -354,13 +363,18 @@ impl Heard {
                 Ok(())
             }
             REFUSED => {
-                floor.turn(&[], REASON, policy)?;
-                Err(match read_reason(floor.slot(0), place.size) {
+                host_exchange.turn(&[], REASON, policy)?;
+                Err(match read_reason(host_exchange.slot(0), place.size) {
                     Some(found) => Failure::Mismatch(ways.lanes.global(found.rank), found.message),
-                    None => Failure::Garbled(floor.global(0), "a reason that is none".into()),
+                    None => {
+                        Failure::Garbled(host_exchange.global(0), "a reason that is none".into())
+                    }
                 })
             }
-            _ => Err(Failure::Garbled(floor.global(0), "no verdict".into())),
+            _ => Err(Failure::Garbled(
+                host_exchange.global(0),
+                "no verdict".into(),
+            )),
         }
     }
 }

@@ -166,14 +166,14 @@ impl Chain {
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
         let lane = Lane::of(inputs.len(), longest);
         for range in lane.chunks(longest) {
-            if ways.floor.size() > 1 {
-                ways.floor.fill(lane.used(), |slot, hand_over| {
+            if ways.host_exchange.size() > 1 {
+                ways.host_exchange.fill(lane.used(), |slot, hand_over| {
                     for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != own) {
                         let piece = &input[clip(&range, input.len())];
                         hand_over.copy(&mut slot[lane.at(stripe)..][..piece.len()], piece);
                     }
                 });
-                ways.floor.turn(&[], lane.used(), policy)?;
+                ways.host_exchange.turn(&[], lane.used(), policy)?;
             }
             if let Some(input) = inputs.get(own) {
                 let piece = &input[clip(&range, input.len())];
@@ -204,10 +204,10 @@ impl Chain {
             let mut transfers = [Transfer::receive(from, &mut self.before)];
             ways.lanes.drive(&mut transfers, policy)?;
         }
-        let floor = &*ways.floor;
-        let inputs = (0..floor.size()).map(|place| match place == stripe {
+        let host_exchange = &*ways.host_exchange;
+        let inputs = (0..host_exchange.size()).map(|place| match place == stripe {
             true => own,
-            false => &floor.slot(place)[at..][..own.len()],
+            false => &host_exchange.slot(place)[at..][..own.len()],
         });
         let inputs: Vec<&[u8]> = inputs.collect();
         let before = (host > 0).then_some(&self.before[..]);
@@ -330,11 +330,11 @@ pub(super) fn put_together(
     stripes: &[Range<usize>],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let floor = &mut *ways.floor;
-    if floor.size() == 1 {
+    let host_exchange = &mut *ways.host_exchange;
+    if host_exchange.size() == 1 {
         return Ok(());
     }
-    let own = floor.place();
+    let own = host_exchange.place();
     let longest = stripes.iter().map(Range::len).max().unwrap_or(0);
     for start in (0..longest).step_by(SLOT) {
         let range = start..longest.min(start + SLOT);
@@ -344,14 +344,14 @@ pub(super) fn put_together(
         };
         if let Some(mine) = stripes.get(own) {
             let mine = &block[piece(mine)];
-            floor.fill(range.len(), |slot, hand_over| {
+            host_exchange.fill(range.len(), |slot, hand_over| {
                 hand_over.copy(&mut slot[..mine.len()], mine);
             });
         }
-        floor.turn(&[], range.len(), policy)?;
+        host_exchange.turn(&[], range.len(), policy)?;
         for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != own) {
             let piece = piece(whole);
-            let shown = &floor.slot(stripe)[..piece.len()];
+            let shown = &host_exchange.slot(stripe)[..piece.len()];
             copy(&mut block[piece], shown);
         }
     }

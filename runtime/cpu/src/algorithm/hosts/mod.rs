@@ -7,7 +7,7 @@
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host, and back | each rank a stripe | 2 s; s |
 //! | broadcast ([`spread`]) | from host to host, by stripes | whole before, stripes put together after | s |
 //! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
-//! | all_to_all, gather, scatter | as over [`LaneRoad`], by streams in memory inside a host | | |
+//! | all_to_all, gather, scatter | as over [`LaneEngine`], by streams in memory inside a host | | |
 //!
 //! A *stripe* is the part of the data for which one rank of each host answers: as many as the host with the
 //! fewest ranks has. So all ranks send between hosts at the same time, each over a lane of its own.
@@ -15,23 +15,23 @@
 //! Reductions combine in order of ranks. So the sum of the first host goes to the second, which adds its
 //! ranks' values one by one and passes it on; the last has the result, and it travels back. That is what
 //! makes the bits those of every other algorithm here, and it costs no more bytes than a ring. Where the
-//! ranks of a host are not neighbours in the group, reductions go over [`LaneRoad`] instead.
+//! ranks of a host are not neighbours in the group, reductions go over [`LaneEngine`] instead.
 
 mod agree;
 mod chain;
-mod floor;
+mod host_exchange;
 mod spread;
 
-use super::{LaneRoad, choose, finish_small, small_input};
+use super::{LaneEngine, choose, finish_small, small_input};
 use crate::collective::{Collective, Place, Step, has_lists};
 use crate::lanes::Lanes;
 use crate::layout::Layout;
 use crate::mesh::Failure;
-use crate::transport::shm::Board;
+use crate::transport::shm::ShmExchange;
 use crate::wait::{Interrupted, WaitPolicy};
 use agree::{Bring, Heard};
 use chain::Chain;
-use floor::Floor;
+use host_exchange::HostExchange;
 use rcomm_core::ErrorKind;
 use rcomm_core::store::Store;
 use rcomm_core::tuning::{Algorithm, Plan};
@@ -39,20 +39,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// One group's collectives over several hosts.
-pub(crate) struct HostsRoad {
+pub(crate) struct HostsEngine {
     layout: Layout,
-    floor: Floor,
+    host_exchange: HostExchange,
     heard: Heard,
     chain: Chain,
-    road: LaneRoad,
+    engine: LaneEngine,
     store: Arc<dyn Store>,
     plan: Plan,
     terms: Terms,
-    /// The streams of `road` inside this host are in this one's memory, which goes with it.
-    _streams: Option<Board>,
+    /// The streams of `engine` inside this host are in this one's memory, which goes with it.
+    _streams: Option<ShmExchange>,
 }
 
-/// Whether the ranks of every host have a board.
+/// Whether the ranks of every host have an exchange area.
 #[derive(Clone, Copy)]
 enum Terms {
     /// Nobody has asked yet.
@@ -63,62 +63,65 @@ enum Terms {
     Flat,
 }
 
-/// What a board is for.
-pub(crate) struct Boards {
+/// What an exchange area is for.
+pub(crate) struct ShmExchanges {
     /// For phases; none on a host with one rank.
-    pub(crate) phases: Option<Board>,
+    pub(crate) phases: Option<ShmExchange>,
     /// For the streams of the group's lanes.
-    pub(crate) streams: Option<Board>,
+    pub(crate) streams: Option<ShmExchange>,
 }
 
-/// How long a look into the store for the other hosts' boards takes at most.
+/// How long a look into the store for the other hosts' exchange areas takes at most.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// By which an operation reaches the other ranks.
 struct Ways<'a> {
     layout: &'a Layout,
-    floor: &'a mut Floor,
+    host_exchange: &'a mut HostExchange,
     lanes: &'a mut Lanes,
 }
 
-impl HostsRoad {
-    /// Tells the other hosts in the group's `store` whether this one has a board.
+impl HostsEngine {
+    /// Tells the other hosts in the group's `store` whether this one has an exchange area.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) fn new(
         layout: Layout,
-        boards: Boards,
-        road: LaneRoad,
+        shm_exchanges: ShmExchanges,
+        engine: LaneEngine,
         plan: Plan,
         store: Arc<dyn Store>,
     ) -> Result<Self, Failure> {
         let neighbours = layout.neighbours();
         if neighbours.len() > 1 && layout.place() == 0 {
-            let has_board = [b'0' + u8::from(boards.phases.is_some())];
-            let key = board_key(layout.host());
-            store.set(&key, &has_board).map_err(Failure::Store)?;
+            let has_shm_exchange = [b'0' + u8::from(shm_exchanges.phases.is_some())];
+            let key = shm_exchange_key(layout.host());
+            store.set(&key, &has_shm_exchange).map_err(Failure::Store)?;
         }
-        let ranks = neighbours.iter().map(|&at| road.lanes.global(at)).collect();
+        let ranks = neighbours
+            .iter()
+            .map(|&at| engine.lanes.global(at))
+            .collect();
         Ok(Self {
-            floor: Floor::new(boards.phases, ranks, layout.place()),
+            host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.place()),
             layout,
             heard: Heard::default(),
             chain: Chain::default(),
-            road,
+            engine,
             store,
             plan,
             terms: Terms::Unknown,
-            _streams: boards.streams,
+            _streams: shm_exchanges.streams,
         })
     }
 
-    /// Asks whether every host has a board: once, by the first operation, so that nobody waits for
+    /// Asks whether every host has an exchange area: once, by the first operation, so that nobody waits for
     /// another host when a group is made.
     fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Terms, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
-        let keys: Vec<String> = several.iter().map(|&host| board_key(host)).collect();
+        let keys: Vec<String> = several.iter().map(|&host| shm_exchange_key(host)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
             if let Err(why) = policy.check() {
@@ -130,7 +133,7 @@ impl HostsRoad {
                     !self.store.check(&[key]).unwrap_or(true)
                 });
                 let first = |(&host, _): (&usize, _)| self.layout.ranks_of(host)[0];
-                let absent = absent.map(first).map(|rank| self.road.lanes.global(rank));
+                let absent = absent.map(first).map(|rank| self.engine.lanes.global(rank));
                 return Err(Failure::Late(absent.collect()));
             }
             match self.store.multi_get(&keys, GLANCE) {
@@ -142,7 +145,7 @@ impl HostsRoad {
         }
     }
 
-    /// As [`LaneRoad::perform`].
+    /// As [`LaneEngine::perform`].
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
@@ -153,7 +156,7 @@ impl HostsRoad {
             self.terms = self.terms(policy)?;
         }
         if matches!(self.terms, Terms::Flat) {
-            return self.road.perform(step, place, policy);
+            return self.engine.perform(step, place, policy);
         }
         let Step {
             op_header,
@@ -182,8 +185,8 @@ impl HostsRoad {
         };
         let mut ways = Ways {
             layout: &self.layout,
-            floor: &mut self.floor,
-            lanes: &mut self.road.lanes,
+            host_exchange: &mut self.host_exchange,
+            lanes: &mut self.engine.lanes,
         };
         let heard = &mut self.heard;
         heard.exchange(&mut ways, place, op_header, brought, policy)?;
@@ -192,7 +195,7 @@ impl HostsRoad {
             return finish_small(&mut collective, place, inline, ways.lanes);
         }
         if choice != Algorithm::Nested {
-            return self.road.carry_out(collective, place, policy);
+            return self.engine.carry_out(collective, place, policy);
         }
         match collective {
             Collective::AllReduce { data, by } => {
@@ -212,13 +215,13 @@ impl HostsRoad {
             Collective::AllGather { input, outputs } => {
                 spread::all_gather(&mut ways, place, input, outputs, policy)
             }
-            other => self.road.carry_out(other, place, policy),
+            other => self.engine.carry_out(other, place, policy),
         }
     }
 }
 
-/// Where a host's first rank leaves whether it has a board.
-fn board_key(host: usize) -> String {
+/// Where a host's first rank leaves whether it has an exchange area.
+fn shm_exchange_key(host: usize) -> String {
     format!("board/{host}")
 }
 

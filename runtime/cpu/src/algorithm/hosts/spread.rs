@@ -65,20 +65,20 @@ fn show(
     root: usize,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let floor = &mut *ways.floor;
-    if floor.size() == 1 {
+    let host_exchange = &mut *ways.host_exchange;
+    if host_exchange.size() == 1 {
         return Ok(());
     }
     for start in block.clone().step_by(SLOT) {
         let range = start..block.end.min(start + SLOT);
         if let Data::Read(bytes) = data {
-            floor.fill(range.len(), |slot, hand_over| {
+            host_exchange.fill(range.len(), |slot, hand_over| {
                 hand_over.copy(slot, &bytes[range.clone()]);
             });
         }
-        floor.turn(&[], range.len(), policy)?;
+        host_exchange.turn(&[], range.len(), policy)?;
         if let Data::Write(bytes) = data {
-            let shown = &floor.slot(root)[..range.len()];
+            let shown = &host_exchange.slot(root)[..range.len()];
             copy(&mut bytes[range], shown);
         }
     }
@@ -111,8 +111,8 @@ pub(super) fn all_gather(
     }
     ways.lanes.drive(&mut transfers, policy)?;
     drop(transfers);
-    let floor = &mut *ways.floor;
-    if floor.size() == 1 {
+    let host_exchange = &mut *ways.host_exchange;
+    if host_exchange.size() == 1 {
         return Ok(());
     }
     // Who of this host has which ranks' parts, and shows them in this order.
@@ -137,16 +137,16 @@ pub(super) fn all_gather(
             if let Some(rank) = shown[own] {
                 let part = outputs.part_mut(rank);
                 let piece = &part[clip(part.len())];
-                floor.fill(range.len(), |slot, hand_over| {
+                host_exchange.fill(range.len(), |slot, hand_over| {
                     hand_over.copy(&mut slot[..piece.len()], piece);
                 });
             }
-            floor.turn(&[], range.len(), policy)?;
+            host_exchange.turn(&[], range.len(), policy)?;
             for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != own) {
                 let Some(rank) = *rank else { continue };
                 let part = outputs.part_mut(rank);
                 let range = clip(part.len());
-                let piece = &floor.slot(at)[..range.len()];
+                let piece = &host_exchange.slot(at)[..range.len()];
                 copy(&mut part[range], piece);
             }
         }

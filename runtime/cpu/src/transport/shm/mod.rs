@@ -1,12 +1,12 @@
-//! Memory that all ranks of a host share: how they come to have it, and the board that a group has in it.
+//! Memory that all ranks of a host share: how they come to have it, and the exchange area that a group has in it.
 //!
 //! One *segment* for all ranks of a job on a host: a sealed memfd without a name, so nothing is left
 //! behind whatever happens to the ranks. It starts with a table of ranks, a directory of groups, and a table of
 //! what members of groups have agreed on; then
-//! come the areas of the groups, all of one length and empty until used. An area is a [`Board`], and behind it
+//! come the areas of the groups, all of one length and empty until used. An area is a [`ShmExchange`], and behind it
 //! the rings of a [stream](ShmStream) for each pair of ranks.
 //!
-//! A *board* has, for each rank of the group, two *lines*, used in turn, and room for *slots*, one behind
+//! An *exchange area* has, for each rank of the group, two *lines*, used in turn, and room for *slots*, one behind
 //! the other and then from the beginning again; all ranks go through the same *phases* 1, 2, 3, ... In
 //! phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
 //! stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then reads
@@ -27,15 +27,17 @@
 //! missed in the nanoseconds that a store takes to become visible, and the waiter then finds the flag
 //! at the end of its sleep, a few milliseconds later at most.
 
-mod accord;
-#[allow(unsafe_code)]
-mod board;
+mod agreement;
 #[allow(unsafe_code)]
 mod mapping;
 mod segment;
 #[allow(unsafe_code)]
+mod shm_exchange;
+#[allow(unsafe_code)]
 mod stream;
 
-pub(crate) use board::{Board, BoardError, Farewell, INLINE, SLOT, Slots, Streams, Traffic};
 pub(crate) use segment::Segment;
+pub(crate) use shm_exchange::{
+    CloseGuard, INLINE, SLOT, ShmExchange, ShmExchangeError, Slots, Streams, Traffic,
+};
 pub(crate) use stream::{Found, ShmStream, Sight, Waits};

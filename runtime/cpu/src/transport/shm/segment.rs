@@ -1,9 +1,9 @@
 //! The memory that the ranks of a host share: its table of ranks, its directory of groups, and what ranks
 //! have agreed on.
 
-use super::accord::{ACCORDS_LEN, agree};
-use super::board::{Board, BoardError, area_len, wake};
+use super::agreement::{ACCORDS_LEN, agree};
 use super::mapping::Mapping;
+use super::shm_exchange::{ShmExchange, ShmExchangeError, area_len, wake};
 use crate::processors::{Processors, own_processors, wait_mode_of};
 use crate::wait::{Pause, WaitMode, WaitPolicy};
 use rcomm_core::backend::Agreement;
@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
-/// Groups that have a board at the same time. Further ones use sockets.
+/// Groups that have an exchange area at the same time. Further ones use sockets.
 const GROUPS: usize = 256;
 const HEAD: usize = 4096;
 const ENTRY: usize = 64;
@@ -248,21 +248,21 @@ impl Segment {
         agree(&self.table, start, number, words)
     }
 
-    /// Finds or makes the board of a group; its rank 0 makes it. `None` if there are too many groups.
-    pub(crate) fn board(
+    /// Finds or makes the exchange area of a group; its rank 0 makes it. `None` if there are too many groups.
+    pub(crate) fn shm_exchange(
         self: &Arc<Self>,
         key: u64,
         rank: usize,
         ranks: Arc<[Rank]>,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<Board>, BoardError> {
+    ) -> Result<Option<ShmExchange>, ShmExchangeError> {
         let at = if rank == 0 {
             self.claim(key)
         } else {
             self.find(key, ranks[0], policy)?
         };
         let Some(at) = at else { return Ok(None) };
-        Ok(Some(Board::new(self.clone(), at, rank, ranks)?))
+        Ok(Some(ShmExchange::new(self.clone(), at, rank, ranks)?))
     }
 
     fn area(&self, at: usize) -> usize {
@@ -336,7 +336,7 @@ impl Segment {
         key: u64,
         leader: Rank,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<usize>, BoardError> {
+    ) -> Result<Option<usize>, ShmExchangeError> {
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
             for at in 0..GROUPS {
@@ -359,7 +359,7 @@ impl Segment {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
                     if self.is_gone(leader) {
-                        return Err(BoardError::Gone(0));
+                        return Err(ShmExchangeError::Gone(0));
                     }
                     self.await_claim(claims, time);
                 }

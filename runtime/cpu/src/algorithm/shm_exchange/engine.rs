@@ -1,11 +1,11 @@
-//! One group's way through the phases of its board.
+//! One group's way through the phases of its exchange area.
 
 use super::direct::{Spans, extent};
 use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
 use crate::mesh::Failure;
 use crate::op_header::{self, OP_HEADER_LEN, OpHeader};
 use crate::registered::{Reach, Registry};
-use crate::transport::shm::{Board, BoardError, SLOT, Slots};
+use crate::transport::shm::{SLOT, ShmExchange, ShmExchangeError, Slots};
 use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
@@ -13,8 +13,8 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 
 /// One group's collectives over shared memory.
-pub(crate) struct BoardRoad {
-    board: Board,
+pub(crate) struct ShmEngine {
+    shm_exchange: ShmExchange,
     hand_over: HandOver,
     ranks: Arc<[Rank]>,
     /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
@@ -31,8 +31,8 @@ struct Direct {
 }
 
 /// What every step needs to go through its phases.
-pub(super) struct Walk<'a, 'p> {
-    pub(super) board: &'a mut Board,
+pub(super) struct PhaseContext<'a, 'p> {
+    pub(super) shm_exchange: &'a mut ShmExchange,
     pub(super) hand_over: &'a mut HandOver,
     pub(super) ranks: &'a [Rank],
     pub(super) place: Place,
@@ -44,10 +44,10 @@ pub(super) struct Walk<'a, 'p> {
     pub(super) policy: &'a mut WaitPolicy<'p>,
 }
 
-impl BoardRoad {
+impl ShmEngine {
     /// For rank `rank` of the group, whose allocated memory is in this registry.
     pub(crate) fn new(
-        board: Board,
+        shm_exchange: ShmExchange,
         rank: usize,
         ranks: Arc<[Rank]>,
         plan: &Plan,
@@ -62,13 +62,13 @@ impl BoardRoad {
                 spans,
                 reach: Reach::new(rank, ranks.len(), registry),
             }),
-            board,
+            shm_exchange,
             hand_over: HandOver::default(),
             ranks,
         }
     }
 
-    /// As [`LaneRoad::perform`](crate::algorithm::LaneRoad::perform).
+    /// As [`LaneEngine::perform`](crate::algorithm::LaneEngine::perform).
     #[inline]
     pub(crate) fn perform(
         &mut self,
@@ -76,26 +76,26 @@ impl BoardRoad {
         place: Place,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let done = self.walk(step, place, policy);
+        let done = self.run_phases(step, place, policy);
         if let Err(failure) = &done
             && !matches!(failure, Failure::Mismatch(..))
         {
-            // Nothing more will be agreed on over this board.
+            // Nothing more will be agreed on over this exchange area.
             self.direct.reach.let_go();
         }
         done
     }
 
     #[inline]
-    fn walk(
+    fn run_phases(
         &mut self,
         step: Step<'_>,
         place: Place,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let op_header = &step.op_header;
-        let mut walk = Walk {
-            board: &mut self.board,
+        let mut context = PhaseContext {
+            shm_exchange: &mut self.shm_exchange,
             hand_over: &mut self.hand_over,
             ranks: &self.ranks,
             place,
@@ -106,7 +106,7 @@ impl BoardRoad {
             policy,
         };
         let longest = if has_lists(op_header.op) {
-            walk.compare_lists(&step.lists)?
+            context.compare_lists(&step.lists)?
         } else {
             None
         };
@@ -115,18 +115,18 @@ impl BoardRoad {
             bytes >= self.least_direct && self.direct.spans.have(pattern, bytes)
         });
         if !is_direct {
-            return walk.by_board(step.collective, longest);
+            return context.by_shm_exchange(step.collective, longest);
         }
-        match walk.directly(step.collective)? {
-            Some(collective) => walk.by_board(collective, longest),
+        match context.directly(step.collective)? {
+            Some(collective) => context.by_shm_exchange(collective, longest),
             None => Ok(()),
         }
     }
 }
 
-impl Walk<'_, '_> {
+impl PhaseContext<'_, '_> {
     /// Lines and slots carry all; the longest part has so many bytes where ranks have told each other.
-    fn by_board(
+    fn by_shm_exchange(
         &mut self,
         collective: Collective<'_>,
         longest: Option<usize>,
@@ -160,12 +160,12 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn failure(&self, error: BoardError) -> Failure {
+    fn failure(&self, error: ShmExchangeError) -> Failure {
         match error {
-            BoardError::Interrupted(why) => why.into(),
-            BoardError::Late(rank) => Failure::Late(vec![self.ranks[rank]]),
-            BoardError::Gone(rank) => Failure::Gone(self.ranks[rank], None),
-            BoardError::Io(error) => Failure::Io(error),
+            ShmExchangeError::Interrupted(why) => why.into(),
+            ShmExchangeError::Late(rank) => Failure::Late(vec![self.ranks[rank]]),
+            ShmExchangeError::Gone(rank) => Failure::Gone(self.ranks[rank], None),
+            ShmExchangeError::Io(error) => Failure::Io(error),
         }
     }
 
@@ -183,7 +183,10 @@ impl Walk<'_, '_> {
 
     #[inline]
     fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
-        match self.board.turn(self.signature, inline, used, self.policy) {
+        match self
+            .shm_exchange
+            .turn(self.signature, inline, used, self.policy)
+        {
             Ok(true) => {
                 // Each phase of an operation has its own signature: no rank can be a phase behind.
                 self.signature = self.signature.wrapping_add(1);
@@ -198,15 +201,17 @@ impl Walk<'_, '_> {
     #[cold]
     fn disagree(&mut self) -> Failure {
         let bytes = self.op_header.encode();
-        self.board.restart_slots();
-        self.board.next_slot(OP_HEADER_LEN).copy_from_slice(&bytes);
-        if let Err(error) = self.board.turn(0, &[], OP_HEADER_LEN, self.policy) {
+        self.shm_exchange.restart_slots();
+        self.shm_exchange
+            .next_slot(OP_HEADER_LEN)
+            .copy_from_slice(&bytes);
+        if let Err(error) = self.shm_exchange.turn(0, &[], OP_HEADER_LEN, self.policy) {
             return self.failure(error);
         }
         let mut op_headers = Vec::with_capacity(self.place.size);
         for rank in 0..self.place.size {
             match self
-                .board
+                .shm_exchange
                 .slot(rank)
                 .first_chunk()
                 .and_then(OpHeader::decode)
@@ -233,7 +238,7 @@ impl Walk<'_, '_> {
             let what = format!("{} counts, more than a slot holds", lists.len());
             return Err(Failure::Garbled(self.ranks[self.place.rank], what));
         }
-        let slot = self.board.next_slot(SLOT);
+        let slot = self.shm_exchange.next_slot(SLOT);
         slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());
         for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
             place.copy_from_slice(&count.to_le_bytes());
@@ -242,7 +247,7 @@ impl Walk<'_, '_> {
         self.turn(SLOT)?;
         let (mut op_headers, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {
-            let slot = self.board.slot(rank);
+            let slot = self.shm_exchange.slot(rank);
             let op_header = slot.first_chunk().and_then(OpHeader::decode);
             let op_header =
                 op_header.filter(|op_header| op_header.inline as usize <= SLOT - OP_HEADER_LEN);
@@ -269,6 +274,6 @@ impl Walk<'_, '_> {
     }
 
     pub(super) fn slots(&mut self) -> Slots<'_> {
-        self.board.slots_and_next(0).0
+        self.shm_exchange.slots_and_next(0).0
     }
 }

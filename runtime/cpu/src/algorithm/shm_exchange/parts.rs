@@ -1,7 +1,7 @@
 //! Operations that hand over parts, chunk by chunk.
 
 use super::CHUNK;
-use super::road::Walk;
+use super::engine::PhaseContext;
 use super::shares::with_inputs;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
 use crate::mesh::Failure;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// From this size on results are written past the caches.
 const STREAMED: usize = 4 << 20;
 
-impl Walk<'_, '_> {
+impl PhaseContext<'_, '_> {
     pub(super) fn broadcast(&mut self, mut data: Data<'_>, root: usize) -> Result<(), Failure> {
         let len = data.bytes().len();
         if len <= INLINE {
@@ -22,19 +22,19 @@ impl Walk<'_, '_> {
             };
             self.turn_with(inline)?;
             if let Data::Write(bytes) = data {
-                bytes.copy_from_slice(self.board.inline(root, len));
+                bytes.copy_from_slice(self.shm_exchange.inline(root, len));
             }
             return Ok(());
         }
-        self.board.expect(Traffic::OneWay);
+        self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(len, CHUNK) {
             if let Data::Read(bytes) = &data {
-                let slot = self.board.next_slot(range.len());
+                let slot = self.shm_exchange.next_slot(range.len());
                 self.hand_over.copy(slot, &bytes[range.clone()]);
             }
             self.turn(range.len())?;
             if let Data::Write(bytes) = &mut data {
-                let chunk = &self.board.slot(root)[..range.len()];
+                let chunk = &self.shm_exchange.slot(root)[..range.len()];
                 deliver(&mut bytes[range], chunk, len);
             }
         }
@@ -53,14 +53,14 @@ impl Walk<'_, '_> {
             self.turn_with(input)?;
             for peer in 0..size {
                 let part = outputs.part_mut(peer);
-                part.copy_from_slice(self.board.inline(peer, part.len()));
+                part.copy_from_slice(self.shm_exchange.inline(peer, part.len()));
             }
             return Ok(());
         }
-        self.board.expect(Traffic::Exchange);
+        self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, CHUNK) {
             let own = clip(&range, input.len());
-            let piece = &mut self.board.next_slot(range.len())[..own.len()];
+            let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
             self.hand_over.copy(piece, &input[own.clone()]);
             // Its way into this rank's own output leads through the cache while it is there.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
@@ -69,7 +69,7 @@ impl Walk<'_, '_> {
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
-                let chunk = &self.board.slot(peer)[..range.len()];
+                let chunk = &self.shm_exchange.slot(peer)[..range.len()];
                 deliver(&mut part[range], chunk, longest * size);
             }
         }
@@ -98,7 +98,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         let lane = lane_len(size, longest);
-        self.board.expect(Traffic::Exchange);
+        self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
             self.fill_lanes(inputs, &range, lane);
             self.turn(lane * (size - 1))?;
@@ -133,14 +133,14 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         let lane = lane_len(size, longest);
-        self.board.expect(Traffic::Exchange);
+        self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, lane) {
             self.fill_lanes(inputs, &range, lane);
             self.turn(lane * (size - 1))?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
-                let chunk = &self.board.slot(peer)[lane_of(rank, peer) * lane..];
+                let chunk = &self.shm_exchange.slot(peer)[lane_of(rank, peer) * lane..];
                 let chunk = &chunk[..range.len()];
                 deliver(&mut part[range], chunk, longest * size);
             }
@@ -159,11 +159,11 @@ impl Walk<'_, '_> {
         if let Some(outputs) = &mut outputs {
             deliver(outputs.part_mut(rank), input, longest * self.place.size);
         }
-        self.board.expect(Traffic::OneWay);
+        self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, CHUNK) {
             if rank != root {
                 let own = clip(&range, input.len());
-                let piece = &mut self.board.next_slot(range.len())[..own.len()];
+                let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
                 self.hand_over.copy(piece, &input[own]);
             }
             self.turn(range.len())?;
@@ -171,7 +171,7 @@ impl Walk<'_, '_> {
                 for peer in self.others() {
                     let part = outputs.part_mut(peer);
                     let range = clip(&range, part.len());
-                    let chunk = &self.board.slot(peer)[..range.len()];
+                    let chunk = &self.shm_exchange.slot(peer)[..range.len()];
                     deliver(&mut part[range], chunk, longest * self.place.size);
                 }
             }
@@ -191,7 +191,7 @@ impl Walk<'_, '_> {
         if let Some(inputs) = inputs {
             deliver(output, inputs.part(rank), longest);
         }
-        self.board.expect(Traffic::OneWay);
+        self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, lane) {
             if let Some(inputs) = inputs {
                 self.fill_lanes(inputs, &range, lane);
@@ -199,7 +199,7 @@ impl Walk<'_, '_> {
             self.turn(lane * (size - 1))?;
             if rank != root {
                 let range = clip(&range, output.len());
-                let chunk = &self.board.slot(root)[lane_of(rank, root) * lane..];
+                let chunk = &self.shm_exchange.slot(root)[lane_of(rank, root) * lane..];
                 let chunk = &chunk[..range.len()];
                 deliver(&mut output[range], chunk, longest);
             }
@@ -226,7 +226,7 @@ impl Walk<'_, '_> {
     /// The part for this rank in the line of `peer`.
     fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
         let Place { rank, size, .. } = self.place;
-        let line = self.board.inline(peer, longest * (size - 1));
+        let line = self.shm_exchange.inline(peer, longest * (size - 1));
         &line[lane_of(rank, peer) * longest..][..longest]
     }
 
@@ -234,7 +234,7 @@ impl Walk<'_, '_> {
     fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
         let peers = self.others();
         let Place { rank, size, .. } = self.place;
-        let slot = self.board.next_slot(lane * (size - 1));
+        let slot = self.shm_exchange.next_slot(lane * (size - 1));
         for peer in peers {
             let part = inputs.part(peer);
             let range = clip(range, part.len());

@@ -1,7 +1,7 @@
 //! Operations that combine: in each chunk every rank combines its share.
 
 use super::CHUNK;
-use super::road::Walk;
+use super::engine::PhaseContext;
 use crate::algorithm::part_of;
 use crate::collective::{Combination, Data, Place};
 use crate::mesh::Failure;
@@ -73,7 +73,7 @@ impl Shares {
     }
 }
 
-impl Walk<'_, '_> {
+impl PhaseContext<'_, '_> {
     #[inline]
     pub(super) fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         if data.len() <= self.whole {
@@ -92,16 +92,16 @@ impl Walk<'_, '_> {
         if is_inline {
             self.turn_with(data)?;
         } else {
-            self.board.expect(traffic_of(len));
-            self.hand_over.copy(self.board.next_slot(len), data);
+            self.shm_exchange.expect(traffic_of(len));
+            self.hand_over.copy(self.shm_exchange.next_slot(len), data);
             self.turn(len)?;
         }
-        let board = &*self.board;
+        let shm_exchange = &*self.shm_exchange;
         let other = |at: usize| {
             let peer = at + usize::from(at >= rank);
             match is_inline {
-                true => board.inline(peer, len),
-                false => &board.slot(peer)[..len],
+                true => shm_exchange.inline(peer, len),
+                false => &shm_exchange.slot(peer)[..len],
             }
         };
         with_inputs(size - 1, other, |others| {
@@ -118,13 +118,13 @@ impl Walk<'_, '_> {
             size,
             element: by.element(),
         };
-        self.board.expect(traffic_of(len));
+        self.shm_exchange.expect(traffic_of(len));
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data);
             self.turn(shares.used(phase))?;
             let peers = self.others();
             let hand_over = &mut *self.hand_over;
-            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            let (slots, next) = self.shm_exchange.slots_and_next(shares.used(phase + 1));
             if let Some(chunk) = phase.checked_sub(1) {
                 for peer in peers {
                     let range = shares.part(peer, chunk);
@@ -167,7 +167,7 @@ impl Walk<'_, '_> {
             return;
         }
         let peers = self.others();
-        let slot = self.board.next_slot(shares.used(phase));
+        let slot = self.shm_exchange.next_slot(shares.used(phase));
         for peer in peers {
             let piece = &data[shares.part(peer, phase)];
             let at = shares.input_at(peer, self.place.rank, phase);
@@ -188,12 +188,12 @@ impl Walk<'_, '_> {
             size,
             element: by.element(),
         };
-        self.board.expect(traffic_of(shares.len));
+        self.shm_exchange.expect(traffic_of(shares.len));
         // Ranks meet even if there is nothing to combine.
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data.bytes());
             self.turn(shares.used(phase))?;
-            let (slots, next) = self.board.slots_and_next(shares.used(phase + 1));
+            let (slots, next) = self.shm_exchange.slots_and_next(shares.used(phase + 1));
             if let Some(chunk) = phase.checked_sub(1)
                 && let Data::Write(data) = &mut data
             {

@@ -1,14 +1,14 @@
-//! [`Floor`]: the ranks of one host, going through phases together on their board.
+//! [`HostExchange`]: the ranks of one host, going through phases together on their exchange area.
 
 use crate::mesh::Failure;
-use crate::transport::shm::{Board, BoardError};
+use crate::transport::shm::{ShmExchange, ShmExchangeError};
 use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 
-/// The ranks of this host. One that is alone there has nobody to wait for, and no board.
-pub(super) struct Floor {
-    board: Option<Board>,
+/// The ranks of this host. One that is alone there has nobody to wait for, and no exchange area.
+pub(super) struct HostExchange {
+    shm_exchange: Option<ShmExchange>,
     hand_over: HandOver,
     /// This host's members, by their ranks in the world.
     ranks: Vec<Rank>,
@@ -17,10 +17,10 @@ pub(super) struct Floor {
     signature: u64,
 }
 
-impl Floor {
-    pub(super) fn new(board: Option<Board>, ranks: Vec<Rank>, place: usize) -> Self {
+impl HostExchange {
+    pub(super) fn new(shm_exchange: Option<ShmExchange>, ranks: Vec<Rank>, place: usize) -> Self {
         Self {
-            board,
+            shm_exchange,
             hand_over: HandOver::default(),
             ranks,
             place,
@@ -50,15 +50,15 @@ impl Floor {
 
     /// The next slots begin where they first did: after a phase in which ranks disagreed how long they are.
     pub(super) fn restart_slots(&mut self) {
-        if let Some(board) = &mut self.board {
-            board.restart_slots();
+        if let Some(shm_exchange) = &mut self.shm_exchange {
+            shm_exchange.restart_slots();
         }
     }
 
     /// Writes into the first `used` bytes of this rank's slot of the phase to come.
     pub(super) fn fill(&mut self, used: usize, fill: impl FnOnce(&mut [u8], &mut HandOver)) {
-        if let Some(board) = &mut self.board {
-            fill(board.next_slot(used), &mut self.hand_over);
+        if let Some(shm_exchange) = &mut self.shm_exchange {
+            fill(shm_exchange.next_slot(used), &mut self.hand_over);
         }
     }
 
@@ -70,17 +70,17 @@ impl Floor {
         used: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
-        let Some(board) = &mut self.board else {
+        let Some(shm_exchange) = &mut self.shm_exchange else {
             return Ok(true);
         };
-        let met = board.turn(self.signature, inline, used, policy);
+        let met = shm_exchange.turn(self.signature, inline, used, policy);
         // Each phase of an operation has its own signature: no rank can be a phase behind.
         self.signature = self.signature.wrapping_add(1);
         met.map_err(|error| match error {
-            BoardError::Interrupted(why) => why.into(),
-            BoardError::Late(place) => Failure::Late(vec![self.ranks[place]]),
-            BoardError::Gone(place) => Failure::Gone(self.ranks[place], None),
-            BoardError::Io(error) => Failure::Io(error),
+            ShmExchangeError::Interrupted(why) => why.into(),
+            ShmExchangeError::Late(place) => Failure::Late(vec![self.ranks[place]]),
+            ShmExchangeError::Gone(place) => Failure::Gone(self.ranks[place], None),
+            ShmExchangeError::Io(error) => Failure::Io(error),
         })
     }
 
@@ -100,13 +100,15 @@ impl Floor {
 
     /// What the rank at `place` shows in its slot; nothing on a host with one rank.
     pub(super) fn slot(&self, place: usize) -> &[u8] {
-        self.board.as_ref().map_or(&[], |board| board.slot(place))
+        self.shm_exchange
+            .as_ref()
+            .map_or(&[], |shm_exchange| shm_exchange.slot(place))
     }
 
     /// What the rank at `place` shows in its line.
     pub(super) fn line(&self, place: usize, len: usize) -> &[u8] {
-        self.board
+        self.shm_exchange
             .as_ref()
-            .map_or(&[], |board| board.inline(place, len))
+            .map_or(&[], |shm_exchange| shm_exchange.inline(place, len))
     }
 }

@@ -59,8 +59,8 @@ fn round_at(ranks: usize) -> usize {
     2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
 }
 
-/// Bytes of a group's board: lines and slots.
-fn board_len(ranks: usize) -> usize {
+/// Bytes of a group's exchange area: lines and slots.
+fn shm_exchange_len(ranks: usize) -> usize {
     align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
 }
 
@@ -80,9 +80,9 @@ fn rings_len(ranks: usize) -> usize {
     2 * (RING_HEAD + ring_len(ranks))
 }
 
-/// Bytes of the area of a group of so many ranks: its board, and the rings of each pair.
+/// Bytes of the area of a group of so many ranks: its exchange area, and the rings of each pair.
 pub(super) fn area_len(ranks: usize) -> usize {
-    board_len(ranks) + pairs(ranks) * rings_len(ranks)
+    shm_exchange_len(ranks) + pairs(ranks) * rings_len(ranks)
 }
 
 /// Which pair two ranks are, counted from 0.
@@ -91,9 +91,9 @@ fn pair_of(one: usize, other: usize) -> usize {
     high * high.saturating_sub(1) / 2 + low
 }
 
-/// Why a rank on the board did not answer.
+/// Why a rank on the exchange area did not answer.
 #[derive(Debug)]
-pub(crate) enum BoardError {
+pub(crate) enum ShmExchangeError {
     /// The wait was ended.
     Interrupted(Interrupted),
     /// The deadline passed while this rank of the group was missing.
@@ -104,13 +104,13 @@ pub(crate) enum BoardError {
     Io(io::Error),
 }
 
-impl From<Interrupted> for BoardError {
+impl From<Interrupted> for ShmExchangeError {
     fn from(why: Interrupted) -> Self {
         Self::Interrupted(why)
     }
 }
 
-impl From<io::Error> for BoardError {
+impl From<io::Error> for ShmExchangeError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
@@ -135,7 +135,7 @@ struct Place {
 }
 
 /// What a group writes on and reads from together. See the head of this module.
-pub(crate) struct Board {
+pub(crate) struct ShmExchange {
     segment: Arc<Segment>,
     area: Mapping,
     /// Which area of the segment it is.
@@ -158,15 +158,15 @@ pub(crate) struct Board {
     huge_pages: Option<io::Result<()>>,
 }
 
-impl Board {
-    /// The board in area `place` of the segment, seen by `rank` of the group.
+impl ShmExchange {
+    /// The exchange area in area `place` of the segment, seen by `rank` of the group.
     pub(super) fn new(
         segment: Arc<Segment>,
         place: usize,
         rank: usize,
         ranks: Arc<[Rank]>,
     ) -> io::Result<Self> {
-        let area = segment.map_area(place, 0, board_len(ranks.len()))?;
+        let area = segment.map_area(place, 0, shm_exchange_len(ranks.len()))?;
         let huge_pages = Some(area.ask_for_huge_pages());
         let next_slot = round_at(ranks.len());
         Ok(Self {
@@ -267,7 +267,7 @@ impl Board {
     /// The slots of this phase, and this rank's slot of the next one.
     #[inline]
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
-        assert!(self.complete, "a board that was given up is not used on");
+        assert!(self.complete, "exchange used after abort");
         assert!(used <= SLOT, "a slot is no longer than that");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
         // SAFETY: this rank alone writes its slot of a phase, through `&mut self` alone. All may still read
@@ -276,7 +276,7 @@ impl Board {
         // (`complete`; see the head of this module). `Slots` reads those of this phase. Any bytes are
         // valid.
         let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
-        (Slots { board: self }, next)
+        (Slots { shm_exchange: self }, next)
     }
 
     /// What `rank` shows in its slot in this phase.
@@ -306,7 +306,7 @@ impl Board {
     /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins behind it.
     ///
     /// # Errors
-    /// After any, the board is of no more use.
+    /// After any, the exchange area is of no more use.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -314,8 +314,8 @@ impl Board {
         inline: &[u8],
         used: usize,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<bool, BoardError> {
-        assert!(self.complete, "a board that was given up is not used on");
+    ) -> Result<bool, ShmExchangeError> {
+        assert!(self.complete, "exchange used after abort");
         assert!(used <= SLOT, "a slot is no longer than that");
         self.complete = false;
         self.slot = self.place(self.phase.wrapping_add(1), used);
@@ -396,7 +396,7 @@ impl Board {
 
     /// Waits until `rank` has published this phase; gives its signature.
     #[inline]
-    fn wait_for(&self, rank: usize, policy: &mut WaitPolicy<'_>) -> Result<u64, BoardError> {
+    fn wait_for(&self, rank: usize, policy: &mut WaitPolicy<'_>) -> Result<u64, ShmExchangeError> {
         let line = self.line(rank, self.phase);
         let flag = self.area.word(line);
         loop {
@@ -408,7 +408,7 @@ impl Board {
             match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
-                Err(Interrupted::TimedOut) => return Err(BoardError::Late(rank)),
+                Err(Interrupted::TimedOut) => return Err(ShmExchangeError::Late(rank)),
                 Err(why) => return Err(why.into()),
             }
         }
@@ -421,14 +421,14 @@ impl Board {
         flag: &AtomicU32,
         seen: u32,
         time: Duration,
-    ) -> Result<(), BoardError> {
+    ) -> Result<(), ShmExchangeError> {
         let has_left = self.left(rank).load(Ordering::Acquire) != 0;
         if has_left || self.segment.is_gone(self.ranks[rank]) {
             // What it did before it went still counts.
             return if flag.load(Ordering::Acquire) == self.phase {
                 Ok(())
             } else {
-                Err(BoardError::Gone(rank))
+                Err(ShmExchangeError::Gone(rank))
             };
         }
         let sleepers = self.sleepers(rank);
@@ -461,16 +461,16 @@ impl Board {
     }
 
     /// A handle by which another thread can tell the group that this rank leaves it.
-    pub(crate) fn farewell(&self) -> io::Result<Farewell> {
+    pub(crate) fn close_guard(&self) -> io::Result<CloseGuard> {
         let len = align(self.ranks.len() * CONTROL, PAGE);
-        Ok(Farewell {
+        Ok(CloseGuard {
             control: self.segment.map_area(self.place, 0, len)?,
             rank: self.rank,
         })
     }
 }
 
-/// The streams between each two ranks of a group, which are not used after its board.
+/// The streams between each two ranks of a group, which are not used after its exchange area.
 pub(crate) struct Streams {
     segment: Arc<Segment>,
     place: usize,
@@ -482,7 +482,7 @@ impl Streams {
     /// This rank's end of the stream to `peer`, once. Both ends have this socket between them.
     pub(crate) fn open(&self, peer: usize, socket: TcpStream) -> io::Result<ShmStream> {
         let len = rings_len(self.size);
-        let start = board_len(self.size) + pair_of(self.rank, peer) * len;
+        let start = shm_exchange_len(self.size) + pair_of(self.rank, peer) * len;
         let rings = self.segment.map_area(self.place, start, len)?;
         ShmStream::new(rings, ring_len(self.size), self.rank < peer, socket)
     }
@@ -491,18 +491,18 @@ impl Streams {
 /// The slots that all ranks have published in this phase.
 #[derive(Clone, Copy)]
 pub(crate) struct Slots<'a> {
-    board: &'a Board,
+    shm_exchange: &'a ShmExchange,
 }
 
 impl<'a> Slots<'a> {
-    /// As [`Board::slot`].
+    /// As [`ShmExchange::slot`].
     #[inline]
     pub(crate) fn of(self, rank: usize) -> &'a [u8] {
-        self.board.slot(rank)
+        self.shm_exchange.slot(rank)
     }
 }
 
-impl Drop for Board {
+impl Drop for ShmExchange {
     fn drop(&mut self) {
         self.left(self.rank).store(1, Ordering::Release);
         for parity in 0..2 {
@@ -517,13 +517,13 @@ impl Drop for Board {
     }
 }
 
-/// Tells the others on a board that this rank leaves it, while its own thread may be waiting there.
-pub(crate) struct Farewell {
+/// Tells the others on an exchange area that this rank leaves it, while its own thread may be waiting there.
+pub(crate) struct CloseGuard {
     control: Mapping,
     rank: usize,
 }
 
-impl Farewell {
+impl CloseGuard {
     /// Whoever waits for this rank need not any more.
     pub(crate) fn leave(&self) {
         let control = self.rank * CONTROL;

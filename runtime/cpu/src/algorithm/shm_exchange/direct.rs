@@ -10,8 +10,8 @@
 //!
 //! The order of combination is that of ranks, as everywhere.
 
+use super::engine::PhaseContext;
 use super::parts::deliver;
-use super::road::Walk;
 use super::shares::with_inputs;
 use crate::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
 use crate::mesh::Failure;
@@ -75,20 +75,20 @@ impl Spans {
     }
 }
 
-impl Phases for Walk<'_, '_> {
+impl Phases for PhaseContext<'_, '_> {
     fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.turn_with(bytes)
     }
 
     fn said(&self, rank: usize) -> &[u8; INLINE] {
-        self.board
+        self.shm_exchange
             .inline(rank, INLINE)
             .first_chunk()
             .expect("a line has them all")
     }
 }
 
-impl Walk<'_, '_> {
+impl PhaseContext<'_, '_> {
     /// Does it in registered buffers if all that takes are; gives it back if not.
     pub(super) fn directly<'a>(
         &mut self,

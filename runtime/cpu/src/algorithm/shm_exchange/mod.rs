@@ -11,17 +11,17 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `road` | a step of an operation, its phases, and what happens when ranks disagree |
+//! | `engine` | a step of an operation, its phases, and what happens when ranks disagree |
 //! | `shares` | what combines: all_reduce, reduce |
 //! | `parts` | what hands over parts: all the others |
 //! | `direct` | all of those, without slots, where buffers are registered |
 
 mod direct;
+mod engine;
 mod parts;
-mod road;
 mod shares;
 
-pub(crate) use road::BoardRoad;
+pub(crate) use engine::ShmEngine;
 
 /// Bytes of a chunk of an all_reduce; the rest of a slot is for a share of the result.
 const CHUNK: usize = 128 << 10;

@@ -1,4 +1,4 @@
-//! The phase protocol of the board, model-checked: every order of steps, and what each may see.
+//! The phase protocol of the exchange area, model-checked: every order of steps, and what each may see.
 //!
 //! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot: a cell that is
 //! written while it is read, or read without the write being visible, fails the model. Variants that

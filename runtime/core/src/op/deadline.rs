@@ -18,6 +18,7 @@ impl Deadline {
     /// The moment, counted from now on if it was given as a duration.
     ///
     /// Call it once, when a wait turns out to be more than a few spins, and keep the answer.
+    #[inline]
     pub fn start(self) -> Instant {
         match self {
             Self::At(at) => at,
@@ -26,11 +27,13 @@ impl Deadline {
     }
 
     /// The same deadline as a moment.
+    #[inline]
     pub fn started(self) -> Self {
         Self::At(self.start())
     }
 
     /// How long there is still to wait; zero if it has passed.
+    #[inline]
     pub fn remaining(self) -> Duration {
         match self {
             Self::At(at) => at.saturating_duration_since(Instant::now()),
@@ -39,6 +42,7 @@ impl Deadline {
     }
 
     /// Whether it has passed.
+    #[inline]
     pub fn has_passed(self) -> bool {
         self.remaining().is_zero()
     }
@@ -51,6 +55,7 @@ impl From<Duration> for Deadline {
 }
 
 /// Now plus `duration`, or in thirty years where that is beyond what the clock can say.
+#[inline]
 fn after(duration: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     let now = Instant::now();

@@ -73,6 +73,7 @@ unsafe impl Sync for Buffer<'_> {}
 
 impl<'a> Buffer<'a> {
     /// A loan for reading.
+    #[inline]
     pub fn from_slice<T: Element>(slice: &'a [T]) -> Self {
         Self {
             data: NonNull::from(slice).cast(),
@@ -86,6 +87,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// A loan for reading and writing.
+    #[inline]
     pub fn from_mut<T: Element>(slice: &'a mut [T]) -> Self {
         let len = slice.len() as u64;
         Self {
@@ -136,17 +138,20 @@ impl<'a> Buffer<'a> {
     }
 
     /// Elements.
+    #[inline]
     pub fn len(&self) -> usize {
         // Every constructor starts from a slice length, or checks.
         self.len as usize
     }
 
     /// Whether there are no elements.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The shape; one dimension unless [`with_shape`](Self::with_shape) said otherwise.
+    #[inline]
     pub fn shape(&self) -> &[u64] {
         match &self.shape {
             Some(shape) => shape,
@@ -155,16 +160,19 @@ impl<'a> Buffer<'a> {
     }
 
     /// Bytes.
+    #[inline]
     pub fn size_bytes(&self) -> usize {
         self.len() * element_size(self.dtype)
     }
 
     /// The type of the elements.
+    #[inline]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Where the memory lives.
+    #[inline]
     pub fn device(&self) -> Device {
         self.device
     }
@@ -209,6 +217,7 @@ impl<'a> Buffer<'a> {
     ///
     /// # Errors
     /// `InvalidArgument` if the memory is not the host's.
+    #[inline]
     pub fn as_bytes(&self) -> Result<&[u8]> {
         self.check_host()?;
         // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as
@@ -243,6 +252,7 @@ impl<'a> Buffer<'a> {
     /// # Safety
     /// After other bytes than 0 and 1 were written to a loan of `bool`s, the buffer is dropped, or
     /// [`fill`](Self::fill)ed, before the lender uses its memory again.
+    #[inline]
     pub unsafe fn bytes_to_fill(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
         self.check_writable()?;
@@ -356,6 +366,7 @@ impl<'a> Buffer<'a> {
         std::mem::forget(self);
     }
 
+    #[inline]
     fn check_host(&self) -> Result<()> {
         match self.device {
             Device::Cpu => Ok(()),
@@ -366,6 +377,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
+    #[inline]
     fn check_writable(&self) -> Result<()> {
         if self.is_writable() {
             return Ok(());
@@ -377,6 +389,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behaviour.
+    #[inline]
     fn settle(&mut self) {
         let rust_owns_it = matches!(self.hold, Hold::Lent | Hold::Owned { .. });
         if self.dtype != DType::Bool || !rust_owns_it {
@@ -494,6 +507,7 @@ unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
 }
 
 /// Bytes of one element. Buffers are never of [`DType::Other`].
+#[inline]
 pub const fn element_size(dtype: DType) -> usize {
     match dtype.size() {
         Some(size) => size,

@@ -1,18 +1,18 @@
 //! Creates a recorder: in a file that outlives it, or in the process's memory.
 
-use super::super::clock::Clock;
-use super::super::config::{Placement, RecorderConfig, Storage, Touch};
-use super::super::decode;
-use super::super::directory::{self, RingId, Unnamed};
-use super::super::header::initialise;
-use super::super::layout::{Layout, header};
-use super::super::map::Map;
-use super::super::sync::Memory;
-use super::super::tables::Tables;
 use super::FlightRecorder;
 use super::nccl::Links;
 use super::room::{GROWTH, Growth};
 use crate::error::{Error, Result};
+use crate::record::clock::Clock;
+use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
+use crate::record::decode;
+use crate::record::directory::{self, RingId, Unnamed};
+use crate::record::header::initialise;
+use crate::record::layout::{Layout, header};
+use crate::record::map::Map;
+use crate::record::sync::Memory;
+use crate::record::tables::Tables;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;

@@ -18,6 +18,6 @@ pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
     GroupRef, GroupReport, Input, InstanceReport, InstanceState, Policy, Problem, RankReport,
     Report, SeqKind, Severity, StackNode, Unread, Verdict, Wait, analyze, causes, explain, filter,
-    matrix, needs_everybody, words,
+    matrix, words,
 };
 pub use render::{export, print};

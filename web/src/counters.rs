@@ -6,7 +6,7 @@
 //! clock.
 
 use crate::new_entries::{NewEntries, is_completed};
-use rcomm_analyzer::{Snapshot, needs_everybody};
+use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{Entry, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -170,7 +170,7 @@ impl Counters {
         }
         series.completed += 1;
         series.bytes = series.bytes.saturating_add(signature.input_bytes());
-        if !needs_everybody(entry.op) || entry.time_discovered_completed_ns == 0 {
+        if !entry.op.needs_all_members() || entry.time_discovered_completed_ns == 0 {
             return;
         }
         let members = (group.info.name.as_str(), &*group.info.ranks);

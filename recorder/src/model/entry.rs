@@ -168,10 +168,13 @@ impl Entry {
     ///
     /// `None` if this is not a send or receive, or the peer is unknown or any.
     pub fn p2p_ends(&self, group_rank: Rank) -> Option<(Rank, Rank)> {
-        match (self.op, self.peer) {
-            (OpType::Send, Peer::Rank(peer)) => Some((group_rank, peer)),
-            (OpType::Recv, Peer::Rank(peer)) => Some((peer, group_rank)),
-            _ => None,
+        let Peer::Rank(peer) = self.peer else {
+            return None;
+        };
+        if self.op == OpType::Send {
+            Some((group_rank, peer))
+        } else {
+            (self.op == OpType::Recv).then_some((peer, group_rank))
         }
     }
 }

@@ -1,13 +1,15 @@
 //! The vocabulary: operations, groups, entries and status. Plain data, no behaviour of its own.
 
+mod coded;
 mod entry;
 mod group;
 mod nccl;
 mod ops;
 mod status;
 
+pub use coded::{DType, ReduceOp};
 pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};
 pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
-pub use ops::{DType, OpType, ReduceOp};
+pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};
 pub use status::{ProcessGroupStatus, RankStatus};

@@ -1,226 +1,381 @@
-//! Operations, reductions and element types, spelt once, with integer codes that never change.
+//! The table of operations: everything that a recorder, a backend or an analysis asks of one.
+//!
+//! A row holds the name and the code, what is moved ([`Pattern`]), how the tensors are passed
+//! ([`Layout`]), which lengths may differ ([`Parts`]), whose arrival a member waits for ([`WaitsFor`])
+//! and what a link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new
+//! operation of a known pattern is a row here and no new algorithm; a new pattern is an error of the
+//! compiler wherever patterns are told apart.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
+use super::coded::coded;
 use serde::{Deserialize, Serialize};
 
-macro_rules! coded {
-    (
-        $(#[$meta:meta])*
-        $name:ident, $what:literal {
-            $( $(#[$vmeta:meta])* $variant:ident = $code:literal, $text:literal; )+
+/// What an operation moves between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pattern {
+    /// Every rank ends with the reduction of all ranks' tensors.
+    AllReduce,
+    /// The root ends with the reduction of all ranks' tensors.
+    Reduce,
+    /// Every rank ends with the root's tensor.
+    Broadcast,
+    /// Nothing is moved; no rank leaves before all have arrived.
+    Barrier,
+    /// Every rank ends with the parts of all ranks.
+    AllGather,
+    /// Every rank ends with its part of the reduction.
+    ReduceScatter,
+    /// Every rank sends one part to every rank.
+    AllToAll,
+    /// The root ends with the parts of all ranks.
+    Gather,
+    /// Every rank ends with its part of the root's tensors.
+    Scatter,
+    /// A message to one rank.
+    Send,
+    /// A message from one rank.
+    Recv,
+    /// Several operations issued as one.
+    Block,
+    /// The group's members agree on something and move no tensors.
+    Agreement,
+    /// Access to the memory of one rank, in which that rank takes no part.
+    OneSided,
+    /// Not known.
+    Unknown,
+}
+
+impl Pattern {
+    /// Whether one rank, the root, has another role than the others.
+    #[inline]
+    pub const fn is_rooted(self) -> bool {
+        match self {
+            Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter => true,
+            Self::AllReduce
+            | Self::Barrier
+            | Self::AllGather
+            | Self::ReduceScatter
+            | Self::AllToAll
+            | Self::Send
+            | Self::Recv
+            | Self::Block
+            | Self::Agreement
+            | Self::OneSided
+            | Self::Unknown => false,
         }
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[repr(u8)]
-        pub enum $name {
-            $( $(#[$vmeta])* #[serde(rename = $text)] $variant = $code, )+
+    }
+
+    /// Whether values are combined.
+    #[inline]
+    pub const fn reduces(self) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce | Self::ReduceScatter => true,
+            Self::Broadcast
+            | Self::Barrier
+            | Self::AllGather
+            | Self::AllToAll
+            | Self::Gather
+            | Self::Scatter
+            | Self::Send
+            | Self::Recv
+            | Self::Block
+            | Self::Agreement
+            | Self::OneSided
+            | Self::Unknown => false,
+        }
+    }
+
+    /// Whether the members of a group number these operations together, by `collective_seq_id`. Unknown
+    /// ones are taken to be.
+    #[inline]
+    pub const fn is_collective(self) -> bool {
+        match self {
+            Self::Send | Self::Recv | Self::OneSided => false,
+            Self::AllReduce
+            | Self::Reduce
+            | Self::Broadcast
+            | Self::Barrier
+            | Self::AllGather
+            | Self::ReduceScatter
+            | Self::AllToAll
+            | Self::Gather
+            | Self::Scatter
+            | Self::Block
+            | Self::Agreement
+            | Self::Unknown => true,
+        }
+    }
+}
+
+/// How an operation's tensors are passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// There are none.
+    Absent,
+    /// One tensor, both input and output.
+    InPlace,
+    /// One tensor on a side. Where a side holds a part of every rank, they follow one another.
+    Single,
+    /// Where a side holds a part of every rank, one tensor each.
+    List,
+    /// As many tensors as the caller likes, on both sides; each is treated as with [`Layout::InPlace`]
+    /// or [`Layout::Single`].
+    Several,
+    /// One sparse (COO) tensor.
+    Sparse,
+}
+
+/// Which lengths may differ in one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Parts {
+    /// None: all parts are of one length.
+    Equal,
+    /// Each rank has a length of its own.
+    PerRank,
+    /// Each pair of ranks has a length of its own.
+    PerPair,
+}
+
+/// The members without which a member cannot complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WaitsFor {
+    /// All members of the group.
+    All,
+    /// Those from which it receives elements. A root that only sends, and a member that only sends to
+    /// the root, may complete earlier; with explicit splits so may a member that receives no element
+    /// from a late one.
+    Sources,
+    /// The other end.
+    Peer,
+    /// No other member.
+    NoOther,
+    /// The record does not tell.
+    Unknown,
+}
+
+/// What a link of the bus carries of an operation's bytes, as nccl-tests counts it
+/// (`doc/PERFORMANCE.md`). The bytes are those of the larger side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bus {
+    /// Every other rank's share, in and out: 2 (n - 1) / n.
+    ReduceAndCopy,
+    /// Every other rank's share: (n - 1) / n.
+    OthersShare,
+    /// All of them.
+    Whole,
+    /// Depends on the values, or nothing is carried.
+    Unmeasured,
+}
+
+impl Bus {
+    /// Bus bandwidth over algorithm bandwidth in a group of `ranks`; `None` where it is not defined.
+    pub fn factor(self, ranks: usize) -> Option<f64> {
+        let n = ranks as f64;
+        match self {
+            Self::ReduceAndCopy => Some(2.0 * (n - 1.0) / n),
+            Self::OthersShare => Some((n - 1.0) / n),
+            Self::Whole => Some(1.0),
+            Self::Unmeasured => None,
+        }
+    }
+}
+
+/// A row of the table, without name and code.
+struct Row {
+    pattern: Pattern,
+    layout: Layout,
+    parts: Parts,
+    waits_for: WaitsFor,
+    bus: Bus,
+    torch_name: Option<&'static str>,
+}
+
+macro_rules! torch_name {
+    () => {
+        None
+    };
+    ($name:literal) => {
+        Some($name)
+    };
+}
+
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident = $code:literal, $name:literal:
+            $pattern:ident $layout:ident $parts:ident $waits_for:ident $bus:ident $(, torch $torch:literal)?;
+    )+) => {
+        coded! {
+            /// What a rank asked its group to do.
+            ///
+            /// Our spelling; other recorders' names for the same operation (`_all_gather_base`,
+            /// `allreduce_coalesced`, ...) are translated where their dumps are read, and an operation
+            /// that we do not know keeps its own name with [`OpType::Other`].
+            OpType, "operation" {
+                $( $(#[$doc])* $variant = $code, $name; )+
+            }
         }
 
-        impl $name {
-            /// Every value, in the order of its codes.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            #[doc = concat!("The fixed integer code of this ", $what, ".")]
-            #[inline]
-            pub const fn code(self) -> u8 {
-                self as u8
-            }
-
-            #[doc = concat!("The ", $what, " with this code, if there is one.")]
-            pub const fn from_code(code: u8) -> Option<Self> {
-                match code {
-                    $( $code => Some(Self::$variant), )+
-                    _ => None,
-                }
-            }
-
-            #[doc = concat!("The one spelling of this ", $what, ".")]
-            #[inline]
-            pub const fn name(self) -> &'static str {
+        impl OpType {
+            const fn row(self) -> &'static Row {
                 match self {
-                    $( Self::$variant => $text, )+
+                    $( Self::$variant => &Row {
+                        pattern: Pattern::$pattern,
+                        layout: Layout::$layout,
+                        parts: Parts::$parts,
+                        waits_for: WaitsFor::$waits_for,
+                        bus: Bus::$bus,
+                        torch_name: torch_name!($($torch)?),
+                    }, )+
                 }
-            }
-
-            #[doc = concat!("The ", $what, " spelt exactly like this, if there is one.")]
-            pub fn from_name(name: &str) -> Option<Self> {
-                match name {
-                    $( $text => Some(Self::$variant), )+
-                    _ => None,
-                }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.name())
             }
         }
     };
 }
 
-coded! {
-    /// What a rank asked its group to do.
-    ///
-    /// Our spelling; other recorders' names for the same operation (`_all_gather_base`,
-    /// `allreduce_coalesced`, ...) are translated where their dumps are read, and an operation that
-    /// we do not know keeps its own name with [`OpType::Other`].
-    OpType, "operation" {
-        /// Every rank ends with the reduction of all inputs.
-        AllReduce = 1, "all_reduce";
-        /// Several tensors reduced as one operation.
-        AllReduceCoalesced = 2, "all_reduce_coalesced";
-        /// A reduction of sparse (COO) tensors.
-        AllReduceSparse = 3, "all_reduce_sparse";
-        /// The reduction ends on the root alone.
-        Reduce = 4, "reduce";
-        /// The root's tensor is copied to every rank.
-        Broadcast = 5, "broadcast";
-        /// No rank leaves before all have entered.
-        Barrier = 6, "barrier";
-        /// A barrier in which the root reports the ranks that did not arrive.
-        MonitoredBarrier = 7, "monitored_barrier";
-        /// Every rank ends with a list of all inputs.
-        AllGather = 8, "all_gather";
-        /// Every rank ends with all inputs in one tensor.
-        AllGatherSingle = 9, "all_gather_single";
-        /// As `all_gather`, inputs of different sizes.
-        AllGatherV = 10, "all_gather_v";
-        /// Several tensors gathered as one operation.
-        AllGatherCoalesced = 11, "all_gather_coalesced";
-        /// Rank i ends with the reduction of all ranks' i-th inputs.
-        ReduceScatter = 12, "reduce_scatter";
-        /// As `reduce_scatter`, from one tensor.
-        ReduceScatterSingle = 13, "reduce_scatter_single";
-        /// As `reduce_scatter`, parts of different sizes.
-        ReduceScatterV = 14, "reduce_scatter_v";
-        /// Several tensors reduced and scattered as one operation.
-        ReduceScatterCoalesced = 15, "reduce_scatter_coalesced";
-        /// Every rank sends its i-th tensor to rank i.
-        AllToAll = 16, "all_to_all";
-        /// As `all_to_all`, within one tensor of even parts.
-        AllToAllSingle = 17, "all_to_all_single";
-        /// As `all_to_all`, within one tensor of parts of any size.
-        AllToAllVSingle = 18, "all_to_all_v_single";
-        /// The root ends with a list of all inputs.
-        Gather = 19, "gather";
-        /// As `gather`, inputs of different sizes.
-        GatherV = 20, "gather_v";
-        /// Rank i ends with the root's i-th tensor.
-        Scatter = 21, "scatter";
-        /// As `scatter`, parts of different sizes.
-        ScatterV = 22, "scatter_v";
-        /// A message to one rank.
-        Send = 23, "send";
-        /// A message from one rank, or from any.
-        Recv = 24, "recv";
-        /// The closing marker of a coalesced block.
-        Coalesced = 25, "coalesced";
-        /// A group was split into sub-groups.
-        Split = 26, "split";
-        /// A one-sided window was made.
-        NewWindow = 27, "new_window";
-        /// One-sided write into a window.
-        Put = 28, "put";
-        /// One-sided read from a window.
-        Get = 29, "get";
-        /// A signal to a window's other end.
-        Signal = 30, "signal";
-        /// Waiting for a signal.
-        WaitSignal = 31, "wait_signal";
-        /// An unknown operation; its own name is in the signature.
-        Other = 255, "other";
-    }
-}
-
-coded! {
-    /// How values are combined.
-    ReduceOp, "reduction" {
-        /// Addition.
-        Sum = 0, "sum";
-        /// Addition, then division by the number of ranks.
-        Avg = 1, "avg";
-        /// Multiplication.
-        Product = 2, "product";
-        /// The smaller value; NaN if any value is NaN.
-        Min = 3, "min";
-        /// The larger value; NaN if any value is NaN.
-        Max = 4, "max";
-        /// Bitwise and.
-        BitAnd = 5, "band";
-        /// Bitwise or.
-        BitOr = 6, "bor";
-        /// Bitwise exclusive or.
-        BitXor = 7, "bxor";
-        /// Each input is multiplied by a factor of its rank before the sum.
-        PremulSum = 8, "premul_sum";
-    }
-}
-
-coded! {
-    /// The type of one element. Names are ATen's, as flight recorder dumps spell them.
-    DType, "element type" {
-        /// 32-bit IEEE 754.
-        F32 = 0, "Float";
-        /// 64-bit IEEE 754.
-        F64 = 1, "Double";
-        /// 16-bit IEEE 754.
-        F16 = 2, "Half";
-        /// The upper half of an `f32`.
-        Bf16 = 3, "BFloat16";
-        /// Signed 8-bit integer.
-        I8 = 4, "Char";
-        /// Unsigned 8-bit integer.
-        U8 = 5, "Byte";
-        /// Signed 16-bit integer.
-        I16 = 6, "Short";
-        /// Signed 32-bit integer.
-        I32 = 7, "Int";
-        /// Signed 64-bit integer.
-        I64 = 8, "Long";
-        /// Unsigned 32-bit integer.
-        U32 = 9, "UInt32";
-        /// Unsigned 64-bit integer.
-        U64 = 10, "UInt64";
-        /// One byte, 0 or 1.
-        Bool = 11, "Bool";
-        /// Two `f32`: real, imaginary.
-        Complex64 = 12, "ComplexFloat";
-        /// Two `f64`: real, imaginary.
-        Complex128 = 13, "ComplexDouble";
-        /// 8-bit float, 4 bits of exponent, 3 of mantissa, no infinity.
-        F8E4M3 = 14, "Float8_e4m3fn";
-        /// 8-bit float, 5 bits of exponent, 2 of mantissa.
-        F8E5M2 = 15, "Float8_e5m2";
-        /// Unsigned 16-bit integer.
-        U16 = 16, "UInt16";
-        /// A type we have no word for.
-        Other = 255, "Other";
-    }
-}
-
-impl DType {
-    /// Bytes of one element; `None` for [`DType::Other`].
-    #[inline]
-    pub const fn size(self) -> Option<usize> {
-        Some(match self {
-            Self::I8 | Self::U8 | Self::Bool | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
-            Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 | Self::Complex64 => 8,
-            Self::Complex128 => 16,
-            Self::Other => return None,
-        })
-    }
+// After `torch`: the name that PyTorch's tools know, where they do not know ours. They refuse a dump
+// that holds an operation that they do not know, so a close relative is named.
+operations! {
+    // variant, code, name                                     pattern       layout   parts   waits for  bus
+    /// Every rank ends with the reduction of all inputs.
+    AllReduce = 1, "all_reduce":                               AllReduce     InPlace  Equal   All      ReduceAndCopy;
+    /// Several tensors reduced as one operation.
+    AllReduceCoalesced = 2, "all_reduce_coalesced":            AllReduce     Several  Equal   All      ReduceAndCopy,
+        torch "allreduce_coalesced";
+    /// A reduction of sparse (COO) tensors.
+    AllReduceSparse = 3, "all_reduce_sparse":                  AllReduce     Sparse   PerRank All      Unmeasured,
+        torch "all_reduce";
+    /// The reduction ends on the root alone.
+    Reduce = 4, "reduce":                                      Reduce        InPlace  Equal   Sources  Whole;
+    /// The root's tensor is copied to every rank.
+    Broadcast = 5, "broadcast":                                Broadcast     InPlace  Equal   Sources  Whole;
+    /// No rank leaves before all have arrived.
+    Barrier = 6, "barrier":                                    Barrier       Absent   Equal   All      Unmeasured;
+    /// A barrier in which the root reports the ranks that did not arrive.
+    MonitoredBarrier = 7, "monitored_barrier":                 Barrier       Absent   Equal   All      Unmeasured,
+        torch "barrier";
+    /// Every rank ends with a list of all inputs.
+    AllGather = 8, "all_gather":                               AllGather     List     Equal   All      OthersShare;
+    /// Every rank ends with all inputs in one tensor.
+    AllGatherSingle = 9, "all_gather_single":                  AllGather     Single   Equal   All      OthersShare;
+    /// As `all_gather`, inputs of different sizes.
+    AllGatherV = 10, "all_gather_v":                           AllGather     List     PerRank All      OthersShare;
+    /// Several tensors gathered as one operation.
+    AllGatherCoalesced = 11, "all_gather_coalesced":           AllGather     Several  Equal   All      OthersShare,
+        torch "all_gather_into_tensor_coalesced";
+    /// Rank i ends with the reduction of all ranks' i-th inputs.
+    ReduceScatter = 12, "reduce_scatter":                      ReduceScatter List     Equal   All      OthersShare;
+    /// As `reduce_scatter`, from one tensor.
+    ReduceScatterSingle = 13, "reduce_scatter_single":         ReduceScatter Single   Equal   All      OthersShare;
+    /// As `reduce_scatter`, parts of different sizes.
+    ReduceScatterV = 14, "reduce_scatter_v":                   ReduceScatter List     PerRank All      OthersShare;
+    /// Several tensors reduced and scattered as one operation.
+    ReduceScatterCoalesced = 15, "reduce_scatter_coalesced":   ReduceScatter Several  Equal   All      OthersShare,
+        torch "reduce_scatter_tensor_coalesced";
+    /// Every rank sends its i-th tensor to rank i.
+    AllToAll = 16, "all_to_all":                               AllToAll      List     PerPair All      OthersShare;
+    /// As `all_to_all`, within one tensor of even parts.
+    AllToAllSingle = 17, "all_to_all_single":                  AllToAll      Single   Equal   All      OthersShare;
+    /// As `all_to_all`, within one tensor of parts of any size.
+    AllToAllVSingle = 18, "all_to_all_v_single":               AllToAll      Single   PerPair Sources  OthersShare;
+    /// The root ends with a list of all inputs.
+    Gather = 19, "gather":                                     Gather        List     Equal   Sources  OthersShare;
+    /// As `gather`, inputs of different sizes.
+    GatherV = 20, "gather_v":                                  Gather        List     PerRank Sources  OthersShare,
+        torch "gather";
+    /// Rank i ends with the root's i-th tensor.
+    Scatter = 21, "scatter":                                   Scatter       List     Equal   Sources  OthersShare;
+    /// As `scatter`, parts of different sizes.
+    ScatterV = 22, "scatter_v":                                Scatter       List     PerRank Sources  OthersShare,
+        torch "scatter";
+    /// A message to one rank.
+    Send = 23, "send":                                         Send          Single   Equal   Peer     Whole;
+    /// A message from one rank, or from any.
+    Recv = 24, "recv":                                         Recv          Single   Equal   Peer     Whole;
+    /// The closing marker of a coalesced block.
+    Coalesced = 25, "coalesced":                               Block         Absent   Equal   Unknown  Unmeasured;
+    /// A group was split into sub-groups.
+    Split = 26, "split":                                       Agreement     Absent   Equal   Unknown  Unmeasured;
+    /// A one-sided window was made.
+    NewWindow = 27, "new_window":                              Agreement     Absent   Equal   Unknown  Unmeasured;
+    /// One-sided write into a window.
+    Put = 28, "put":                                           OneSided      Single   Equal   NoOther  Unmeasured;
+    /// One-sided read from a window.
+    Get = 29, "get":                                           OneSided      Single   Equal   NoOther  Unmeasured;
+    /// A signal to a window's other end.
+    Signal = 30, "signal":                                     OneSided      Absent   Equal   NoOther  Unmeasured;
+    /// Waiting for a signal.
+    WaitSignal = 31, "wait_signal":                            OneSided      Absent   Equal   Peer     Unmeasured;
+    /// An unknown operation; its own name is in the signature.
+    Other = 255, "other":                                      Unknown       Absent   Equal   Unknown  Unmeasured;
 }
 
 impl OpType {
+    /// What it moves between ranks.
+    #[inline]
+    pub const fn pattern(self) -> Pattern {
+        self.row().pattern
+    }
+
+    /// How its tensors are passed.
+    #[inline]
+    pub const fn layout(self) -> Layout {
+        self.row().layout
+    }
+
+    /// Which lengths its callers may let differ. Other recorders write exchanges of even and of uneven
+    /// parts under one name.
+    #[inline]
+    pub const fn parts(self) -> Parts {
+        self.row().parts
+    }
+
+    /// The members without which a member cannot complete it.
+    #[inline]
+    pub const fn waits_for(self) -> WaitsFor {
+        self.row().waits_for
+    }
+
+    /// What a link of the bus carries of its bytes.
+    #[inline]
+    pub const fn bus(self) -> Bus {
+        self.row().bus
+    }
+
+    /// The name that PyTorch's tools know, where they do not know [`name`](Self::name).
+    #[inline]
+    pub(crate) const fn torch_name(self) -> Option<&'static str> {
+        self.row().torch_name
+    }
+
     /// Whether this is one half of a point-to-point message.
     #[inline]
     pub const fn is_p2p(self) -> bool {
-        matches!(self, Self::Send | Self::Recv)
+        matches!(self.pattern(), Pattern::Send | Pattern::Recv)
+    }
+
+    /// Whether the members of a group number it together, by `collective_seq_id`.
+    #[inline]
+    pub const fn is_collective(self) -> bool {
+        self.pattern().is_collective()
+    }
+
+    /// Whether no member can complete it before all have issued it.
+    #[inline]
+    pub const fn needs_all_members(self) -> bool {
+        matches!(self.waits_for(), WaitsFor::All)
+    }
+
+    /// Whether the caller gives the length of each part in one tensor.
+    #[inline]
+    pub const fn has_splits(self) -> bool {
+        matches!(
+            (self.layout(), self.parts()),
+            (Layout::Single, Parts::PerRank | Parts::PerPair)
+        )
     }
 }
 
@@ -228,19 +383,90 @@ impl OpType {
 mod tests {
     use super::*;
 
+    fn names(which: impl Fn(OpType) -> bool) -> Vec<&'static str> {
+        let all = OpType::ALL.iter().copied();
+        all.filter(|&op| which(op)).map(OpType::name).collect()
+    }
+
     #[test]
     fn codes_and_names_lead_back_to_their_value() {
         for &op in OpType::ALL {
             assert_eq!(OpType::from_code(op.code()), Some(op));
             assert_eq!(OpType::from_name(op.name()), Some(op));
         }
-        for &dtype in DType::ALL {
-            assert_eq!(DType::from_code(dtype.code()), Some(dtype));
-            assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+    }
+
+    #[test]
+    fn codes_never_change() {
+        let codes: Vec<String> = OpType::ALL
+            .iter()
+            .map(|op| format!("{}={}", op.code(), op.name()))
+            .collect();
+        assert_eq!(
+            codes.join(" "),
+            "1=all_reduce 2=all_reduce_coalesced 3=all_reduce_sparse 4=reduce 5=broadcast 6=barrier \
+             7=monitored_barrier 8=all_gather 9=all_gather_single 10=all_gather_v \
+             11=all_gather_coalesced 12=reduce_scatter 13=reduce_scatter_single 14=reduce_scatter_v \
+             15=reduce_scatter_coalesced 16=all_to_all 17=all_to_all_single 18=all_to_all_v_single \
+             19=gather 20=gather_v 21=scatter 22=scatter_v 23=send 24=recv 25=coalesced 26=split \
+             27=new_window 28=put 29=get 30=signal 31=wait_signal 255=other"
+        );
+    }
+
+    #[test]
+    fn messages_and_one_sided_accesses_have_no_collective_number() {
+        assert_eq!(names(OpType::is_p2p), ["send", "recv"]);
+        assert_eq!(
+            names(|op| !op.is_collective()),
+            ["send", "recv", "put", "get", "signal", "wait_signal"]
+        );
+    }
+
+    #[test]
+    fn an_early_member_waits_for_all_only_where_it_receives_from_all() {
+        assert_eq!(
+            names(|op| op.waits_for() == WaitsFor::All),
+            [
+                "all_reduce",
+                "all_reduce_coalesced",
+                "all_reduce_sparse",
+                "barrier",
+                "monitored_barrier",
+                "all_gather",
+                "all_gather_single",
+                "all_gather_v",
+                "all_gather_coalesced",
+                "reduce_scatter",
+                "reduce_scatter_single",
+                "reduce_scatter_v",
+                "reduce_scatter_coalesced",
+                "all_to_all",
+                "all_to_all_single",
+            ]
+        );
+        for &op in OpType::ALL {
+            if op.pattern().is_rooted() {
+                assert_eq!(op.waits_for(), WaitsFor::Sources, "{op}");
+            }
         }
-        for &op in ReduceOp::ALL {
-            assert_eq!(ReduceOp::from_code(op.code()), Some(op));
-            assert_eq!(ReduceOp::from_name(op.name()), Some(op));
-        }
+    }
+
+    #[test]
+    fn the_caller_gives_splits_where_parts_of_one_tensor_differ() {
+        assert_eq!(names(OpType::has_splits), ["all_to_all_v_single"]);
+    }
+
+    #[test]
+    fn bus_factors_are_those_of_nccl_tests() {
+        let of = |op: OpType| op.bus().factor(4);
+        assert_eq!(of(OpType::AllReduce), Some(1.5));
+        assert_eq!(of(OpType::AllGatherSingle), Some(0.75));
+        assert_eq!(of(OpType::ReduceScatterV), Some(0.75));
+        assert_eq!(of(OpType::AllToAllVSingle), Some(0.75));
+        assert_eq!(of(OpType::Broadcast), Some(1.0));
+        assert_eq!(of(OpType::Reduce), Some(1.0));
+        assert_eq!(of(OpType::Send), Some(1.0));
+        assert_eq!(of(OpType::Barrier), None);
+        assert_eq!(of(OpType::AllReduceSparse), None);
     }
 }

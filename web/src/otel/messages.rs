@@ -6,7 +6,7 @@
 //! from any source, the number is unknown.
 
 use rcomm_analyzer::Snapshot;
-use rcomm_recorder::model::{OpType, Peer, Rank};
+use rcomm_recorder::model::{Peer, Rank};
 use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl MessageCounts {
         for entry in &dump.entries[fresh..] {
             self.broken |= entry.record_id != next;
             next = entry.record_id + 1;
-            if self.broken || !matches!(entry.op, OpType::Send | OpType::Recv) {
+            if self.broken || !entry.op.is_p2p() {
                 continue;
             }
             if entry.peer == Peer::Any {
@@ -138,6 +138,7 @@ impl MessageCounts {
 mod tests {
     use super::super::operation::Operation;
     use super::*;
+    use rcomm_recorder::model::OpType;
     use rcomm_recorder::model::{Entry, ProcessGroupInfo};
     use rcomm_recorder::publish::DumpGroup;
 

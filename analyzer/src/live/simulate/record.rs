@@ -181,8 +181,7 @@ impl Simulation {
             is_p2p: false,
             peer: Peer::None,
             root: None,
-            reduce_op: matches!(op, OpType::AllReduce | OpType::ReduceScatterSingle)
-                .then_some(ReduceOp::Sum),
+            reduce_op: op.pattern().reduces().then_some(ReduceOp::Sum),
             time_created_ns: created,
             time_discovered_started_ns: if started <= now_ns { started } else { 0 },
             time_discovered_completed_ns: if completed { ended } else { 0 },

@@ -322,7 +322,7 @@ impl<'a> Aligned<'a> {
             let at = self.find(record, lane, seq).ok()?;
             Some(self.op(record, lane.collectives[at]))
         });
-        let waits = |op: &Op| needs_everybody(op.kind) && !op.completed();
+        let waits = |op: &Op| op.kind.needs_all_members() && !op.completed();
         entries.next().is_some_and(waits) && entries.all(waits)
     }
 
@@ -365,7 +365,7 @@ impl<'a> Aligned<'a> {
             let lane = &mut lanes[usize::from(op.group)];
             if is_message(op) {
                 lane.messages.push(position as u32);
-            } else if is_collective(op.kind) {
+            } else if op.kind.is_collective() {
                 lane.collectives.push(position as u32);
             }
         }
@@ -440,7 +440,7 @@ impl<'a> Aligned<'a> {
             let done = lane.collectives[..lane.pending_from].iter().rev();
             let found = done.copied().find(|&at| {
                 let op = self.op(record, at);
-                op.completed() && needs_everybody(op.kind)
+                op.completed() && op.kind.needs_all_members()
             });
             newest = newest.max(found.map(|at| self.seq(record, at)));
         }
@@ -476,42 +476,6 @@ pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
 /// Sends, receives, and the marker that closes a batch of them.
 pub(crate) fn is_message(op: &Op) -> bool {
     op.kind.is_p2p() || (op.kind == OpType::Coalesced && op.is_p2p)
-}
-
-/// Operations that the members of a group number together.
-pub(crate) fn is_collective(op: OpType) -> bool {
-    !matches!(
-        op,
-        OpType::Send
-            | OpType::Recv
-            | OpType::Put
-            | OpType::Get
-            | OpType::Signal
-            | OpType::WaitSignal
-    )
-}
-
-/// Operations that no member can complete before all have issued them. A root that only sends, and a
-/// member that only sends to the root, may leave earlier.
-pub fn needs_everybody(op: OpType) -> bool {
-    matches!(
-        op,
-        OpType::AllReduce
-            | OpType::AllReduceCoalesced
-            | OpType::AllReduceSparse
-            | OpType::Barrier
-            | OpType::MonitoredBarrier
-            | OpType::AllGather
-            | OpType::AllGatherSingle
-            | OpType::AllGatherV
-            | OpType::AllGatherCoalesced
-            | OpType::ReduceScatter
-            | OpType::ReduceScatterSingle
-            | OpType::ReduceScatterV
-            | OpType::ReduceScatterCoalesced
-            | OpType::AllToAll
-            | OpType::AllToAllSingle
-    )
 }
 
 fn sort_lane(lane: &mut Lane, ops: &[Op]) {

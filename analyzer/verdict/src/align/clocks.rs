@@ -6,7 +6,7 @@
 //! their clocks, within the time that a recorder takes to notice. Where no completion times are
 //! recorded, issue times take their place. From group to group the estimate spreads to all ranks.
 
-use crate::align::{Aligned, GroupIx, RecordIx, needs_everybody, retiring_is_all};
+use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
@@ -120,7 +120,7 @@ fn difference(
     let mut issues = Vec::with_capacity(SAMPLES);
     for at in (0..a.pending_from).rev() {
         let op = aligned.status_op(one, a, at);
-        if !needs_everybody(op.kind) {
+        if !op.kind.needs_all_members() {
             continue;
         }
         let Ok(there) = aligned.find(other, b, op.seq) else {

@@ -7,7 +7,6 @@
 //! against newest completed first.
 
 use crate::align::record::{Record, Shared};
-use rcomm_recorder::model::OpType;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
@@ -35,7 +34,7 @@ pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
             .collect();
         for (position, op) in record.ops.iter_mut().enumerate() {
             op.p2p_seq = op.seq;
-            if matches!(op.kind, OpType::Send | OpType::Recv) {
+            if op.kind.is_p2p() {
                 continue;
             }
             let lane = &mut counted[usize::from(op.group)];

@@ -16,8 +16,7 @@ mod retired;
 mod seats;
 pub(crate) mod signature;
 
-pub use aligned::needs_everybody;
 pub use record::Extent;
 
-pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, is_collective, retiring_is_all};
+pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, retiring_is_all};
 pub(crate) use membership::{GroupIx, RecordIx};

@@ -10,7 +10,7 @@
 //! one, since their own state remains `scheduled`.
 
 use crate::align::record::{ANY, NONE, Op};
-use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx};
 use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
@@ -113,28 +113,32 @@ impl Messages {
                 position,
                 status_op,
             };
-            match (op.kind, peer_of(op, lane.member, members)) {
-                (OpType::Send, Some(peer)) => {
+            if !op.kind.is_p2p() {
+                continue;
+            }
+            let is_send = op.kind == OpType::Send;
+            match peer_of(op, lane.member, members) {
+                Some(peer) if is_send => {
                     self.pairs
                         .entry((lane.group, (lane.member, peer)))
                         .or_default()
                         .sends
                         .push(half);
                 }
-                (OpType::Recv, Some(peer)) => {
+                Some(peer) => {
                     self.pairs
                         .entry((lane.group, (peer, lane.member)))
                         .or_default()
                         .receives
                         .push(half);
                 }
-                (OpType::Recv, None) => {
+                None if is_send => {}
+                None => {
                     self.any
                         .entry((lane.group, lane.member))
                         .or_default()
                         .push(half);
                 }
-                _ => {}
             }
         }
     }
@@ -255,7 +259,7 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
             .take(4096);
         let common = done.copied().find_map(|at| {
             let op = aligned.op(one, at);
-            if !needs_everybody(op.kind) {
+            if !op.kind.needs_all_members() {
                 return None;
             }
             let there = aligned.find(other, peer, op.seq).ok()?;

@@ -5,7 +5,7 @@
 //! member never issued it, members issued what does not fit, or others wait for a rank whose newest
 //! operation is the newest of its whole group.
 
-use crate::align::{Aligned, GroupIx, RecordIx, is_collective, needs_everybody, retiring_is_all};
+use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
 
 impl Aligned<'_> {
@@ -67,7 +67,7 @@ impl Aligned<'_> {
             let list = &self.lanes[record][lane].collectives;
             let reopened = list.iter().position(|&at| {
                 let op = self.op(record, at);
-                op.seq > behind && (needs_everybody(op.kind) || apart == Some(op.seq))
+                op.seq > behind && (op.kind.needs_all_members() || apart == Some(op.seq))
             });
             if let Some(at) = reopened {
                 let from = &mut self.lanes[record][lane].pending_from;
@@ -126,7 +126,9 @@ impl Aligned<'_> {
     fn reopen_newest(&mut self) -> bool {
         let newest = |record: RecordIx| {
             let op = self.records[record].ops.last()?;
-            is_collective(op.kind).then_some((usize::from(op.group), op.seq))
+            op.kind
+                .is_collective()
+                .then_some((usize::from(op.group), op.seq))
         };
         let mut reopened: BTreeSet<(RecordIx, usize, u32)> = BTreeSet::new();
         let idle = self.idle();

@@ -3,7 +3,7 @@
 //! Two ranks' records of one collective are compared by their [`MatchKey`]s. A field that is `None` is
 //! one that the operation allows to differ, or that the record does not hold.
 
-use rcomm_recorder::model::{OpType, ReduceOp, Signature};
+use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, ReduceOp, Signature};
 use std::collections::HashMap;
 
 /// Operations that are the same on the wire, whatever variant of the call was used.
@@ -122,53 +122,57 @@ impl Call {
     }
 
     fn match_key(&self) -> MatchKey {
-        use OpType::*;
+        if self.op == OpType::Other {
+            return MatchKey {
+                class: OpClass::Named(hash_of(&self.signature.op_name)),
+                dtype: None,
+                size: None,
+                tensors: None,
+                root: None,
+                reduce_op: None,
+            };
+        }
         let s = &self.signature;
         let inputs = || (!s.input_sizes.is_empty()).then(|| s.input_elements());
         let outputs = || (!s.output_sizes.is_empty()).then(|| s.output_elements());
         let either = || inputs().or_else(outputs);
         let in_dtype = || dtypes(&s.input_dtypes).or_else(|| dtypes(&s.output_dtypes));
         let out_dtype = || dtypes(&s.output_dtypes).or_else(|| dtypes(&s.input_dtypes));
-        let (class, dtype, size, tensors) = match self.op {
-            AllReduce | Reduce => (self.op, in_dtype(), either(), None),
-            AllReduceCoalesced => (self.op, in_dtype(), either(), per_tensor(&s.input_sizes)),
-            AllReduceSparse => (self.op, in_dtype(), None, None),
+        let (base, dtype, size) = match self.op.pattern() {
+            Pattern::AllReduce | Pattern::Reduce | Pattern::Send | Pattern::Recv => {
+                (self.op, in_dtype(), either())
+            }
             // A broadcast moves bytes: types of one size may be mixed.
-            Broadcast => {
+            Pattern::Broadcast => {
                 let bytes = if s.input_sizes.is_empty() {
                     s.output_bytes()
                 } else {
                     s.input_bytes()
                 };
-                (self.op, None, either().map(|_| bytes), None)
+                (self.op, None, either().map(|_| bytes))
             }
-            AllGather | AllGatherSingle | AllGatherV => (AllGather, in_dtype(), outputs(), None),
-            AllGatherCoalesced => (self.op, in_dtype(), outputs(), None),
-            ReduceScatter | ReduceScatterSingle | ReduceScatterV => {
-                (ReduceScatter, in_dtype(), inputs(), None)
-            }
-            ReduceScatterCoalesced => (self.op, in_dtype(), inputs(), None),
-            AllToAll | AllToAllSingle | AllToAllVSingle => (AllToAll, in_dtype(), None, None),
-            Gather => (Gather, in_dtype(), inputs(), None),
-            GatherV => (Gather, in_dtype(), None, None),
-            Scatter => (Scatter, out_dtype(), outputs(), None),
-            ScatterV => (Scatter, out_dtype(), None, None),
-            Barrier | MonitoredBarrier => (Barrier, None, None, None),
-            Send | Recv => (self.op, in_dtype(), either(), None),
-            Coalesced | Split | NewWindow | Put | Get | Signal | WaitSignal => {
-                (self.op, None, None, None)
-            }
-            Other => {
-                return MatchKey {
-                    class: OpClass::Named(hash_of(&s.op_name)),
-                    dtype: None,
-                    size: None,
-                    tensors: None,
-                    root: None,
-                    reduce_op: None,
-                };
+            Pattern::AllGather => (OpType::AllGather, in_dtype(), outputs()),
+            Pattern::ReduceScatter => (OpType::ReduceScatter, in_dtype(), inputs()),
+            // Recorders write exchanges of even and of uneven parts under one name.
+            Pattern::AllToAll => (OpType::AllToAll, in_dtype(), None),
+            Pattern::Gather => (OpType::Gather, in_dtype(), inputs()),
+            Pattern::Scatter => (OpType::Scatter, out_dtype(), outputs()),
+            Pattern::Barrier => (OpType::Barrier, None, None),
+            Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => {
+                (self.op, None, None)
             }
         };
+        // Several tensors are another operation on the wire than one of their length together.
+        let is_several = self.op.layout() == Layout::Several;
+        let class = if is_several { self.op } else { base };
+        let has_one_length = match (self.op.pattern(), self.op.parts()) {
+            // The list of all parts, which every member has, is as long everywhere.
+            (Pattern::AllGather | Pattern::ReduceScatter, _) | (_, Parts::Equal) => true,
+            (_, Parts::PerRank | Parts::PerPair) => false,
+        };
+        let size = size.filter(|_| has_one_length);
+        let is_by_tensor = is_several && self.op.pattern() == Pattern::AllReduce;
+        let tensors = is_by_tensor.then(|| per_tensor(&s.input_sizes)).flatten();
         MatchKey {
             class: OpClass::Known(class),
             dtype,
@@ -370,6 +374,74 @@ mod tests {
         assert_eq!(
             difference(a, call(OpType::Broadcast, &[9], &[9], "Byte")),
             Some(CallDifference::Size)
+        );
+    }
+
+    /// What of each operation's signature is compared: class, type, size with both sides and with outputs
+    /// only, and whether tensor by tensor.
+    fn compared() -> String {
+        let named = |hash: Option<u64>| match hash {
+            Some(hash) if hash == hash_of("Float") => "input",
+            Some(hash) if hash == hash_of("Double") => "output",
+            Some(_) => "?",
+            None => "-",
+        };
+        let of = |op: &OpType| {
+            let mut call = call(*op, &[2], &[4, 5], "Float");
+            call.signature.input_sizes.push(vec![3]);
+            call.signature.output_dtypes = vec!["Double".to_owned()];
+            let key = call.match_key();
+            call.signature.input_sizes.clear();
+            let outputs_only = call.match_key().size;
+            let class = match key.class {
+                OpClass::Known(class) => class.name(),
+                OpClass::Named(_) => "by name",
+            };
+            let (dtype, tensors) = (named(key.dtype), key.tensors.is_some());
+            format!(
+                "{op}: {class} {dtype} {:?} {outputs_only:?} {tensors}\n",
+                key.size
+            )
+        };
+        OpType::ALL.iter().map(of).collect()
+    }
+
+    #[test]
+    fn every_operation_is_compared_by_what_its_kind_fixes() {
+        assert_eq!(
+            compared(),
+            "all_reduce: all_reduce input Some(5) Some(20) false\n\
+             all_reduce_coalesced: all_reduce_coalesced input Some(5) Some(20) true\n\
+             all_reduce_sparse: all_reduce_sparse input None None false\n\
+             reduce: reduce input Some(5) Some(20) false\n\
+             broadcast: broadcast - Some(11) Some(160) false\n\
+             barrier: barrier - None None false\n\
+             monitored_barrier: barrier - None None false\n\
+             all_gather: all_gather input Some(20) Some(20) false\n\
+             all_gather_single: all_gather input Some(20) Some(20) false\n\
+             all_gather_v: all_gather input Some(20) Some(20) false\n\
+             all_gather_coalesced: all_gather_coalesced input Some(20) Some(20) false\n\
+             reduce_scatter: reduce_scatter input Some(5) None false\n\
+             reduce_scatter_single: reduce_scatter input Some(5) None false\n\
+             reduce_scatter_v: reduce_scatter input Some(5) None false\n\
+             reduce_scatter_coalesced: reduce_scatter_coalesced input Some(5) None false\n\
+             all_to_all: all_to_all input None None false\n\
+             all_to_all_single: all_to_all input None None false\n\
+             all_to_all_v_single: all_to_all input None None false\n\
+             gather: gather input Some(5) None false\n\
+             gather_v: gather input None None false\n\
+             scatter: scatter output Some(20) Some(20) false\n\
+             scatter_v: scatter output None None false\n\
+             send: send input Some(5) Some(20) false\n\
+             recv: recv input Some(5) Some(20) false\n\
+             coalesced: coalesced - None None false\n\
+             split: split - None None false\n\
+             new_window: new_window - None None false\n\
+             put: put - None None false\n\
+             get: get - None None false\n\
+             signal: signal - None None false\n\
+             wait_signal: wait_signal - None None false\n\
+             other: by name - None None false\n"
         );
     }
 }

@@ -7,8 +7,8 @@
 //! (nccl-tests, `doc/PERFORMANCE.md`).
 
 use crate::align::signature::Call;
-use crate::align::{Aligned, GroupIx, needs_everybody};
-use rcomm_recorder::model::OpType;
+use crate::align::{Aligned, GroupIx};
+use rcomm_recorder::model::Pattern;
 use std::collections::HashMap;
 
 /// Smaller ones measure latency.
@@ -62,24 +62,35 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
 /// What a link of the bus carries of a collective, bytes: nccl-tests' size times its factor. `None` for
 /// small ones and those that members may leave before the last has come.
 fn bus_bytes(call: &Call, ranks: usize) -> Option<f64> {
-    use OpType::*;
-    let (input, output) = (call.signature.input_bytes(), call.signature.output_bytes());
-    let n = ranks as f64;
-    let (bytes, factor) = match call.op {
-        _ if ranks < 2 || !needs_everybody(call.op) => return None,
-        AllReduce | AllReduceCoalesced => (input.max(output), 2.0 * (n - 1.0) / n),
-        AllGather | AllGatherSingle | AllGatherV | AllGatherCoalesced => (output, (n - 1.0) / n),
-        ReduceScatter | ReduceScatterSingle | ReduceScatterV | ReduceScatterCoalesced => {
-            (input, (n - 1.0) / n)
-        }
-        AllToAll | AllToAllSingle => (input, (n - 1.0) / n),
-        _ => return None,
+    if ranks < 2 || !call.op.needs_all_members() {
+        return None;
+    }
+    let signature = &call.signature;
+    let bytes = match call.op.pattern() {
+        Pattern::AllGather => signature.output_bytes(),
+        // The result may be recorded as large as the input.
+        Pattern::ReduceScatter | Pattern::AllToAll => signature.input_bytes(),
+        Pattern::AllReduce
+        | Pattern::Reduce
+        | Pattern::Broadcast
+        | Pattern::Barrier
+        | Pattern::Gather
+        | Pattern::Scatter
+        | Pattern::Send
+        | Pattern::Recv
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided
+        | Pattern::Unknown => call.bytes(),
     };
+    let factor = call.op.bus().factor(ranks)?;
     (bytes >= LEAST_BYTES).then_some(bytes as f64 * factor)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::bus_bytes;
+    use crate::align::signature::Call;
     use crate::judge::{Policy, analyze};
     use rcomm_recorder::model::{
         Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature,
@@ -183,5 +194,42 @@ mod tests {
         let measured_once = [(OpType::AllReduce, [MIB; 2], 4.0)];
         let not_measured = [(OpType::AllReduce, [MIB; 2], f32::NAN)];
         assert_eq!(measured(&measured_once, &not_measured), None);
+    }
+
+    #[test]
+    fn only_what_everybody_waits_in_is_measured() {
+        let of = |op: &OpType| {
+            let call = Call {
+                op: *op,
+                signature: Signature {
+                    input_sizes: vec![vec![2 * MIB]],
+                    output_sizes: vec![vec![3 * MIB]],
+                    input_dtypes: vec!["Byte".into()],
+                    output_dtypes: vec!["Byte".into()],
+                    ..Signature::default()
+                },
+                root: None,
+                reduce_op: None,
+                timeout_ms: 0,
+            };
+            let bytes = bus_bytes(&call, 4)? / MIB as f64;
+            Some(format!("{op} {bytes}\n"))
+        };
+        let measured: String = OpType::ALL.iter().filter_map(of).collect();
+        assert_eq!(
+            measured,
+            "all_reduce 4.5\n\
+             all_reduce_coalesced 4.5\n\
+             all_gather 2.25\n\
+             all_gather_single 2.25\n\
+             all_gather_v 2.25\n\
+             all_gather_coalesced 2.25\n\
+             reduce_scatter 1.5\n\
+             reduce_scatter_single 1.5\n\
+             reduce_scatter_v 1.5\n\
+             reduce_scatter_coalesced 1.5\n\
+             all_to_all 1.5\n\
+             all_to_all_single 1.5\n"
+        );
     }
 }

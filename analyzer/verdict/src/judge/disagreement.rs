@@ -7,7 +7,7 @@
 
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, RecordIx};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 
 /// What decided which part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,11 +294,15 @@ fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
         call.signature.input_elements(),
         call.signature.output_elements(),
     );
-    match call.op {
-        OpType::AllGatherSingle => input.saturating_mul(members) == output,
-        OpType::ReduceScatterSingle => output.saturating_mul(members) == input,
-        OpType::AllReduce => output == 0 || input == output,
-        _ => true,
+    let is = |pattern, layout| call.op.pattern() == pattern && call.op.layout() == layout;
+    if is(Pattern::AllGather, Layout::Single) {
+        input.saturating_mul(members) == output
+    } else if is(Pattern::ReduceScatter, Layout::Single) {
+        output.saturating_mul(members) == input
+    } else if is(Pattern::AllReduce, Layout::InPlace) {
+        output == 0 || input == output
+    } else {
+        true
     }
 }
 

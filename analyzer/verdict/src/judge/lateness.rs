@@ -14,7 +14,7 @@
 //! (gloo's own), issue times on the common clock take their place.
 
 use crate::align::record::Op;
-use crate::align::{Aligned, GroupIx, Lane, RecordIx, needs_everybody, retiring_is_all};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, retiring_is_all};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 
@@ -287,7 +287,7 @@ fn each_instance(
     let mut at = 0;
     while at < reference.pending_from {
         let op = aligned.op(first, reference.collectives[at]);
-        if needs_everybody(op.kind) && read_row(aligned, &lanes, op.seq, row) {
+        if op.kind.needs_all_members() && read_row(aligned, &lanes, op.seq, row) {
             see(row);
         }
         at = aligned.block(first, reference, at).end;

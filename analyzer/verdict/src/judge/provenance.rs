@@ -7,7 +7,7 @@
 
 use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, RecordIx, clocks, needs_everybody};
+use crate::align::{Aligned, RecordIx, clocks};
 use crate::judge::policy::Policy;
 use crate::report::{Code, Problem};
 use rcomm_recorder::model::Rank;
@@ -508,7 +508,7 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Tally]) {
         let done = lane.collectives[..lane.pending_from].iter().rev();
         let Some(&last) = done
             .clone()
-            .find(|&&at| needs_everybody(aligned.op(record, at).kind))
+            .find(|&&at| aligned.op(record, at).kind.needs_all_members())
         else {
             continue;
         };

@@ -34,11 +34,8 @@ impl<'a> ProfilingName<'a> {
 /// `send` is followed by `source->destination`, `recv` by `destination<-source`, as ranks of the group;
 /// `?` means any source.
 fn peer(op: OpType, peers: &str) -> Peer {
-    let other = match op {
-        OpType::Send => peers.split_once("->"),
-        OpType::Recv => peers.split_once("<-"),
-        _ => None,
-    };
+    let arrow = if op == OpType::Send { "->" } else { "<-" };
+    let other = peers.split_once(arrow).filter(|_| op.is_p2p());
     match other {
         Some((_, "?")) => Peer::Any,
         Some((_, rank)) => rank.trim().parse().map_or(Peer::None, Peer::Rank),
@@ -84,20 +81,11 @@ fn is_closing_marker(name: &str) -> bool {
     })
 }
 
-/// The spelling that PyTorch's tools know, where they do not know ours.
-///
-/// Theirs refuse a dump that holds an operation they have no word for, so a close relative is named.
+/// The spelling that PyTorch's tools know; unchanged if they know it as it is.
 pub(super) fn known_to_torch(name: &str) -> &str {
-    match OpType::from_name(name) {
-        Some(OpType::AllReduceCoalesced) => "allreduce_coalesced",
-        Some(OpType::AllReduceSparse) => "all_reduce",
-        Some(OpType::MonitoredBarrier) => "barrier",
-        Some(OpType::AllGatherCoalesced) => "all_gather_into_tensor_coalesced",
-        Some(OpType::ReduceScatterCoalesced) => "reduce_scatter_tensor_coalesced",
-        Some(OpType::GatherV) => "gather",
-        Some(OpType::ScatterV) => "scatter",
-        _ => name,
-    }
+    OpType::from_name(name)
+        .and_then(OpType::torch_name)
+        .unwrap_or(name)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use super::keys::{Field, config, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
-use crate::model::{Entry, EntryState, Peer, RankStatus, Signature};
+use crate::model::{Entry, EntryState, OpType, Peer, RankStatus, Signature};
 use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use std::collections::HashSet;
 
@@ -243,16 +243,16 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
 
 /// `<backend>:<op>[ <peers>]`, with peers where both ends are known.
 fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
-    use crate::model::OpType::{Recv, Send};
     let backend = &signature.backend;
     // A reader takes what follows the last colon for the operation, so that may hold none.
     let op = known_to_torch(&signature.op_name).replace(':', "_");
-    match (entry.op, own_rank, entry.peer) {
-        (Send, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}->{peer}"),
-        (Recv, Some(own), Peer::Rank(peer)) => format!("{backend}:{op} {own}<-{peer}"),
-        (Recv, Some(own), Peer::Any) => format!("{backend}:{op} {own}<-?"),
-        _ => format!("{backend}:{op}"),
-    }
+    let ends = own_rank.and_then(|own| match entry.peer {
+        Peer::Rank(peer) if entry.op == OpType::Send => Some(format!(" {own}->{peer}")),
+        Peer::Rank(peer) if entry.op == OpType::Recv => Some(format!(" {own}<-{peer}")),
+        Peer::Any if entry.op == OpType::Recv => Some(format!(" {own}<-?")),
+        Peer::Rank(_) | Peer::Any | Peer::None => None,
+    });
+    format!("{backend}:{op}{}", ends.unwrap_or_default())
 }
 
 /// PyTorch has three states; a failure shows as what it had reached.

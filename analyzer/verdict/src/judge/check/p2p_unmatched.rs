@@ -166,9 +166,10 @@ fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
         let key = (ctx.group_at(place), member);
         ctx.messages.any.contains_key(&key)
     };
-    match op.kind {
-        OpType::Send => receives(op.peer),
-        _ => op.peer == ANY,
+    if op.kind == OpType::Send {
+        receives(op.peer)
+    } else {
+        op.peer == ANY
     }
 }
 

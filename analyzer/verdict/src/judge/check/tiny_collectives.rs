@@ -6,7 +6,6 @@
 //! but a few small operations is left in peace.
 
 use super::Check;
-use crate::align::needs_everybody;
 use crate::align::record::{Op, Record};
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::{Code, Severity};
@@ -62,8 +61,9 @@ impl Check for TinyCollectives {
 
 fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     let calls = &ctx.aligned.shared.calls;
-    let tiny =
-        |op: &Op| needs_everybody(op.kind) && op.completed() && calls.get(op.call).bytes() <= TINY;
+    let tiny = |op: &Op| {
+        op.kind.needs_all_members() && op.completed() && calls.get(op.call).bytes() <= TINY
+    };
     let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
     let (mut rows, mut operations, mut spent_ms) = (0, 0, 0.0);
     let mut example = None;

@@ -13,7 +13,7 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::report::Code;
 use crate::report::words::format_ranks;
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 
 pub(super) struct UnequalParts;
 
@@ -36,14 +36,24 @@ impl Check for UnequalParts {
                 continue;
             }
             let row = Row::new(ctx, group, seq);
-            let found = match row.op() {
-                Some(OpType::AllToAll | OpType::AllToAllSingle | OpType::AllToAllVSingle) => {
-                    exchange(&row)
-                }
-                Some(OpType::Gather | OpType::GatherV | OpType::Scatter | OpType::ScatterV) => {
-                    roots(ctx, &row)
-                }
-                _ => None,
+            let found = match row.op().map(OpType::pattern) {
+                Some(Pattern::AllToAll) => exchange(&row),
+                Some(Pattern::Gather | Pattern::Scatter) => roots(ctx, &row),
+                Some(
+                    Pattern::AllReduce
+                    | Pattern::Reduce
+                    | Pattern::Broadcast
+                    | Pattern::Barrier
+                    | Pattern::AllGather
+                    | Pattern::ReduceScatter
+                    | Pattern::Send
+                    | Pattern::Recv
+                    | Pattern::Block
+                    | Pattern::Agreement
+                    | Pattern::OneSided
+                    | Pattern::Unknown,
+                )
+                | None => None,
             };
             drafts.extend(found.map(|found| draft(ctx, &row, place, found)));
         }
@@ -119,7 +129,8 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     if splits.len() == members {
         return Some(splits.clone());
     }
-    let one_each = call.op == OpType::AllToAll && sizes.len() == members;
+    let is_list = (call.op.pattern(), call.op.layout()) == (Pattern::AllToAll, Layout::List);
+    let one_each = is_list && sizes.len() == members;
     one_each.then(|| {
         let elements = |shape: &Vec<u64>| shape.iter().fold(1u64, |all, &n| all.saturating_mul(n));
         sizes.iter().map(elements).collect()
@@ -237,9 +248,10 @@ fn sums(row: &Row<'_>) -> Option<Found> {
 fn roots_of(row: &Row<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
-        let sizes = match call.op {
-            OpType::Gather | OpType::GatherV => &signature.output_sizes,
-            _ => &signature.input_sizes,
+        let sizes = if call.op.pattern() == Pattern::Gather {
+            &signature.output_sizes
+        } else {
+            &signature.input_sizes
         };
         let elements = sizes
             .iter()

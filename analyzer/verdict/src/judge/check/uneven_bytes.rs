@@ -9,7 +9,7 @@ use crate::align::{Aligned, GroupIx};
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::words::{bytes, format_ranks};
 use crate::report::{Code, Severity};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{OpType, Parts, Pattern, Rank};
 
 pub(super) struct UnevenBytes;
 
@@ -118,12 +118,32 @@ fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize
 }
 
 fn may_be_uneven(op: OpType) -> bool {
-    matches!(
-        op,
-        OpType::AllToAll
-            | OpType::AllToAllSingle
-            | OpType::AllToAllVSingle
-            | OpType::AllGatherV
-            | OpType::ReduceScatterV
-    )
+    // Recorders write exchanges of even and of uneven parts under one name.
+    let is_exchange = op.pattern() == Pattern::AllToAll;
+    let is_gathered = matches!(op.pattern(), Pattern::AllGather | Pattern::ReduceScatter);
+    is_exchange || (is_gathered && op.parts() != Parts::Equal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exchanges_and_gathers_of_pieces_of_any_length_may_be_uneven() {
+        let all = OpType::ALL.iter().copied();
+        let uneven: Vec<&str> = all
+            .filter(|&op| may_be_uneven(op))
+            .map(OpType::name)
+            .collect();
+        assert_eq!(
+            uneven,
+            [
+                "all_gather_v",
+                "reduce_scatter_v",
+                "all_to_all",
+                "all_to_all_single",
+                "all_to_all_v_single"
+            ]
+        );
+    }
 }

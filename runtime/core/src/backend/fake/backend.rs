@@ -6,7 +6,7 @@ use crate::backend::{AbortReason, Backend, Call, Done, GroupContext, Observer, P
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// One rank's side of a group of threads.
@@ -164,9 +164,10 @@ impl Backend for FakeBackend {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>> {
         let is_p2p = op.is_p2p();
-        let parts = match &op {
-            Op::Coalesced(ops) => ops.len(),
-            _ => 1,
+        let parts = if let Op::Coalesced(ops) = &op {
+            ops.len()
+        } else {
+            1
         };
         let ticket = Arc::new(Ticket {
             state: Mutex::new(TicketState {
@@ -275,34 +276,30 @@ impl Ends {
 }
 
 fn part_of<'b>(op: &'b mut Op<'static>, part: usize) -> &'b mut Op<'static> {
-    match op {
-        Op::Coalesced(ops) => &mut ops[part],
-        op => op,
+    if let Op::Coalesced(ops) = op {
+        &mut ops[part]
+    } else {
+        op
     }
 }
 
 fn ends_of(state: &TicketState, part: usize) -> Ends {
-    let op = match &state.op {
-        Some(Op::Coalesced(ops)) => ops.get(part),
-        op => op.as_ref(),
+    let op = state.op.as_ref();
+    let op = if let Some(Op::Coalesced(ops)) = op {
+        ops.get(part)
+    } else {
+        op
     };
-    match op {
-        Some(Op::Send { peer, tag, .. }) => Ends {
-            is_send: true,
-            peer: Some(*peer),
-            tag: *tag,
+    // What is no message is never in the mail, and meets nothing.
+    let peer = op.map_or(Peer::Rank(u32::MAX), Op::peer);
+    Ends {
+        is_send: op.is_none_or(|op| op.op_type() != OpType::Recv),
+        peer: match peer {
+            Peer::Rank(peer) => Some(peer),
+            Peer::Any => None,
+            Peer::None => Some(u32::MAX),
         },
-        Some(Op::Recv { peer, tag, .. }) => Ends {
-            is_send: false,
-            peer: *peer,
-            tag: *tag,
-        },
-        // Never in the mail; meets nothing.
-        _ => Ends {
-            is_send: true,
-            peer: Some(u32::MAX),
-            tag: 0,
-        },
+        tag: op.and_then(Op::tag).unwrap_or(0),
     }
 }
 
@@ -313,17 +310,18 @@ fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let message = {
         let mut state = sender.lock();
         let op = state.op.as_mut().map(|op| part_of(op, send_part));
-        match op {
-            Some(Op::Send { buffer, .. }) => buffer.to_owned(),
-            _ => return,
-        }
+        let Some(Op::Send { buffer, .. }) = op else {
+            return;
+        };
+        buffer.to_owned()
     };
     let filled = message.and_then(|message| {
         let mut state = receiver.lock();
         let op = state.op.as_mut().map(|op| part_of(op, recv_part));
-        match op {
-            Some(Op::Recv { buffer, .. }) => buffer.copy_from(&message),
-            _ => Ok(()),
+        if let Some(Op::Recv { buffer, .. }) = op {
+            buffer.copy_from(&message)
+        } else {
+            Ok(())
         }
     });
     let mismatch = filled.err().map(|error| {

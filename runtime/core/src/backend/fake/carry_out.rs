@@ -1,12 +1,14 @@
 //! What a collective does, for all ranks at once.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use super::backend::Ticket;
 use crate::arithmetic;
 use crate::backend::{Done, Progress};
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
-use rcomm_recorder::model::{OpType, Rank, ReduceOp};
+use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank, ReduceOp};
 use std::sync::Arc;
 
 /// Carries a collective out for all ranks.
@@ -31,13 +33,14 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
         let parts = first.len();
         let mut columns: Vec<Vec<Op<'static>>> = (0..parts).map(|_| Vec::new()).collect();
         for op in &mut *ops {
-            match op {
-                Op::Coalesced(parts) if parts.len() == columns.len() => {
-                    for (column, part) in columns.iter_mut().zip(parts.drain(..)) {
-                        column.push(part);
-                    }
+            if let Op::Coalesced(parts) = op
+                && parts.len() == columns.len()
+            {
+                for (column, part) in columns.iter_mut().zip(parts.drain(..)) {
+                    column.push(part);
                 }
-                _ => return Err(differ(ops, ranks)),
+            } else {
+                return Err(differ(ops, ranks));
             }
         }
         let result = columns.iter_mut().try_for_each(|part| run_all(part, ranks));
@@ -64,17 +67,10 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
 
 /// What members must agree on, apart from sizes that may differ.
 fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
-    let even = !matches!(
-        op,
-        Op::AllGatherV { .. }
-            | Op::ReduceScatterV { .. }
-            | Op::AllToAll { .. }
-            | Op::AllToAllVSingle { .. }
-            | Op::Gather { .. }
-            | Op::GatherV { .. }
-            | Op::Scatter { .. }
-            | Op::ScatterV { .. }
-    );
+    let kind = op.op_type();
+    // The root alone has the list of all parts.
+    let is_listed_once = matches!(kind.pattern(), Pattern::Gather | Pattern::Scatter);
+    let even = kind.parts() == Parts::Equal && !is_listed_once;
     let shapes = |buffers: &[Buffer<'_>]| -> Vec<_> {
         let facts = buffers.iter().map(|buffer| (buffer.dtype(), buffer.len()));
         facts.collect()
@@ -140,50 +136,12 @@ fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
 fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     let size = ops.len();
     let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();
-    let kind = ops[0].op_type();
-    let root = ops[0].root().unwrap_or(0) as usize;
     // What each rank's i-th output ends as.
     let mut results: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
     for own in 0..size {
-        let outputs = ops[own].outputs().len();
-        let mut result = vec![None; outputs];
-        for (at, result) in result.iter_mut().enumerate() {
-            let all = |pick: usize| -> Vec<&Buffer<'_>> {
-                ops.iter().map(|op| &op.inputs()[pick]).collect()
-            };
-            *result = match kind {
-                OpType::AllReduce | OpType::AllReduceCoalesced => {
-                    Some(combine(&all(at), &reductions)?)
-                }
-                OpType::Reduce if own == root => Some(combine(&all(at), &reductions)?),
-                OpType::Broadcast if own != root => Some(bytes_of(&ops[root].inputs()[at])?),
-                OpType::AllGather | OpType::AllGatherV | OpType::Gather | OpType::GatherV => {
-                    Some(bytes_of(&ops[at].inputs()[0])?)
-                }
-                OpType::AllGatherSingle | OpType::AllGatherCoalesced => {
-                    let parts = all(at).into_iter().map(bytes_of);
-                    Some(parts.collect::<Result<Vec<_>>>()?.concat())
-                }
-                OpType::ReduceScatter | OpType::ReduceScatterV => {
-                    Some(combine(&all(own), &reductions)?)
-                }
-                OpType::ReduceScatterSingle | OpType::ReduceScatterCoalesced => {
-                    let whole = combine(&all(at), &reductions)?;
-                    Some(part(&whole, own, size).to_vec())
-                }
-                OpType::AllToAll => Some(bytes_of(&ops[at].inputs()[own])?),
-                OpType::AllToAllSingle => {
-                    let wholes = all(0).into_iter().map(bytes_of);
-                    let wholes = wholes.collect::<Result<Vec<_>>>()?;
-                    let parts = wholes.iter().map(|whole| part(whole, own, size));
-                    Some(parts.collect::<Vec<_>>().concat())
-                }
-                OpType::AllToAllVSingle => Some(collect_splits(ops, own)?),
-                OpType::Scatter | OpType::ScatterV => Some(bytes_of(&ops[root].inputs()[own])?),
-                _ => None,
-            };
-        }
-        results.push(result);
+        let outputs = 0..ops[own].outputs().len();
+        let result = outputs.map(|at| output_of(ops, &reductions, own, at));
+        results.push(result.collect::<Result<_>>()?);
     }
     for (op, results) in ops.iter_mut().zip(results) {
         for (output, result) in op.outputs_mut().iter_mut().zip(results) {
@@ -193,6 +151,56 @@ fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What rank `own`'s output `at` ends as; `None` where it stays as it is.
+fn output_of(
+    ops: &[Op<'_>],
+    reductions: &[Reduction],
+    own: usize,
+    at: usize,
+) -> Result<Option<Vec<u8>>> {
+    let size = ops.len();
+    let all = |pick: usize| -> Vec<&Buffer<'_>> {
+        let inputs = ops.iter().map(|op| &op.inputs()[pick]);
+        inputs.collect()
+    };
+    let kind = ops[0].op_type();
+    let is_list = kind.layout() == Layout::List;
+    let root = ops[0].root().unwrap_or(0) as usize;
+    let bytes = match kind.pattern() {
+        Pattern::AllReduce => combine(&all(at), reductions)?,
+        Pattern::Reduce if own == root => combine(&all(at), reductions)?,
+        Pattern::Broadcast if own != root => bytes_of(&ops[root].inputs()[at])?,
+        Pattern::AllGather | Pattern::Gather if is_list => bytes_of(&ops[at].inputs()[0])?,
+        Pattern::Gather if own != root => return Ok(None),
+        Pattern::AllGather | Pattern::Gather => {
+            let parts = all(at).into_iter().map(bytes_of);
+            parts.collect::<Result<Vec<_>>>()?.concat()
+        }
+        Pattern::ReduceScatter if is_list => combine(&all(own), reductions)?,
+        Pattern::ReduceScatter => part(&combine(&all(at), reductions)?, own, size).to_vec(),
+        Pattern::AllToAll if is_list => bytes_of(&ops[at].inputs()[own])?,
+        Pattern::AllToAll if kind.has_splits() => collect_splits(ops, own)?,
+        Pattern::AllToAll => {
+            let wholes = all(0).into_iter().map(bytes_of);
+            let wholes = wholes.collect::<Result<Vec<_>>>()?;
+            let parts = wholes.iter().map(|whole| part(whole, own, size));
+            parts.collect::<Vec<_>>().concat()
+        }
+        Pattern::Scatter if is_list => bytes_of(&ops[root].inputs()[own])?,
+        Pattern::Scatter => part(ops[root].inputs()[0].as_bytes()?, own, size).to_vec(),
+        Pattern::Reduce
+        | Pattern::Broadcast
+        | Pattern::Barrier
+        | Pattern::Send
+        | Pattern::Recv
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided
+        | Pattern::Unknown => return Ok(None),
+    };
+    Ok(Some(bytes))
 }
 
 /// What comes to rank `own` in an all-to-all of uneven parts.

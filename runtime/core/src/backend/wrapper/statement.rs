@@ -1,9 +1,11 @@
 //! What a rank says of a collective before it, and what all ranks' statements come to.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Layout, Parts, Pattern, Rank};
 use sha2::{Digest, Sha256};
 
 /// Bytes of a statement on the wire.
@@ -70,42 +72,52 @@ fn describe(op: &Op<'_>) -> String {
         Some(op) => format!("({op})"),
         None => String::new(),
     };
-    let what = match op {
-        Op::AllReduce { buffer, .. } | Op::Reduce { buffer, .. } | Op::Broadcast { buffer, .. } => {
-            format!(" of {buffer:?}")
-        }
-        Op::AllReduceCoalesced { buffers, .. } => format!(" of {buffers:?}"),
-        Op::AllGather { input, .. }
-        | Op::AllGatherSingle { input, .. }
-        | Op::AllToAllSingle { input, .. }
-        | Op::Gather { input, .. }
-        | Op::ReduceScatterSingle { input, .. } => format!(" of {input:?}"),
-        Op::ReduceScatter { output, .. } | Op::Scatter { output, .. } => {
-            format!(" into {output:?}")
-        }
-        Op::AllGatherCoalesced { inputs, .. }
-        | Op::ReduceScatterCoalesced { inputs, .. }
-        | Op::ReduceScatterV { inputs, .. } => format!(" of {inputs:?}"),
-        Op::AllGatherV { outputs, .. } => format!(" into {outputs:?}"),
-        Op::AllToAll { inputs, .. } => {
-            let dtype = inputs.first().map(Buffer::dtype);
-            dtype.map_or_else(String::new, |dtype| format!(" of {dtype}"))
-        }
-        Op::AllToAllVSingle { input, .. } | Op::GatherV { input, .. } => {
-            format!(" of {}", input.dtype())
-        }
-        Op::ScatterV { output, .. } => format!(" of {}", output.dtype()),
-        Op::Coalesced(ops) => {
-            let ops: Vec<String> = ops.iter().map(describe).collect();
-            format!(" [{}]", ops.join("; "))
-        }
-        Op::Barrier | Op::Send { .. } | Op::Recv { .. } => String::new(),
+    let what = if let Op::Coalesced(ops) = op {
+        let ops: Vec<String> = ops.iter().map(describe).collect();
+        format!(" [{}]", ops.join("; "))
+    } else {
+        agreed_buffers(op)
     };
     let root = match op.root() {
         Some(root) => format!(" with root {root}"),
         None => String::new(),
     };
     format!("{kind}{reduction}{what}{root}")
+}
+
+/// The buffers whose types and sizes all members must agree on; where sizes may differ, the type.
+fn agreed_buffers(op: &Op<'_>) -> String {
+    let kind = op.op_type();
+    let of = |buffers: &[Buffer<'_>]| match buffers {
+        [one] if kind.layout() != Layout::Several => format!("{one:?}"),
+        _ => format!("{buffers:?}"),
+    };
+    let of_type = |buffers: &[Buffer<'_>]| {
+        let dtype = buffers.first().map(Buffer::dtype);
+        dtype.map_or_else(String::new, |dtype| format!(" of {dtype}"))
+    };
+    let (inputs, outputs) = (op.inputs(), op.outputs());
+    let is_equal = kind.parts() == Parts::Equal;
+    match kind.pattern() {
+        Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => format!(" of {}", of(inputs)),
+        Pattern::AllGather if is_equal => format!(" of {}", of(inputs)),
+        // All members have the list of all parts.
+        Pattern::AllGather => format!(" into {outputs:?}"),
+        Pattern::ReduceScatter if !is_equal => format!(" of {inputs:?}"),
+        Pattern::ReduceScatter if kind.layout() == Layout::List => format!(" into {}", of(outputs)),
+        Pattern::ReduceScatter => format!(" of {}", of(inputs)),
+        Pattern::AllToAll | Pattern::Gather if is_equal => format!(" of {}", of(inputs)),
+        Pattern::AllToAll | Pattern::Gather => of_type(inputs),
+        Pattern::Scatter if is_equal => format!(" into {}", of(outputs)),
+        Pattern::Scatter => of_type(outputs),
+        Pattern::Barrier
+        | Pattern::Send
+        | Pattern::Recv
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided
+        | Pattern::Unknown => String::new(),
+    }
 }
 
 /// Fails, in the same words on all ranks, unless all statements are equal and without a NaN.
@@ -241,6 +253,142 @@ mod tests {
         };
         assert!(compared(&[block(1), block(1)]).is_ok());
         assert!(compared(&[block(1), block(2)]).is_err());
+    }
+
+    #[test]
+    fn each_operation_is_described_by_what_all_members_agree_on() {
+        let one = |len: usize| Buffer::from_vec(vec![0f32; len]);
+        let list = |lens: &[usize]| lens.iter().map(|&len| one(len)).collect::<Vec<_>>();
+        let (op, root) = (ReduceOp::Sum.into(), 1);
+        let (input, output) = (|| one(2), || one(4));
+        let (even, uneven) = (|| list(&[2, 2]), || list(&[2, 3]));
+        let (splits, back) = (vec![1, 1], vec![2, 2]);
+        let described: Vec<String> = [
+            Op::AllReduce {
+                buffer: input(),
+                op,
+            },
+            Op::AllReduceCoalesced {
+                buffers: list(&[2]),
+                op,
+            },
+            Op::Reduce {
+                buffer: input(),
+                op,
+                root,
+            },
+            Op::Broadcast {
+                buffer: input(),
+                root,
+            },
+            Op::Barrier,
+            Op::AllGather {
+                input: input(),
+                outputs: even(),
+            },
+            Op::AllGatherSingle {
+                input: input(),
+                output: output(),
+            },
+            Op::AllGatherV {
+                input: input(),
+                outputs: uneven(),
+            },
+            Op::AllGatherCoalesced {
+                inputs: list(&[2]),
+                outputs: list(&[4]),
+            },
+            Op::ReduceScatter {
+                inputs: even(),
+                output: input(),
+                op,
+            },
+            Op::ReduceScatterSingle {
+                input: output(),
+                output: input(),
+                op,
+            },
+            Op::ReduceScatterV {
+                inputs: uneven(),
+                output: input(),
+                op,
+            },
+            Op::ReduceScatterCoalesced {
+                inputs: list(&[4]),
+                outputs: list(&[2]),
+                op,
+            },
+            Op::AllToAll {
+                inputs: even(),
+                outputs: uneven(),
+            },
+            Op::AllToAllSingle {
+                input: output(),
+                output: output(),
+            },
+            Op::AllToAllVSingle {
+                input: input(),
+                output: output(),
+                input_splits: splits,
+                output_splits: back,
+            },
+            Op::Gather {
+                input: input(),
+                outputs: vec![],
+                root,
+            },
+            Op::GatherV {
+                input: input(),
+                outputs: vec![],
+                root,
+            },
+            Op::Scatter {
+                inputs: vec![],
+                output: input(),
+                root,
+            },
+            Op::ScatterV {
+                inputs: vec![],
+                output: input(),
+                root,
+            },
+            Op::Coalesced(vec![
+                Op::Barrier,
+                Op::Broadcast {
+                    buffer: input(),
+                    root: 0,
+                },
+            ]),
+        ]
+        .iter()
+        .map(describe)
+        .collect();
+        assert_eq!(
+            described,
+            [
+                "all_reduce(sum) of Float[2]",
+                "all_reduce_coalesced(sum) of [Float[2]]",
+                "reduce(sum) of Float[2] with root 1",
+                "broadcast of Float[2] with root 1",
+                "barrier",
+                "all_gather of Float[2]",
+                "all_gather_single of Float[2]",
+                "all_gather_v into [Float[2], Float[3]]",
+                "all_gather_coalesced of [Float[2]]",
+                "reduce_scatter(sum) into Float[2]",
+                "reduce_scatter_single(sum) of Float[4]",
+                "reduce_scatter_v(sum) of [Float[2], Float[3]]",
+                "reduce_scatter_coalesced(sum) of [Float[4]]",
+                "all_to_all of Float",
+                "all_to_all_single of Float[4]",
+                "all_to_all_v_single of Float",
+                "gather of Float[2] with root 1",
+                "gather_v of Float with root 1",
+                "scatter into Float[2] with root 1",
+                "scatter_v of Float with root 1",
+                "coalesced [barrier; broadcast of Float[2] with root 0]",
+            ]
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What is refused before anything is sent: what a rank can see to be wrong with its own arguments.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
@@ -7,7 +9,7 @@ mod tests;
 use super::{Op, Reduction};
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};
-use rcomm_recorder::model::{DType, ReduceOp};
+use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 
 impl<'a> Op<'a> {
     /// Refuses what this rank can see to be wrong, for rank `own` of a group of `size` ranks.
@@ -35,34 +37,59 @@ impl<'a> Op<'a> {
             whole.dtype() == part.dtype()
                 && part.len().checked_mul(size as usize) == Some(whole.len())
         };
-        match self {
-            Self::Barrier => true,
-            Self::AllReduce { buffer, op } => {
-                writable(buffer) && Reduction::allows(op.op, buffer.dtype())
+        let kind = self.op_type();
+        let is_single = kind.layout() == Layout::Single && !kind.has_splits();
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        match kind.pattern() {
+            Pattern::Barrier => true,
+            Pattern::AllReduce => match (self.reduction(), outputs) {
+                (Some(by), [buffer]) => {
+                    writable(buffer) && Reduction::allows(by.op, buffer.dtype())
+                }
+                _ => false,
+            },
+            Pattern::AllGather => match (inputs, outputs) {
+                ([input], [output]) if is_single => {
+                    input.is_lent() && writable(output) && holds(output, input)
+                }
+                _ => false,
+            },
+            Pattern::ReduceScatter => match (self.reduction(), inputs, outputs) {
+                (Some(by), [input], [output]) if is_single => {
+                    input.is_lent()
+                        && writable(output)
+                        && holds(input, output)
+                        && Reduction::allows(by.op, input.dtype())
+                }
+                _ => false,
+            },
+            Pattern::AllToAll => match (inputs, outputs) {
+                ([input], [output]) if is_single => {
+                    input.is_lent()
+                        && writable(output)
+                        && input.dtype() == output.dtype()
+                        && input.len() == output.len()
+                        && input.len().is_multiple_of(size as usize)
+                }
+                _ => false,
+            },
+            Pattern::Send | Pattern::Recv => {
+                let Peer::Rank(peer) = self.peer() else {
+                    return false;
+                };
+                inputs.iter().all(Buffer::is_lent)
+                    && outputs.iter().all(writable)
+                    && peer < size
+                    && peer != own
             }
-            Self::AllGatherSingle { input, output } => {
-                input.is_lent() && writable(output) && holds(output, input)
-            }
-            Self::ReduceScatterSingle { input, output, op } => {
-                input.is_lent()
-                    && writable(output)
-                    && holds(input, output)
-                    && Reduction::allows(op.op, input.dtype())
-            }
-            Self::AllToAllSingle { input, output } => {
-                input.is_lent()
-                    && writable(output)
-                    && input.dtype() == output.dtype()
-                    && input.len() == output.len()
-                    && input.len().is_multiple_of(size as usize)
-            }
-            Self::Send { buffer, peer, .. } => buffer.is_lent() && *peer < size && *peer != own,
-            Self::Recv {
-                buffer,
-                peer: Some(peer),
-                ..
-            } => writable(buffer) && *peer < size && *peer != own,
-            _ => false,
+            Pattern::Reduce
+            | Pattern::Broadcast
+            | Pattern::Gather
+            | Pattern::Scatter
+            | Pattern::Block
+            | Pattern::Agreement
+            | Pattern::OneSided
+            | Pattern::Unknown => false,
         }
     }
 
@@ -116,9 +143,10 @@ impl<'a> Op<'a> {
 
     #[inline]
     fn has_foreign_memory(&self) -> bool {
-        match self {
-            Self::Coalesced(ops) => ops.iter().any(Op::has_foreign_memory),
-            _ => self.buffers().any(|buffer| buffer.owner().is_some()),
+        if let Self::Coalesced(ops) = self {
+            ops.iter().any(Op::has_foreign_memory)
+        } else {
+            self.buffers().any(|buffer| buffer.owner().is_some())
         }
     }
 
@@ -138,24 +166,16 @@ impl<'a> Op<'a> {
                 });
             }
         };
-        let is_in_place = matches!(
-            self,
-            Self::AllReduce { .. }
-                | Self::AllReduceCoalesced { .. }
-                | Self::Reduce { .. }
-                | Self::Broadcast { .. }
-        );
         let writes = !self.reads_only(own);
         self.outputs().iter().for_each(|buffer| add(buffer, writes));
-        if !is_in_place {
-            self.inputs().iter().for_each(|buffer| add(buffer, false));
-        }
+        let inputs = self.inputs_only().iter();
+        inputs.for_each(|buffer| add(buffer, false));
     }
 
     /// Whether this rank's lone buffer is only read.
     fn reads_only(&self, own: u32) -> bool {
-        matches!(self, Self::Broadcast { root, .. } if *root == own)
-            || matches!(self, Self::Reduce { root, .. } if *root != own)
+        let (pattern, is_root) = (self.op_type().pattern(), self.root() == Some(own));
+        (pattern == Pattern::Broadcast && is_root) || (pattern == Pattern::Reduce && !is_root)
     }
 
     fn check(&self, own: u32, size: u32) -> Result<(), Wrong> {
@@ -187,132 +207,121 @@ impl<'a> Op<'a> {
                 })?;
             }
         }
-        match self {
-            Self::AllReduce { .. }
-            | Self::Reduce { .. }
-            | Self::Broadcast { .. }
-            | Self::AllReduceCoalesced { .. }
-            | Self::Barrier => Ok(()),
-            Self::AllGather { input, outputs } => {
-                check_list("output", outputs, size)?;
-                check_even(input, outputs)
+        let pattern = self.op_type().pattern();
+        match pattern {
+            Pattern::AllReduce
+            | Pattern::Reduce
+            | Pattern::Broadcast
+            | Pattern::Barrier
+            | Pattern::Agreement
+            | Pattern::OneSided
+            | Pattern::Unknown => Ok(()),
+            Pattern::AllGather => self.check_parts("output", inputs, outputs, own, size),
+            Pattern::ReduceScatter => self.check_parts("input", outputs, inputs, own, size),
+            // The parts are listed on the root alone.
+            Pattern::Gather | Pattern::Scatter => {
+                let listed = if self.root() == Some(own) { size } else { 0 };
+                if pattern == Pattern::Gather {
+                    self.check_parts("output", inputs, outputs, own, listed)
+                } else {
+                    self.check_parts("input", outputs, inputs, own, listed)
+                }
             }
-            Self::AllGatherV { input, outputs } => {
-                check_list("output", outputs, size)?;
-                check_own(input, outputs, own)
-            }
-            Self::AllGatherSingle { input, output } => check_parts(input, output, size, "output"),
-            Self::AllGatherCoalesced { inputs, outputs } => {
-                check_pairs(inputs, outputs)?;
-                let mut pairs = inputs.iter().zip(outputs);
-                pairs.try_for_each(|(input, output)| check_parts(input, output, size, "output"))
-            }
-            Self::ReduceScatter { inputs, output, .. } => {
-                check_list("input", inputs, size)?;
-                check_even(output, inputs)
-            }
-            Self::ReduceScatterV { inputs, output, .. } => {
-                check_list("input", inputs, size)?;
-                check_own(output, inputs, own)
-            }
-            Self::ReduceScatterSingle { input, output, .. } => {
-                check_parts(output, input, size, "input")
-            }
-            Self::ReduceScatterCoalesced {
-                inputs, outputs, ..
-            } => {
-                check_pairs(inputs, outputs)?;
-                let mut pairs = inputs.iter().zip(outputs);
-                pairs.try_for_each(|(input, output)| check_parts(output, input, size, "input"))
-            }
-            Self::AllToAll { inputs, outputs } => {
-                check_list("input", inputs, size)?;
-                check_list("output", outputs, size)?;
-                check_types(self.buffers())?;
-                let (out, back) = (&inputs[own as usize], &outputs[own as usize]);
-                check(out.len() == back.len(), || {
-                    format!("the part for this rank itself is {out:?} as input, {back:?} as output")
-                })
-            }
-            Self::AllToAllSingle { input, output } => {
-                check_types(self.buffers())?;
-                check(input.len() == output.len(), || {
-                    format!("input {input:?} and output {output:?} differ in length")
-                })?;
-                check(input.len().is_multiple_of(size as usize), || {
-                    format!("input {input:?} does not divide into {size} equal parts")
-                })
-            }
-            Self::AllToAllVSingle {
-                input,
-                output,
-                input_splits,
-                output_splits,
-            } => {
-                check_types(self.buffers())?;
-                check_splits("input", input, input_splits, size)?;
-                check_splits("output", output, output_splits, size)?;
-                let (out, back) = (input_splits[own as usize], output_splits[own as usize]);
-                check(out == back, || {
-                    format!("the split for this rank itself is {out} as input, {back} as output")
-                })
-            }
-            Self::Gather {
-                input,
-                outputs,
-                root,
-            } => {
-                check_list("output", outputs, if *root == own { size } else { 0 })?;
-                check_even(input, outputs)
-            }
-            Self::GatherV {
-                input,
-                outputs,
-                root,
-            } => {
-                check_list("output", outputs, if *root == own { size } else { 0 })?;
-                check_own(input, outputs, own)
-            }
-            Self::Scatter {
-                inputs,
-                output,
-                root,
-            } => {
-                check_list("input", inputs, if *root == own { size } else { 0 })?;
-                check_even(output, inputs)
-            }
-            Self::ScatterV {
-                inputs,
-                output,
-                root,
-            } => {
-                check_list("input", inputs, if *root == own { size } else { 0 })?;
-                check_own(output, inputs, own)
-            }
-            Self::Send { peer, .. }
-            | Self::Recv {
-                peer: Some(peer), ..
-            } => {
-                check(*peer < size, || {
-                    format!("peer {peer} is not in a group of {size} ranks")
-                })?;
-                check(*peer != own, || format!("peer {peer} is this rank itself"))
-            }
-            Self::Recv { peer: None, .. } => check(size > 1, || {
-                "nobody else is in the group to receive from".to_owned()
-            }),
-            Self::Coalesced(ops) => {
-                let p2p = ops.iter().filter(|op| op.is_p2p()).count();
-                check(p2p == 0 || p2p == ops.len(), || {
-                    "a coalesced block holds both collectives and point-to-point operations"
-                        .to_owned()
-                })?;
-                check(!ops.iter().any(|op| matches!(op, Op::Coalesced(_))), || {
-                    "a coalesced block holds another".to_owned()
-                })?;
-                ops.iter().try_for_each(|op| op.check(own, size))
-            }
+            Pattern::AllToAll => self.check_exchange(inputs, outputs, own, size),
+            Pattern::Send | Pattern::Recv => match self.peer() {
+                Peer::Rank(peer) => {
+                    check(peer < size, || {
+                        format!("peer {peer} is not in a group of {size} ranks")
+                    })?;
+                    check(peer != own, || format!("peer {peer} is this rank itself"))
+                }
+                Peer::Any | Peer::None => check(size > 1, || {
+                    "nobody else is in the group to receive from".to_owned()
+                }),
+            },
+            Pattern::Block => self.check_block(own, size),
         }
+    }
+
+    /// `ones` are this rank's parts, `wholes` hold the parts of `size` ranks.
+    fn check_parts(
+        &self,
+        what: &str,
+        ones: &[Buffer<'_>],
+        wholes: &[Buffer<'_>],
+        own: u32,
+        size: u32,
+    ) -> Result<(), Wrong> {
+        let kind = self.op_type();
+        match (kind.layout(), ones) {
+            (Layout::List, [one]) => {
+                check_list(what, wholes, size)?;
+                match kind.parts() {
+                    Parts::Equal => check_even(one, wholes),
+                    Parts::PerRank | Parts::PerPair => check_own(one, wholes, own),
+                }
+            }
+            (Layout::Several, _) => {
+                check_pairs(self.inputs(), self.outputs())?;
+                let mut pairs = ones.iter().zip(wholes);
+                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, what))
+            }
+            (Layout::Single, _) => {
+                let mut pairs = ones.iter().zip(wholes);
+                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, what))
+            }
+            (Layout::List | Layout::Absent | Layout::InPlace | Layout::Sparse, _) => Ok(()),
+        }
+    }
+
+    fn check_exchange(
+        &self,
+        inputs: &[Buffer<'_>],
+        outputs: &[Buffer<'_>],
+        own: u32,
+        size: u32,
+    ) -> Result<(), Wrong> {
+        if self.op_type().layout() == Layout::List {
+            check_list("input", inputs, size)?;
+            check_list("output", outputs, size)?;
+            check_types(self.buffers())?;
+            let (out, back) = (&inputs[own as usize], &outputs[own as usize]);
+            return check(out.len() == back.len(), || {
+                format!("the part for this rank itself is {out:?} as input, {back:?} as output")
+            });
+        }
+        check_types(self.buffers())?;
+        let ([input], [output]) = (inputs, outputs) else {
+            return Ok(());
+        };
+        let Some((input_splits, output_splits)) = self.splits() else {
+            check(input.len() == output.len(), || {
+                format!("input {input:?} and output {output:?} differ in length")
+            })?;
+            return check(input.len().is_multiple_of(size as usize), || {
+                format!("input {input:?} does not divide into {size} equal parts")
+            });
+        };
+        check_splits("input", input, input_splits, size)?;
+        check_splits("output", output, output_splits, size)?;
+        let (out, back) = (input_splits[own as usize], output_splits[own as usize]);
+        check(out == back, || {
+            format!("the split for this rank itself is {out} as input, {back} as output")
+        })
+    }
+
+    fn check_block(&self, own: u32, size: u32) -> Result<(), Wrong> {
+        let Self::Coalesced(ops) = self else {
+            return Ok(());
+        };
+        let p2p = ops.iter().filter(|op| op.is_p2p()).count();
+        check(p2p == 0 || p2p == ops.len(), || {
+            "a coalesced block holds both collectives and point-to-point operations".to_owned()
+        })?;
+        check(!ops.iter().any(|op| matches!(op, Op::Coalesced(_))), || {
+            "a coalesced block holds another".to_owned()
+        })?;
+        ops.iter().try_for_each(|op| op.check(own, size))
     }
 }
 
@@ -383,7 +392,7 @@ fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Wro
 }
 
 /// `whole` holds one part for each rank.
-fn check_parts(part: &Buffer<'_>, whole: &Buffer<'_>, size: u32, what: &str) -> Result<(), Wrong> {
+fn check_holds(part: &Buffer<'_>, whole: &Buffer<'_>, size: u32, what: &str) -> Result<(), Wrong> {
     check(
         part.dtype() == whole.dtype() && part.len().checked_mul(size as usize) == Some(whole.len()),
         || {

@@ -49,8 +49,10 @@ pub use op::element::Element;
 pub use op::error::{Error, ErrorKind, Result};
 pub use op::float8::{F8E4M3, F8E5M2};
 pub use op::hints::{Hints, WaitHint};
-pub use op::{Op, Reduction};
-pub use rcomm_recorder::model::{DType, OpType, Peer, ProcessGroupInfo, Rank, ReduceOp};
+pub use op::{Op, Reduction, Sides};
+pub use rcomm_recorder::model::{
+    Bus, DType, Layout, OpType, Parts, Pattern, Peer, ProcessGroupInfo, Rank, ReduceOp, WaitsFor,
+};
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
 pub use world::config::Config;

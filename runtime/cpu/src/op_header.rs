@@ -4,7 +4,7 @@
 //! ranks, in the same words, while nothing has been sent that could be misread; and the streams between
 //! them are still in step afterwards.
 
-use rcomm_recorder::model::{DType, OpType, ReduceOp};
+use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
 /// Bytes of a header on the wire.
 pub(super) const OP_HEADER_LEN: usize = 64;
@@ -130,7 +130,7 @@ impl std::fmt::Display for OpHeader {
             let nth = u64::from(self.part.0) + 1;
             write!(f, ", buffer {nth} of {}", self.part.1)?;
         }
-        if !matches!(self.op, OpType::Barrier | OpType::MonitoredBarrier) {
+        if self.op.pattern() != Pattern::Barrier {
             write!(f, " of {} {}", self.count.max(self.own), self.dtype)?;
         }
         if let Some(root) = self.root {

@@ -17,7 +17,7 @@ use rcomm_core::backend::{
 };
 use rcomm_core::store::{PrefixStore, Store};
 use rcomm_core::{Error, ErrorKind, Result};
-use rcomm_recorder::model::DType;
+use rcomm_recorder::model::{DType, OpType, Peer};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -117,12 +117,13 @@ impl NcclBackend {
     /// The lane that an operation goes through.
     fn lane_of(&self, op: &Op<'_>) -> Result<Arc<Lane>> {
         let own = self.group.group_rank;
-        let pair = match op {
-            Op::Send { peer, .. } => [own, *peer],
-            Op::Recv {
-                peer: Some(peer), ..
-            } => [*peer, own],
-            _ => return Ok(self.main.clone()),
+        let Peer::Rank(peer) = op.peer() else {
+            return Ok(self.main.clone());
+        };
+        let pair = if op.op_type() == OpType::Send {
+            [own, peer]
+        } else {
+            [peer, own]
         };
         let mut peers = self.peers();
         if let Some(lane) = peers.get(&pair) {

@@ -6,7 +6,7 @@
 
 use crate::handle::{At, Kind, Pool};
 use crate::settings::Events;
-use rcomm_recorder::model::{DType, OpType, Peer};
+use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
 use rcomm_recorder::record::{
     CommunicatorInfo, FlightRecorder, GroupHandle, Operation, RecorderConfig, SignatureKey,
     SignatureRef, Tensor, Ticket, Timestamp,
@@ -277,13 +277,20 @@ impl Process {
         );
         // Without the size of the communicator, what it multiplies is not known.
         let all: &[Tensor<'_>] = if size > 0 { &all } else { &[] };
-        let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op {
-            OpType::AllGatherSingle | OpType::Gather | OpType::AllGatherV => (&one, all),
-            OpType::ReduceScatterSingle | OpType::Scatter => (all, &one),
-            OpType::AllToAllSingle => (all, all),
-            OpType::Send => (&one, &[]),
-            OpType::Recv => (&[], &one),
-            _ => (&one, &one),
+        let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op.pattern() {
+            Pattern::AllGather | Pattern::Gather => (&one, all),
+            Pattern::ReduceScatter | Pattern::Scatter => (all, &one),
+            Pattern::AllToAll => (all, all),
+            Pattern::Send => (&one, &[]),
+            Pattern::Recv => (&[], &one),
+            Pattern::AllReduce
+            | Pattern::Reduce
+            | Pattern::Broadcast
+            | Pattern::Barrier
+            | Pattern::Block
+            | Pattern::Agreement
+            | Pattern::OneSided
+            | Pattern::Unknown => (&one, &one),
         };
         let key = SignatureKey {
             backend: "nccl",

@@ -3,7 +3,7 @@
 //! The members of a block share a sequence number, and none waits for another; all ranks of the group
 //! list the same collectives in the same order.
 
-use crate::group::collectives::other_op;
+use crate::group::p2p::members;
 use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
@@ -102,10 +102,7 @@ impl ProcessGroup {
         &self,
         fill: impl FnOnce(&mut Coalescer<'static>),
     ) -> Result<Work<Vec<Op<'static>>>> {
-        self.submit(self.collect(fill)?, |op, _| match op {
-            Op::Coalesced(ops) => Ok(ops),
-            op => Err(other_op(op)),
-        })
+        self.submit(self.collect(fill)?, members)
     }
 
     fn collect<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<Op<'a>> {

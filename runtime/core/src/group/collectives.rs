@@ -55,63 +55,6 @@ pub(crate) fn other_op(op: Op<'static>) -> Error {
     )
 }
 
-/// The unpacking of an operation with a lone buffer.
-pub(crate) fn lone<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
-    match op {
-        Op::AllReduce { buffer, .. }
-        | Op::Reduce { buffer, .. }
-        | Op::Broadcast { buffer, .. }
-        | Op::Send { buffer, .. }
-        | Op::Recv { buffer, .. } => vec_of(buffer),
-        op => Err(other_op(op)),
-    }
-}
-
-/// The unpacking of an operation with one input and one output.
-fn pair<T: Element>(op: Op<'static>, _: Done) -> Result<(Vec<T>, Vec<T>)> {
-    match op {
-        Op::AllGatherSingle { input, output }
-        | Op::ReduceScatterSingle { input, output, .. }
-        | Op::AllToAllSingle { input, output }
-        | Op::AllToAllVSingle { input, output, .. } => Ok((vec_of(input)?, vec_of(output)?)),
-        op => Err(other_op(op)),
-    }
-}
-
-/// The unpacking of an operation with one input and a list of outputs.
-fn one_to_list<T: Element>(op: Op<'static>, _: Done) -> Result<(Vec<T>, Vecs<T>)> {
-    match op {
-        Op::AllGather { input, outputs }
-        | Op::AllGatherV { input, outputs }
-        | Op::Gather { input, outputs, .. }
-        | Op::GatherV { input, outputs, .. } => Ok((vec_of(input)?, vecs_of(outputs)?)),
-        op => Err(other_op(op)),
-    }
-}
-
-/// The unpacking of an operation with a list of inputs and one output.
-fn list_to_one<T: Element>(op: Op<'static>, _: Done) -> Result<(Vecs<T>, Vec<T>)> {
-    match op {
-        Op::ReduceScatter { inputs, output, .. }
-        | Op::ReduceScatterV { inputs, output, .. }
-        | Op::Scatter { inputs, output, .. }
-        | Op::ScatterV { inputs, output, .. } => Ok((vecs_of(inputs)?, vec_of(output)?)),
-        op => Err(other_op(op)),
-    }
-}
-
-/// The unpacking of an operation with two lists.
-fn lists<T: Element>(op: Op<'static>, _: Done) -> Result<(Vecs<T>, Vecs<T>)> {
-    match op {
-        Op::AllGatherCoalesced { inputs, outputs }
-        | Op::ReduceScatterCoalesced {
-            inputs, outputs, ..
-        }
-        | Op::AllToAll { inputs, outputs } => Ok((vecs_of(inputs)?, vecs_of(outputs)?)),
-        op => Err(other_op(op)),
-    }
-}
-
 /// Writes the two forms of a collective on one lone buffer.
 macro_rules! lone {
     ($(#[$doc:meta])* $name:ident, $name_async:ident, $variant:ident { $($field:ident: $type:ty),* }) => {
@@ -127,7 +70,12 @@ macro_rules! lone {
         #[track_caller]
         pub fn $name_async<T: Element>(&self, buffer: Vec<T>, $($field: $type),*) -> Result<Work<Vec<T>>> {
             let buffer = Buffer::from_vec(buffer);
-            self.submit(Op::$variant { buffer, $($field: $field.into()),* }, lone)
+            self.submit(Op::$variant { buffer, $($field: $field.into()),* }, |op, _| {
+                let Op::$variant { buffer, .. } = op else {
+                    return Err(other_op(op));
+                };
+                vec_of(buffer)
+            })
         }
     };
 }
@@ -141,6 +89,8 @@ macro_rules! in_out {
     (@lend out list $x:ident) => { write($x) };
     (@own one $x:ident) => { Buffer::from_vec($x) };
     (@own list $x:ident) => { owned($x) };
+    (@back one $x:ident) => { vec_of($x) };
+    (@back list $x:ident) => { vecs_of($x) };
     (@lent in one $t:ident) => { &[$t] };
     (@lent in list $t:ident) => { &[&[$t]] };
     (@lent out one $t:ident) => { &mut [$t] };
@@ -150,8 +100,7 @@ macro_rules! in_out {
     (
         $(#[$doc:meta])*
         $name:ident, $name_async:ident,
-        $variant:ident { $input:ident: $in_shape:ident, $output:ident: $out_shape:ident $(, $field:ident: $type:ty)* },
-        $unpack:ident
+        $variant:ident { $input:ident: $in_shape:ident, $output:ident: $out_shape:ident $(, $field:ident: $type:ty)* }
     ) => {
         $(#[$doc])*
         #[track_caller]
@@ -177,7 +126,12 @@ macro_rules! in_out {
         ) -> Result<Work<(in_out!(@owned $in_shape T), in_out!(@owned $out_shape T))>> {
             let $input = in_out!(@own $in_shape $input);
             let $output = in_out!(@own $out_shape $output);
-            self.submit(Op::$variant { $input, $output, $($field: $field.into()),* }, $unpack)
+            self.submit(Op::$variant { $input, $output, $($field: $field.into()),* }, |op, _| {
+                let Op::$variant { $input, $output, .. } = op else {
+                    return Err(other_op(op));
+                };
+                Ok((in_out!(@back $in_shape $input)?, in_out!(@back $out_shape $output)?))
+            })
         }
     };
 }
@@ -225,9 +179,11 @@ impl ProcessGroup {
             buffers: owned(buffers),
             op: op.into(),
         };
-        self.submit(op, |op, _| match op {
-            Op::AllReduceCoalesced { buffers, .. } => vecs_of(buffers),
-            op => Err(other_op(op)),
+        self.submit(op, |op, _| {
+            let Op::AllReduceCoalesced { buffers, .. } = op else {
+                return Err(other_op(op));
+            };
+            vecs_of(buffers)
         })
     }
 
@@ -246,86 +202,86 @@ impl ProcessGroup {
 
     in_out! {
         /// `outputs[r]` ends as rank r's `input`.
-        all_gather, all_gather_async, AllGather { input: one, outputs: list }, one_to_list
+        all_gather, all_gather_async, AllGather { input: one, outputs: list }
     }
 
     in_out! {
         /// `output` ends as the inputs of all ranks, one after the other.
         all_gather_single, all_gather_single_async,
-        AllGatherSingle { input: one, output: one }, pair
+        AllGatherSingle { input: one, output: one }
     }
 
     in_out! {
         /// `outputs[r]` ends as rank r's `input`, whose length may differ from rank to rank.
-        all_gather_v, all_gather_v_async, AllGatherV { input: one, outputs: list }, one_to_list
+        all_gather_v, all_gather_v_async, AllGatherV { input: one, outputs: list }
     }
 
     in_out! {
         /// As [`all_gather_single`](Self::all_gather_single) for each pair, as one operation.
         all_gather_coalesced, all_gather_coalesced_async,
-        AllGatherCoalesced { inputs: list, outputs: list }, lists
+        AllGatherCoalesced { inputs: list, outputs: list }
     }
 
     in_out! {
         /// `output` ends as the reduction of everybody's `inputs[own rank]`.
         reduce_scatter, reduce_scatter_async,
-        ReduceScatter { inputs: list, output: one, op: impl Into<Reduction> }, list_to_one
+        ReduceScatter { inputs: list, output: one, op: impl Into<Reduction> }
     }
 
     in_out! {
         /// As [`reduce_scatter`](Self::reduce_scatter), the parts one after the other in `input`.
         reduce_scatter_single, reduce_scatter_single_async,
-        ReduceScatterSingle { input: one, output: one, op: impl Into<Reduction> }, pair
+        ReduceScatterSingle { input: one, output: one, op: impl Into<Reduction> }
     }
 
     in_out! {
         /// As [`reduce_scatter`](Self::reduce_scatter); the lengths may differ from rank to rank.
         reduce_scatter_v, reduce_scatter_v_async,
-        ReduceScatterV { inputs: list, output: one, op: impl Into<Reduction> }, list_to_one
+        ReduceScatterV { inputs: list, output: one, op: impl Into<Reduction> }
     }
 
     in_out! {
         /// As [`reduce_scatter_single`](Self::reduce_scatter_single) for each pair, as one operation.
         reduce_scatter_coalesced, reduce_scatter_coalesced_async,
-        ReduceScatterCoalesced { inputs: list, outputs: list, op: impl Into<Reduction> }, lists
+        ReduceScatterCoalesced { inputs: list, outputs: list, op: impl Into<Reduction> }
     }
 
     in_out! {
         /// `outputs[r]` ends as rank r's `inputs[own rank]`.
-        all_to_all, all_to_all_async, AllToAll { inputs: list, outputs: list }, lists
+        all_to_all, all_to_all_async, AllToAll { inputs: list, outputs: list }
     }
 
     in_out! {
         /// As [`all_to_all`](Self::all_to_all) with equal parts, one after the other.
         all_to_all_single, all_to_all_single_async,
-        AllToAllSingle { input: one, output: one }, pair
+        AllToAllSingle { input: one, output: one }
     }
 
     in_out! {
         /// As [`all_to_all`](Self::all_to_all), the parts one after the other: `input_splits[r]` elements
         /// go to rank r, `output_splits[r]` come from it.
         all_to_all_v_single, all_to_all_v_single_async,
-        AllToAllVSingle { input: one, output: one, input_splits: &[usize], output_splits: &[usize] }, pair
+        AllToAllVSingle { input: one, output: one, input_splits: &[usize], output_splits: &[usize] }
     }
 
     in_out! {
         /// On the root, `outputs[r]` ends as rank r's `input`; elsewhere `outputs` is empty.
-        gather, gather_async, Gather { input: one, outputs: list, root: u32 }, one_to_list
+        gather, gather_async, Gather { input: one, outputs: list, root: u32 }
     }
 
     in_out! {
         /// As [`gather`](Self::gather); the lengths may differ from rank to rank.
-        gather_v, gather_v_async, GatherV { input: one, outputs: list, root: u32 }, one_to_list
+        gather_v, gather_v_async, GatherV { input: one, outputs: list, root: u32 }
     }
 
     in_out! {
         /// `output` ends as the root's `inputs[own rank]`; elsewhere `inputs` is empty.
-        scatter, scatter_async, Scatter { inputs: list, output: one, root: u32 }, list_to_one
+        scatter, scatter_async, Scatter { inputs: list, output: one, root: u32 }
     }
 
     in_out! {
         /// As [`scatter`](Self::scatter); the lengths may differ from rank to rank.
-        scatter_v, scatter_v_async, ScatterV { inputs: list, output: one, root: u32 }, list_to_one
+        scatter_v, scatter_v_async, ScatterV { inputs: list, output: one, root: u32 }
     }
 
     /// Runs an operation as it is: for memory that is neither slice nor vector.

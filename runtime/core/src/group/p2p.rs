@@ -1,7 +1,7 @@
 //! Messages from one rank to another, alone and in batches.
 
 use crate::backend::Done;
-use crate::group::collectives::{lone, other_op};
+use crate::group::collectives::{other_op, vec_of};
 use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::Op;
@@ -35,7 +35,7 @@ impl ProcessGroup {
         tag: u32,
     ) -> Result<Work<Vec<T>>> {
         let buffer = Buffer::from_vec(buffer);
-        self.submit(Op::Send { buffer, peer, tag }, lone)
+        self.submit(Op::Send { buffer, peer, tag }, message)
     }
 
     /// Receives the next message of `peer` under this tag into `buffer`, which must have its length.
@@ -57,7 +57,7 @@ impl ProcessGroup {
     ) -> Result<Work<Vec<T>>> {
         let buffer = Buffer::from_vec(buffer);
         let peer = Some(peer);
-        self.submit(Op::Recv { buffer, peer, tag }, lone)
+        self.submit(Op::Recv { buffer, peer, tag }, message)
     }
 
     /// Receives the next message of anybody under this tag; says whose it was.
@@ -78,7 +78,7 @@ impl ProcessGroup {
         let buffer = Buffer::from_vec(buffer);
         let peer = None;
         self.submit(Op::Recv { buffer, peer, tag }, |op, done| {
-            Ok((lone(op, done)?, source_of(done)?))
+            Ok((message(op, done)?, source_of(done)?))
         })
     }
 
@@ -95,10 +95,25 @@ impl ProcessGroup {
                 "a batch holds one or more sends and receives, and nothing else",
             ));
         }
-        self.submit(Op::Coalesced(ops), |op, _| match op {
-            Op::Coalesced(ops) => Ok(ops),
-            op => Err(other_op(op)),
-        })
+        self.submit(Op::Coalesced(ops), members)
+    }
+}
+
+/// The memory of a send or receive.
+pub(crate) fn message<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
+    if let Op::Send { buffer, .. } | Op::Recv { buffer, .. } = op {
+        vec_of(buffer)
+    } else {
+        Err(other_op(op))
+    }
+}
+
+/// The members of a block.
+pub(crate) fn members(op: Op<'static>, _: Done) -> Result<Vec<Op<'static>>> {
+    if let Op::Coalesced(ops) = op {
+        Ok(ops)
+    } else {
+        Err(other_op(op))
     }
 }
 

@@ -21,5 +21,5 @@ mod operation;
 mod reduction;
 mod validate;
 
-pub use operation::Op;
+pub use operation::{Op, Sides};
 pub use reduction::Reduction;

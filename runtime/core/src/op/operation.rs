@@ -86,6 +86,8 @@ pub struct Sides<'o, 'a> {
     pub inputs: &'o [Buffer<'a>],
     /// Buffers that are written; where the operation works in place they hold its inputs.
     pub outputs: &'o mut [Buffer<'a>],
+    /// Elements sent to and received from each rank, where the caller gave them.
+    pub splits: Option<(&'o [usize], &'o [usize])>,
 }
 
 /// Picks the field of a role out of a variant's fields: `pick!(role in field role field role ...)`.
@@ -142,6 +144,7 @@ macro_rules! operations {
     ) => {
         $(#[$head])*
         #[derive(Debug)]
+        #[non_exhaustive]
         pub enum Op<'a> {
             $(
                 $(#[$doc])*
@@ -204,8 +207,9 @@ macro_rules! operations {
                     $( Self::$variant { $($($field),+)? } => Sides {
                         inputs: pick!(inputs_only in $($($field $role)+)?),
                         outputs: pick!(outputs_mut in $($($field $role)+)?),
+                        splits: pick!(splits in $($($field $role)+)?),
                     }, )+
-                    Self::Coalesced(_) => Sides { inputs: &[], outputs: &mut [] },
+                    Self::Coalesced(_) => Sides { inputs: &[], outputs: &mut [], splits: None },
                 }
             }
 

@@ -1,14 +1,16 @@
 //! Lists of counts that go with the headers where only their comparison shows a disagreement.
 
 use crate::op_header::{Disagreement, OpHeader};
-use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::{OpType, Parts};
 
 /// Whether lists of counts go with the headers of this operation.
 pub(crate) fn has_lists(op: OpType) -> bool {
-    matches!(
-        op,
-        OpType::AllToAll | OpType::AllToAllVSingle | OpType::GatherV | OpType::ScatterV
-    )
+    match (op.pattern(), op.parts()) {
+        (_, Parts::PerPair) => true,
+        // The root alone knows all parts.
+        (pattern, Parts::PerRank) => pattern.is_rooted(),
+        (_, Parts::Equal) => false,
+    }
 }
 
 /// Compares the lists that came with the headers. All ranks come to the same answer.
@@ -22,8 +24,8 @@ pub(crate) fn compare_lists(
         return Ok(());
     };
     let size = op_headers.len();
-    match first.op {
-        OpType::AllToAll | OpType::AllToAllVSingle => {
+    match first.op.parts() {
+        Parts::PerPair => {
             for (from, sent) in lists.iter().enumerate() {
                 for (to, expected) in lists.iter().enumerate() {
                     let sends = sent.get(to).copied();
@@ -44,7 +46,7 @@ pub(crate) fn compare_lists(
             }
             Ok(())
         }
-        OpType::GatherV | OpType::ScatterV => {
+        Parts::PerRank => {
             let root = first.root.unwrap_or(0) as usize;
             let Some(listed) = lists.get(root) else {
                 return Ok(());
@@ -65,6 +67,21 @@ pub(crate) fn compare_lists(
             }
             Ok(())
         }
-        _ => Ok(()),
+        Parts::Equal => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_go_where_no_rank_knows_all_counts() {
+        let all = OpType::ALL.iter().copied();
+        let with: Vec<&str> = all.filter(|&op| has_lists(op)).map(OpType::name).collect();
+        assert_eq!(
+            with,
+            ["all_to_all", "all_to_all_v_single", "gather_v", "scatter_v"]
+        );
     }
 }

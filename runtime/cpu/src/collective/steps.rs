@@ -1,4 +1,6 @@
-//! An [`Op`] taken apart into [`Step`]s.
+//! An [`Op`] taken apart into [`Step`]s, by the pattern and layout of its kind.
+
+#![deny(clippy::wildcard_enum_match_arm)]
 
 use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
 use crate::fill::bytes_to_fill;
@@ -7,8 +9,8 @@ use crate::op_header::{OpHeader, hash_counts};
 use rcomm_core::Buffer;
 use rcomm_core::arithmetic;
 use rcomm_core::{Error, ErrorKind};
-use rcomm_core::{Op, Reduction};
-use rcomm_recorder::model::{DType, OpType, ReduceOp};
+use rcomm_core::{Op, Reduction, Sides};
+use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 
 /// Takes `op` apart, and hands each step to `perform` in order.
 #[inline]
@@ -23,62 +25,84 @@ pub(crate) fn for_each_step(
         }
         return Ok(());
     }
-    let Place { rank, size, seq } = *place;
+    let (kind, reduction) = (op.op_type(), op.reduction());
     let op_header = OpHeader {
         root: op.root(),
-        reduce: op.reduction().map(|reduction| reduction.op),
-        ..OpHeader::new(op.op_type(), seq)
+        reduce: reduction.map(|reduction| reduction.op),
+        ..OpHeader::new(kind, place.seq)
     };
-    let of = |op_header: OpHeader, buffer: &Buffer<'_>| OpHeader {
-        dtype: buffer.dtype(),
-        count: buffer.len() as u64,
-        ..op_header
-    };
+    let sides = op.sides();
+    if kind.layout() != Layout::Several {
+        return perform_one(kind, sides, op_header, reduction, place, perform);
+    }
+    let Sides {
+        inputs, outputs, ..
+    } = sides;
+    let count = outputs.len();
+    if count == 0 {
+        let op_header = parted(op_header, 0, 0);
+        return perform(Step::new(op_header, Vec::new(), Collective::Barrier));
+    }
+    for (at, output) in outputs.iter_mut().enumerate() {
+        let sides = Sides {
+            inputs: inputs.get(at..=at).unwrap_or_default(),
+            outputs: std::slice::from_mut(output),
+            splits: None,
+        };
+        let op_header = parted(op_header, at, count);
+        perform_one(kind, sides, op_header, reduction, place, perform)?;
+    }
+    Ok(())
+}
+
+/// The step of an operation that is one. Valid operations have as many buffers as their kind wants.
+#[inline]
+fn perform_one(
+    kind: OpType,
+    sides: Sides<'_, '_>,
+    op_header: OpHeader,
+    reduction: Option<Reduction>,
+    place: &Place,
+    perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let Place { rank, size, .. } = *place;
+    let Sides {
+        inputs,
+        outputs,
+        splits,
+    } = sides;
+    let reduction = reduction.unwrap_or(Reduction::from(ReduceOp::Sum));
+    let root = op_header.root.unwrap_or(0) as usize;
+    let is_list = kind.layout() == Layout::List;
     let step = |op_header, collective| Step::new(op_header, Vec::new(), collective);
-    let bad = |error: Error| Failure::Argument(error);
-    match op {
-        Op::Barrier => perform(step(op_header, Collective::Barrier)),
-        Op::AllReduce { buffer, op } => {
+    match kind.pattern() {
+        Pattern::Barrier => perform(step(op_header, Collective::Barrier)),
+        Pattern::AllReduce => {
+            let buffer = &mut outputs[0];
             let op_header = of(op_header, buffer);
-            let by = combination(buffer, *op);
+            let by = combination(buffer, reduction);
             let data = bytes_to_fill(buffer).map_err(bad)?;
-            let by = premultiply(by, data, op.factor);
+            let by = premultiply(by, data, reduction.factor);
             perform(step(op_header, Collective::AllReduce { data, by }))
         }
-        Op::AllReduceCoalesced { buffers, op } => {
-            let count = buffers.len();
-            if count == 0 {
-                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
-            }
-            for (at, buffer) in buffers.iter_mut().enumerate() {
-                let op_header = parted(of(op_header, buffer), at, count);
-                let by = combination(buffer, *op);
-                let data = bytes_to_fill(buffer).map_err(bad)?;
-                let by = premultiply(by, data, op.factor);
-                perform(step(op_header, Collective::AllReduce { data, by }))?;
-            }
-            Ok(())
-        }
-        Op::Reduce { buffer, op, root } => {
+        Pattern::Reduce => {
+            let buffer = &mut outputs[0];
             let op_header = of(op_header, buffer);
-            let by = combination(buffer, *op);
-            let root = *root as usize;
+            let by = combination(buffer, reduction);
             if rank == root {
                 let data = bytes_to_fill(buffer).map_err(bad)?;
-                let by = premultiply(by, data, op.factor);
+                let by = premultiply(by, data, reduction.factor);
                 let data = Data::Write(data);
                 return perform(step(op_header, Collective::Reduce { data, by, root }));
             }
-            let (by, copy) = premultiplied(by, buffer.as_bytes().map_err(bad)?, op.factor);
-            let data = Data::Read(match &copy {
-                Some(copy) => copy,
-                None => buffer.as_bytes().map_err(bad)?,
-            });
+            let bytes = buffer.as_bytes().map_err(bad)?;
+            let (by, copy) = premultiplied(by, bytes, reduction.factor);
+            let data = Data::Read(copy.as_deref().unwrap_or(bytes));
             perform(step(op_header, Collective::Reduce { data, by, root }))
         }
-        Op::Broadcast { buffer, root } => {
+        Pattern::Broadcast => {
+            let buffer = &mut outputs[0];
             let op_header = of(op_header, buffer);
-            let root = *root as usize;
             let data = if rank == root {
                 Data::Read(buffer.as_bytes().map_err(bad)?)
             } else {
@@ -86,150 +110,65 @@ pub(crate) fn for_each_step(
             };
             perform(step(op_header, Collective::Broadcast { data, root }))
         }
-        Op::AllGatherSingle { input, output } => {
-            let op_header = of(op_header, input);
-            let input = input.as_bytes().map_err(bad)?;
-            let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-            perform(step(op_header, Collective::AllGather { input, outputs }))
-        }
-        Op::AllGather { input, outputs } => {
-            let op_header = of(op_header, input);
-            let input = input.as_bytes().map_err(bad)?;
-            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            perform(step(op_header, Collective::AllGather { input, outputs }))
-        }
-        Op::AllGatherV { input, outputs } => {
-            let lists: Vec<u64> = outputs.iter().map(|b| b.len() as u64).collect();
-            let op_header = OpHeader {
-                dtype: input.dtype(),
-                own: input.len() as u64,
-                lists: hash_counts(lists.iter().copied()),
-                ..op_header
+        Pattern::AllGather => {
+            let input = &inputs[0];
+            let op_header = match kind.parts() {
+                Parts::Equal => of(op_header, input),
+                Parts::PerRank | Parts::PerPair => listed(op_header, input, outputs),
             };
             let input = input.as_bytes().map_err(bad)?;
-            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
+            let outputs = all_outputs(outputs, is_list, size)?;
             perform(step(op_header, Collective::AllGather { input, outputs }))
         }
-        Op::AllGatherCoalesced { inputs, outputs } => {
-            let count = inputs.len();
-            if count == 0 {
-                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
+        Pattern::ReduceScatter => {
+            let output = &mut outputs[0];
+            let by = combination(output, reduction);
+            if is_list {
+                let op_header = listed(op_header, output, inputs);
+                return reduce_scatter_list(
+                    inputs,
+                    output,
+                    by,
+                    reduction.factor,
+                    op_header,
+                    perform,
+                );
             }
-            for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
-                let op_header = parted(of(op_header, input), at, count);
-                let input = input.as_bytes().map_err(bad)?;
-                let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-                perform(step(op_header, Collective::AllGather { input, outputs }))?;
-            }
-            Ok(())
-        }
-        Op::ReduceScatterSingle { input, output, op } => {
             let op_header = of(op_header, output);
-            reduce_scatter_single(input, output, *op, size, op_header, perform)
-        }
-        Op::ReduceScatterCoalesced {
-            inputs,
-            outputs,
-            op,
-        } => {
-            let count = inputs.len();
-            if count == 0 {
-                return perform(step(parted(op_header, 0, 0), Collective::Barrier));
-            }
-            for (at, (input, output)) in inputs.iter().zip(outputs).enumerate() {
-                let op_header = parted(of(op_header, output), at, count);
-                reduce_scatter_single(input, output, *op, size, op_header, perform)?;
-            }
-            Ok(())
-        }
-        Op::ReduceScatter { inputs, output, op } | Op::ReduceScatterV { inputs, output, op } => {
-            let counts = inputs.iter().map(|buffer| buffer.len() as u64);
-            let op_header = OpHeader {
-                dtype: output.dtype(),
-                own: output.len() as u64,
-                lists: hash_counts(counts),
-                ..op_header
-            };
-            let mut by = combination(output, *op);
-            let bytes = readable(inputs).map_err(bad)?;
-            let copies: Vec<Vec<u8>>;
-            let inputs = if by.op == ReduceOp::PremulSum {
-                let scaled = bytes
-                    .iter()
-                    .filter_map(|b| premultiplied(by, b, op.factor).1);
-                copies = scaled.collect();
-                by.op = ReduceOp::Sum;
-                copies.iter().map(Vec::as_slice).collect()
-            } else {
-                bytes
-            };
-            let inputs = Inputs::List(inputs);
+            let bytes = inputs[0].as_bytes().map_err(bad)?;
+            let (by, copy) = premultiplied(by, bytes, reduction.factor);
+            let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
             let output = bytes_to_fill(output).map_err(bad)?;
-            perform(step(
-                op_header,
-                Collective::ReduceScatter { inputs, output, by },
-            ))
+            let collective = Collective::ReduceScatter { inputs, output, by };
+            perform(step(op_header, collective))
         }
-        Op::AllToAllSingle { input, output } => {
-            let op_header = of(op_header, input);
-            let inputs = Inputs::Even(input.as_bytes().map_err(bad)?, size);
-            let outputs = Outputs::Even(bytes_to_fill(output).map_err(bad)?, size);
-            perform(step(op_header, Collective::AllToAll { inputs, outputs }))
-        }
-        Op::AllToAll { inputs, outputs } => {
-            let lists = counts_of(inputs).chain(counts_of(outputs)).collect();
+        Pattern::AllToAll => {
             let dtype = inputs.first().map_or(DType::U8, Buffer::dtype);
-            let inputs = Inputs::List(readable(inputs).map_err(bad)?);
-            let outputs = Outputs::List(writable(outputs).map_err(bad)?);
-            let op_header = OpHeader { dtype, ..op_header };
+            let typed = OpHeader { dtype, ..op_header };
+            let (op_header, lists, inputs, outputs) = if let Some((sent, received)) = splits {
+                let lists = sent.iter().chain(received).map(|&n| n as u64).collect();
+                let inputs = cut(&inputs[0], sent)?;
+                let outputs = cut_mut(&mut outputs[0], received)?;
+                (typed, lists, Inputs::List(inputs), Outputs::List(outputs))
+            } else if is_list {
+                let lists = counts_of(inputs).chain(counts_of(outputs)).collect();
+                let inputs = all_inputs(inputs, is_list, size)?;
+                (typed, lists, inputs, all_outputs(outputs, is_list, size)?)
+            } else {
+                let op_header = of(op_header, &inputs[0]);
+                let inputs = all_inputs(inputs, is_list, size)?;
+                let outputs = all_outputs(outputs, is_list, size)?;
+                (op_header, Vec::new(), inputs, outputs)
+            };
             let collective = Collective::AllToAll { inputs, outputs };
             perform(Step::new(op_header, lists, collective))
         }
-        Op::AllToAllVSingle {
-            input,
-            output,
-            input_splits,
-            output_splits,
-        } => {
-            let dtype = input.dtype();
-            let element = dtype.size().unwrap_or(1);
-            let lists = input_splits.iter().chain(&*output_splits);
-            let lists = lists.map(|&count| count as u64).collect();
-            let mut rest = input.as_bytes().map_err(bad)?;
-            let mut inputs = Vec::with_capacity(size);
-            for &count in &*input_splits {
-                let (part, after) = rest.split_at(count * element);
-                inputs.push(part);
-                rest = after;
-            }
-            let mut rest = bytes_to_fill(output).map_err(bad)?;
-            let mut outputs = Vec::with_capacity(size);
-            for &count in &*output_splits {
-                let (part, after) = rest.split_at_mut(count * element);
-                outputs.push(part);
-                rest = after;
-            }
-            let op_header = OpHeader { dtype, ..op_header };
-            let (inputs, outputs) = (Inputs::List(inputs), Outputs::List(outputs));
-            let collective = Collective::AllToAll { inputs, outputs };
-            perform(Step::new(op_header, lists, collective))
-        }
-        Op::Gather {
-            input,
-            outputs,
-            root,
-        }
-        | Op::GatherV {
-            input,
-            outputs,
-            root,
-        } => {
-            let root = *root as usize;
-            let even = op_header.op == OpType::Gather;
-            let (op_header, lists) = rooted(op_header, input, outputs, even);
+        Pattern::Gather => {
+            let input = &inputs[0];
+            let (op_header, lists) = rooted(op_header, input, outputs, kind);
             let input = input.as_bytes().map_err(bad)?;
             let outputs = if rank == root {
-                Some(Outputs::List(writable(outputs).map_err(bad)?))
+                Some(all_outputs(outputs, is_list, size)?)
             } else {
                 None
             };
@@ -240,21 +179,11 @@ pub(crate) fn for_each_step(
             };
             perform(Step::new(op_header, lists, collective))
         }
-        Op::Scatter {
-            inputs,
-            output,
-            root,
-        }
-        | Op::ScatterV {
-            inputs,
-            output,
-            root,
-        } => {
-            let root = *root as usize;
-            let even = op_header.op == OpType::Scatter;
-            let (op_header, lists) = rooted(op_header, output, inputs, even);
+        Pattern::Scatter => {
+            let output = &mut outputs[0];
+            let (op_header, lists) = rooted(op_header, output, inputs, kind);
             let inputs = if rank == root {
-                Some(Inputs::List(readable(inputs).map_err(bad)?))
+                Some(all_inputs(inputs, is_list, size)?)
             } else {
                 None
             };
@@ -266,27 +195,64 @@ pub(crate) fn for_each_step(
             };
             perform(Step::new(op_header, lists, collective))
         }
-        Op::Send { .. } | Op::Recv { .. } | Op::Coalesced(_) => Err(Failure::Argument(Error::new(
+        Pattern::Send
+        | Pattern::Recv
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided
+        | Pattern::Unknown => Err(Failure::Argument(Error::new(
             ErrorKind::InvalidArgument,
             "sends and receives cannot stand among collectives in one coalesced block",
         ))),
     }
 }
 
-fn reduce_scatter_single(
-    input: &Buffer<'_>,
+fn reduce_scatter_list(
+    inputs: &[Buffer<'_>],
     output: &mut Buffer<'_>,
-    op: Reduction,
-    size: usize,
+    mut by: Combination,
+    factor: f64,
     op_header: OpHeader,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let bytes = input.as_bytes().map_err(Failure::Argument)?;
-    let (by, copy) = premultiplied(combination(output, op), bytes, op.factor);
-    let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
-    let output = bytes_to_fill(output).map_err(Failure::Argument)?;
+    let bytes = readable(inputs)?;
+    let copies: Vec<Vec<u8>>;
+    let inputs = if by.op == ReduceOp::PremulSum {
+        let scaled = bytes.iter().filter_map(|b| premultiplied(by, b, factor).1);
+        copies = scaled.collect();
+        by.op = ReduceOp::Sum;
+        copies.iter().map(Vec::as_slice).collect()
+    } else {
+        bytes
+    };
+    let inputs = Inputs::List(inputs);
+    let output = bytes_to_fill(output).map_err(bad)?;
     let collective = Collective::ReduceScatter { inputs, output, by };
     perform(Step::new(op_header, Vec::new(), collective))
+}
+
+fn bad(error: Error) -> Failure {
+    Failure::Argument(error)
+}
+
+/// The header of an operation in which all ranks have as many elements as `buffer`.
+#[inline]
+fn of(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
+    OpHeader {
+        dtype: buffer.dtype(),
+        count: buffer.len() as u64,
+        ..op_header
+    }
+}
+
+/// The header of an operation in which all ranks have the same list of parts, `own` among them.
+fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
+    OpHeader {
+        dtype: own.dtype(),
+        own: own.len() as u64,
+        lists: hash_counts(counts_of(parts)),
+        ..op_header
+    }
 }
 
 fn parted(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
@@ -302,29 +268,18 @@ fn rooted(
     op_header: OpHeader,
     own: &Buffer<'_>,
     all: &[Buffer<'_>],
-    even: bool,
+    kind: OpType,
 ) -> (OpHeader, Vec<u64>) {
-    let op_header = OpHeader {
-        dtype: own.dtype(),
-        ..op_header
-    };
-    let len = own.len() as u64;
-    if even {
-        (
-            OpHeader {
-                count: len,
+    match kind.parts() {
+        Parts::Equal => (of(op_header, own), Vec::new()),
+        Parts::PerRank | Parts::PerPair => {
+            let op_header = OpHeader {
+                dtype: own.dtype(),
+                own: own.len() as u64,
                 ..op_header
-            },
-            Vec::new(),
-        )
-    } else {
-        (
-            OpHeader {
-                own: len,
-                ..op_header
-            },
-            counts_of(all).collect(),
-        )
+            };
+            (op_header, counts_of(all).collect())
+        }
     }
 }
 
@@ -332,12 +287,62 @@ fn counts_of(buffers: &[Buffer<'_>]) -> impl Iterator<Item = u64> {
     buffers.iter().map(|buffer| buffer.len() as u64)
 }
 
-fn readable<'a>(buffers: &'a [Buffer<'_>]) -> Result<Vec<&'a [u8]>, Error> {
-    buffers.iter().map(Buffer::as_bytes).collect()
+fn readable<'a>(buffers: &'a [Buffer<'_>]) -> Result<Vec<&'a [u8]>, Failure> {
+    let bytes = buffers.iter().map(Buffer::as_bytes);
+    bytes.collect::<Result<_, _>>().map_err(bad)
 }
 
-fn writable<'a>(buffers: &'a mut [Buffer<'_>]) -> Result<Vec<&'a mut [u8]>, Error> {
-    buffers.iter_mut().map(bytes_to_fill).collect()
+/// The parts that are sent to all ranks: a list, or one after the other.
+fn all_inputs<'a>(
+    buffers: &'a [Buffer<'_>],
+    is_list: bool,
+    size: usize,
+) -> Result<Inputs<'a>, Failure> {
+    if is_list {
+        return readable(buffers).map(Inputs::List);
+    }
+    Ok(Inputs::Even(buffers[0].as_bytes().map_err(bad)?, size))
+}
+
+/// The parts that come from all ranks: a list, or one after the other.
+#[inline]
+fn all_outputs<'a>(
+    buffers: &'a mut [Buffer<'_>],
+    is_list: bool,
+    size: usize,
+) -> Result<Outputs<'a>, Failure> {
+    if is_list {
+        let bytes = buffers.iter_mut().map(bytes_to_fill);
+        let bytes = bytes.collect::<Result<_, _>>().map_err(bad)?;
+        return Ok(Outputs::List(bytes));
+    }
+    let bytes = bytes_to_fill(&mut buffers[0]).map_err(bad)?;
+    Ok(Outputs::Even(bytes, size))
+}
+
+/// The parts of these numbers of elements, one after the other.
+fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Failure> {
+    let element = buffer.dtype().size().unwrap_or(1);
+    let mut rest = buffer.as_bytes().map_err(bad)?;
+    let parts = counts.iter().map(|&count| {
+        let (part, after) = rest.split_at(count * element);
+        rest = after;
+        part
+    });
+    Ok(parts.collect())
+}
+
+/// As [`cut`], to write to.
+fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a mut [u8]>, Failure> {
+    let element = buffer.dtype().size().unwrap_or(1);
+    let mut rest = bytes_to_fill(buffer).map_err(bad)?;
+    let mut parts = Vec::with_capacity(counts.len());
+    for &count in counts {
+        let (part, after) = rest.split_at_mut(count * element);
+        parts.push(part);
+        rest = after;
+    }
+    Ok(parts)
 }
 
 fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {

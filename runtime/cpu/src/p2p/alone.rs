@@ -44,27 +44,26 @@ impl P2p {
         op: &mut Op<'_>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, Failure> {
-        let mut left = match op {
-            Op::Send { buffer, peer, tag } => {
-                let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
-                match self.send_at_once(*peer as usize, *tag, buffer.dtype(), bytes)? {
-                    None => return Ok(None),
-                    left => left,
-                }
+        let mut left = if let Op::Send { buffer, peer, tag } = op {
+            let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
+            match self.send_at_once(*peer as usize, *tag, buffer.dtype(), bytes)? {
+                None => return Ok(None),
+                left => left,
             }
-            Op::Recv {
-                buffer,
-                peer: Some(peer),
-                tag,
-            } => {
-                let (at, dtype) = (*peer as usize, buffer.dtype());
-                let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
-                match self.receive_at_once(at, *tag, dtype, bytes, policy) {
-                    None => return Ok(Some(at)),
-                    left => left,
-                }
+        } else if let Op::Recv {
+            buffer,
+            peer: Some(peer),
+            tag,
+        } = op
+        {
+            let (at, dtype) = (*peer as usize, buffer.dtype());
+            let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
+            match self.receive_at_once(at, *tag, dtype, bytes, policy) {
+                None => return Ok(Some(at)),
+                left => left,
             }
-            _ => self.post_one(op),
+        } else {
+            self.post_one(op)
         };
         let requests = left.as_mut_slice();
         let outcome = self.run(op, requests, policy);

@@ -63,16 +63,14 @@ impl P2p {
 
     /// As [`post`](Self::post), if `op` is one send or receive.
     pub(crate) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
-        let (buffer, tag, stage) = match op {
-            Op::Send { buffer, peer, tag } => {
-                let peer = *peer as usize;
-                (buffer, *tag, Stage::SendQueued { peer })
-            }
-            Op::Recv { buffer, peer, tag } => {
-                let peer = peer.map(|peer| peer as usize);
-                (buffer, *tag, Stage::Receive { peer })
-            }
-            _ => return None,
+        let (buffer, tag, stage) = if let Op::Send { buffer, peer, tag } = op {
+            let peer = *peer as usize;
+            (buffer, *tag, Stage::SendQueued { peer })
+        } else if let Op::Recv { buffer, peer, tag } = op {
+            let peer = peer.map(|peer| peer as usize);
+            (buffer, *tag, Stage::Receive { peer })
+        } else {
+            return None;
         };
         let id = self.next_id();
         match stage {
@@ -138,32 +136,29 @@ impl P2p {
         requests: &mut std::slice::IterMut<'_, Request>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
-        match op {
-            Op::Coalesced(ops) => {
-                let mut moved = false;
-                for op in ops {
-                    moved |= self.advance(op, requests, policy)?;
-                }
-                Ok(moved)
+        if let Op::Coalesced(ops) = op {
+            let mut moved = false;
+            for op in ops {
+                moved |= self.advance(op, requests, policy)?;
             }
-            Op::Send { buffer, .. } => {
-                let Some(request) = requests.next() else {
-                    return Ok(false);
-                };
-                let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
-                let result = self.advance_send(request, bytes, policy);
-                request.keep_mismatch(result)
-            }
-            Op::Recv { buffer, .. } => {
-                let Some(request) = requests.next() else {
-                    return Ok(false);
-                };
-                let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
-                let result = self.advance_receive(request, bytes, policy);
-                request.keep_mismatch(result)
-            }
-            _ => Ok(false),
+            return Ok(moved);
         }
+        if !op.op_type().is_p2p() {
+            return Ok(false);
+        }
+        let Some(request) = requests.next() else {
+            return Ok(false);
+        };
+        let result = if let Op::Recv { buffer, .. } = op {
+            let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
+            self.advance_receive(request, bytes, policy)
+        } else if let Op::Send { buffer, .. } = op {
+            let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
+            self.advance_send(request, bytes, policy)
+        } else {
+            return Ok(false);
+        };
+        request.keep_mismatch(result)
     }
 
     /// Takes requests that will not be run on out of all queues.

@@ -13,7 +13,7 @@ use crate::pending::Ticket;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
-use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::{OpType, Peer};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -36,10 +36,10 @@ impl Shape {
         }
         let buffers = op.inputs().iter().chain(op.outputs());
         let bytes: usize = buffers.map(|buffer| buffer.size_bytes()).sum();
-        let peer = match op {
-            Op::Send { peer, .. } => Some(*peer),
-            Op::Recv { peer, .. } => *peer,
-            _ => None,
+        let peer = if let Peer::Rank(peer) = op.peer() {
+            Some(peer)
+        } else {
+            None
         };
         look(Self {
             op: op.op_type(),

@@ -63,6 +63,14 @@ impl Calls<'_> {
         Part::of(whole).cut(std::iter::repeat_n(each, size))
     }
 
+    /// The parts of all ranks: a list, or one after the other in one buffer.
+    fn each(&self, side: &[Buffer<'_>]) -> Vec<Part> {
+        match side {
+            [whole] => self.parts(whole).collect(),
+            list => list.iter().map(Part::of).collect(),
+        }
+    }
+
     /// Calls `then` with the library's reduction, made for this one operation where it has a factor.
     fn with_reduction(
         &self,
@@ -265,9 +273,9 @@ impl Calls<'_> {
         let it = self.target;
         let ranks = 0..it.size;
         let own = Part::of(input);
-        let outputs_at = outputs.iter().map(Part::of);
         let Some(gather) = it.library.table().gather else {
-            return self.exchange([(own, root)].into_iter(), outputs_at.zip(ranks));
+            let outputs = self.each(outputs).into_iter().zip(ranks);
+            return self.exchange([(own, root)].into_iter(), outputs);
         };
         let at = match whole(outputs) {
             Some(at) => at,
@@ -311,9 +319,9 @@ impl Calls<'_> {
         let it = self.target;
         let ranks = 0..it.size;
         let own = Part::of(output);
-        let inputs_at = inputs.iter().map(Part::of);
         let Some(scatter) = it.library.table().scatter else {
-            return self.exchange(inputs_at.zip(ranks), [(own, root)].into_iter());
+            let inputs = self.each(inputs).into_iter().zip(ranks);
+            return self.exchange(inputs, [(own, root)].into_iter());
         };
         let at = match whole(inputs) {
             Some(at) => at,

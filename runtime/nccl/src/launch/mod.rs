@@ -7,6 +7,8 @@
 //! are, and the call must be the same on all ranks: so the root goes through memory of the lane's where
 //! they are not.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod calls;
 mod parts;
 
@@ -23,7 +25,7 @@ use calls::Calls;
 use parts::{Move, Part};
 use rcomm_core::{Buffer, Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
-use rcomm_recorder::model::{DType, ReduceOp};
+use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 use std::ffi::c_void;
 
 /// Refuses what NCCL, or this library, does not do. Nothing is sent.
@@ -58,14 +60,16 @@ fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
         }
     }
     let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why).during(op.op_type()));
-    match op {
-        Op::Send { tag, .. } | Op::Recv { tag, .. } if *tag != 0 => {
-            refuse("NCCL has no tags: messages between two ranks arrive in order of issue")
-        }
-        Op::Recv { peer: None, .. } => refuse("NCCL receives from a named rank only"),
-        Op::Coalesced(ops) => ops.iter().try_for_each(|op| check_library(library, op)),
-        _ => Ok(()),
+    if let Op::Coalesced(ops) = op {
+        return ops.iter().try_for_each(|op| check_library(library, op));
     }
+    if op.tag().is_some_and(|tag| tag != 0) {
+        return refuse("NCCL has no tags: messages between two ranks arrive in order of issue");
+    }
+    if op.peer() == Peer::Any {
+        return refuse("NCCL receives from a named rank only");
+    }
+    Ok(())
 }
 
 /// Where calls go.
@@ -125,22 +129,35 @@ impl<'a> Target<'a> {
     }
 }
 
+/// The buffers of a list, each with the rank that it is of.
+fn parts<'b>(list: &'b [Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
+    list.iter().map(Part::of).zip(0..)
+}
+
 /// Whether it is more than one call.
 fn needs_group(op: &Op<'_>) -> bool {
-    // A reduction with a factor is made before the call and undone after it, and neither may happen beside a launch.
+    // A reduction with a factor is made before the call and undone after it, and neither may happen
+    // beside a launch.
     let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
-    op.reduction().is_some_and(has_factor)
-        || !matches!(
-            op,
-            Op::AllReduce { .. }
-                | Op::Reduce { .. }
-                | Op::Broadcast { .. }
-                | Op::Barrier
-                | Op::AllGatherSingle { .. }
-                | Op::ReduceScatterSingle { .. }
-                | Op::Send { .. }
-                | Op::Recv { .. }
-        )
+    if op.reduction().is_some_and(has_factor) {
+        return true;
+    }
+    let kind = op.op_type();
+    match kind.pattern() {
+        Pattern::AllReduce
+        | Pattern::Reduce
+        | Pattern::Broadcast
+        | Pattern::Barrier
+        | Pattern::AllGather
+        | Pattern::ReduceScatter => match kind.layout() {
+            Layout::Absent | Layout::InPlace | Layout::Single => false,
+            Layout::List | Layout::Several | Layout::Sparse => true,
+        },
+        Pattern::Send | Pattern::Recv => false,
+        // Where the library has no call of its own for them, they are sends and receives.
+        Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => true,
+        Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => true,
+    }
 }
 
 impl Calls<'_> {
@@ -152,106 +169,92 @@ impl Calls<'_> {
         }
     }
 
+    /// The calls of an operation. A valid one has as many buffers as its kind wants.
     fn make(&self, op: &Op<'_>) -> Result<()> {
+        if let Op::Coalesced(ops) = op {
+            return ops.iter().try_for_each(|op| self.make(op));
+        }
         let own = self.target.rank;
-        let ranks = 0..self.target.size;
-        match op {
-            Op::AllReduce { buffer, op } => self.all_reduce(buffer, *op),
-            Op::AllReduceCoalesced { buffers, op } => buffers
+        let kind = op.op_type();
+        let is_list = kind.layout() == Layout::List;
+        let (inputs, outputs) = (op.inputs(), op.outputs());
+        let root = op.root().unwrap_or(0);
+        let by = op.reduction().unwrap_or(Reduction::from(ReduceOp::Sum));
+        match kind.pattern() {
+            Pattern::AllReduce => outputs
                 .iter()
-                .try_for_each(|buffer| self.all_reduce(buffer, *op)),
-            Op::Reduce { buffer, op, root } => {
-                let part = Part::of(buffer);
-                self.reduce(part, part, *op, *root)
+                .try_for_each(|buffer| self.all_reduce(buffer, by)),
+            Pattern::Reduce => {
+                let part = Part::of(&outputs[0]);
+                self.reduce(part, part, by, root)
             }
-            Op::Broadcast { buffer, root } => {
-                let part = Part::of(buffer);
-                self.broadcast(part, part, *root)
+            Pattern::Broadcast => {
+                let part = Part::of(&outputs[0]);
+                self.broadcast(part, part, root)
             }
-            Op::Barrier => self.barrier(),
-            Op::AllGatherSingle { input, output } => self.all_gather(input, output),
-            Op::AllGatherCoalesced { inputs, outputs } => inputs
-                .iter()
-                .zip(outputs)
-                .try_for_each(|(input, output)| self.all_gather(input, output)),
-            Op::AllGather { input, outputs } | Op::AllGatherV { input, outputs } => {
-                let mut outputs = ranks.zip(outputs);
-                outputs.try_for_each(|(root, output)| {
-                    let output = Part::of(output);
-                    let input = if root == own { Part::of(input) } else { output };
+            Pattern::Barrier => self.barrier(),
+            Pattern::AllGather if is_list => {
+                let mut outputs = parts(outputs);
+                outputs.try_for_each(|(output, root)| {
+                    let is_own = root == own;
+                    let input = if is_own { Part::of(&inputs[0]) } else { output };
                     self.broadcast(input, output, root)
                 })
             }
-            Op::ReduceScatterSingle { input, output, op } => {
-                self.reduce_scatter(input, output, *op)
+            Pattern::AllGather => {
+                let mut pairs = inputs.iter().zip(outputs);
+                pairs.try_for_each(|(input, output)| self.all_gather(input, output))
             }
-            Op::ReduceScatterCoalesced {
-                inputs,
-                outputs,
-                op,
-            } => inputs
-                .iter()
-                .zip(outputs)
-                .try_for_each(|(input, output)| self.reduce_scatter(input, output, *op)),
-            Op::ReduceScatter { inputs, output, op }
-            | Op::ReduceScatterV { inputs, output, op } => {
-                let mut inputs = ranks.zip(inputs);
-                inputs.try_for_each(|(root, input)| {
-                    let input = Part::of(input);
-                    let output = if root == own { Part::of(output) } else { input };
-                    self.reduce(input, output, *op, root)
+            Pattern::ReduceScatter if is_list => {
+                let mut inputs = parts(inputs);
+                inputs.try_for_each(|(input, root)| {
+                    let is_own = root == own;
+                    let output = if is_own { Part::of(&outputs[0]) } else { input };
+                    self.reduce(input, output, by, root)
                 })
             }
-            Op::AllToAllSingle { input, output } => self.all_to_all(input, output),
-            Op::AllToAll { inputs, outputs } => self.exchange(
-                inputs.iter().map(Part::of).zip(ranks.clone()),
-                outputs.iter().map(Part::of).zip(ranks),
-            ),
-            Op::AllToAllVSingle {
-                input,
-                output,
-                input_splits,
-                output_splits,
-            } => {
-                let inputs = Part::of(input).cut(input_splits.iter().copied());
-                let outputs = Part::of(output).cut(output_splits.iter().copied());
-                self.exchange(inputs.zip(ranks.clone()), outputs.zip(ranks))
+            Pattern::ReduceScatter => {
+                let mut pairs = inputs.iter().zip(outputs);
+                pairs.try_for_each(|(input, output)| self.reduce_scatter(input, output, by))
             }
-            Op::Gather {
-                input,
-                outputs,
-                root,
-            } => self.gather(input, outputs, *root),
-            Op::GatherV {
-                input,
-                outputs,
-                root,
-            } => {
-                // Elsewhere than on the root there are no outputs.
-                let outputs = outputs.iter().map(Part::of).zip(ranks);
-                self.exchange([(Part::of(input), *root)].into_iter(), outputs)
+            Pattern::AllToAll if is_list => self.exchange(parts(inputs), parts(outputs)),
+            Pattern::AllToAll => match op.splits() {
+                None => self.all_to_all(&inputs[0], &outputs[0]),
+                Some((sent, received)) => {
+                    let inputs = Part::of(&inputs[0]).cut(sent.iter().copied());
+                    let outputs = Part::of(&outputs[0]).cut(received.iter().copied());
+                    self.exchange(inputs.zip(0..), outputs.zip(0..))
+                }
+            },
+            // Elsewhere than on the root the list is empty.
+            Pattern::Gather => match kind.parts() {
+                Parts::Equal => self.gather(&inputs[0], outputs, root),
+                Parts::PerRank | Parts::PerPair => {
+                    let input = (Part::of(&inputs[0]), root);
+                    self.exchange([input].into_iter(), parts(outputs))
+                }
+            },
+            Pattern::Scatter => match kind.parts() {
+                Parts::Equal => self.scatter(inputs, &outputs[0], root),
+                Parts::PerRank | Parts::PerPair => {
+                    let output = (Part::of(&outputs[0]), root);
+                    self.exchange(parts(inputs), [output].into_iter())
+                }
+            },
+            Pattern::Send | Pattern::Recv => match op.peer() {
+                Peer::Rank(peer) => {
+                    let peer = self.peer(peer);
+                    let mut sent = inputs.iter().map(Part::of);
+                    sent.try_for_each(|part| self.send(part, peer))?;
+                    let mut received = outputs.iter().map(Part::of);
+                    received.try_for_each(|part| self.recv(part, peer))
+                }
+                Peer::Any | Peer::None => check_library(self.target.library, op),
+            },
+            Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => {
+                let error = Error::new(ErrorKind::Unsupported, "NCCL has no call for it");
+                Err(error.during(kind))
             }
-            Op::Scatter {
-                inputs,
-                output,
-                root,
-            } => self.scatter(inputs, output, *root),
-            Op::ScatterV {
-                inputs,
-                output,
-                root,
-            } => {
-                let inputs = inputs.iter().map(Part::of).zip(ranks);
-                self.exchange(inputs, [(Part::of(output), *root)].into_iter())
-            }
-            Op::Send { buffer, peer, .. } => self.send(Part::of(buffer), self.peer(*peer)),
-            Op::Recv {
-                buffer,
-                peer: Some(peer),
-                ..
-            } => self.recv(Part::of(buffer), self.peer(*peer)),
-            Op::Recv { peer: None, .. } => check_library(self.target.library, op),
-            Op::Coalesced(ops) => ops.iter().try_for_each(|op| self.make(op)),
         }
     }
 }

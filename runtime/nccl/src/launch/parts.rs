@@ -5,7 +5,7 @@ use crate::stream::CudaStream;
 use rcomm_core::Buffer;
 use rcomm_core::Op;
 use rcomm_core::Result;
-use rcomm_recorder::model::DType;
+use rcomm_recorder::model::{DType, Parts, Pattern};
 use std::ffi::c_void;
 
 /// A run of elements at an address.
@@ -61,11 +61,21 @@ impl Move {
 /// side by side, and they are not.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
-    let list = match op {
-        Op::Gather { outputs, .. } if table.gather.is_some() => outputs,
-        Op::Scatter { inputs, .. } if table.scatter.is_some() => inputs,
-        Op::Coalesced(ops) => return ops.iter().map(|op| staging_bytes(library, op)).sum(),
-        _ => return 0,
+    if let Op::Coalesced(ops) = op {
+        return ops.iter().map(|op| staging_bytes(library, op)).sum();
+    }
+    let kind = op.op_type();
+    if kind.parts() != Parts::Equal {
+        return 0;
+    }
+    let is_gather = kind.pattern() == Pattern::Gather && table.gather.is_some();
+    let is_scatter = kind.pattern() == Pattern::Scatter && table.scatter.is_some();
+    let list = if is_gather {
+        op.outputs()
+    } else if is_scatter {
+        op.inputs()
+    } else {
+        return 0;
     };
     match whole(list) {
         Some(_) => 0,

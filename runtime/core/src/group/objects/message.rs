@@ -2,7 +2,7 @@
 
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
-use crate::group::collectives::lone;
+use crate::group::p2p::message;
 use crate::group::process_group::{End, Next, Noted, Parts, ProcessGroup, TagQueue};
 use crate::group::work::Work;
 use crate::op::Op;
@@ -94,9 +94,9 @@ impl ProcessGroup {
         let mut has_length = false;
         let then = move |op| {
             if has_length {
-                return Ok(Next::Done(lone::<u8>(op, Done::default())?));
+                return Ok(Next::Done(message::<u8>(op, Done::default())?));
             }
-            let len = lone::<u64>(op, Done::default())?;
+            let len = message::<u64>(op, Done::default())?;
             check_lengths(&len, |_| peer)?;
             has_length = true;
             let bytes = vec![0u8; len[0] as usize];

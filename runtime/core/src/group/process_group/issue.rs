@@ -268,9 +268,10 @@ impl Group {
     /// Records an operation, and the members of a block. Under the issue lock.
     #[inline(always)]
     fn record_all(&self, issue: &mut Issue, op: &Op<'_>, params: &IssueParams) -> Tickets {
-        let members = match op {
-            Op::Coalesced(ops) => self.record_members(issue, ops, params),
-            _ => Vec::new(),
+        let members = if let Op::Coalesced(ops) = op {
+            self.record_members(issue, ops, params)
+        } else {
+            Vec::new()
         };
         let own = self.record(issue, op, params);
         Tickets { members, own }

@@ -2,7 +2,7 @@
 
 use super::cli::Reduce;
 use clap::ValueEnum;
-use rcomm::{Buffer, Element, ProcessGroup, ReduceOp, Result};
+use rcomm::{Buffer, Element, OpType, ProcessGroup, ReduceOp, Result};
 use std::ops::{Deref, DerefMut};
 
 /// What can be measured.
@@ -32,37 +32,39 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    pub(crate) fn name(self) -> &'static str {
+    /// What is called, in the table of operations.
+    fn kind(self) -> OpType {
         match self {
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::Barrier => "barrier",
-            Self::SendRecv => "send_recv",
+            Self::AllReduce => OpType::AllReduce,
+            Self::AllGather => OpType::AllGatherSingle,
+            Self::ReduceScatter => OpType::ReduceScatterSingle,
+            Self::AllToAll => OpType::AllToAllSingle,
+            Self::Broadcast => OpType::Broadcast,
+            Self::Reduce => OpType::Reduce,
+            Self::Gather => OpType::Gather,
+            Self::Scatter => OpType::Scatter,
+            Self::Barrier => OpType::Barrier,
+            Self::SendRecv => OpType::Send,
+        }
+    }
+
+    /// The name on the command line: without the variant, and of a message both ends.
+    pub(crate) fn name(self) -> &'static str {
+        let name = self.kind().name();
+        if self == Self::SendRecv {
+            "send_recv"
+        } else {
+            name.strip_suffix("_single").unwrap_or(name)
         }
     }
 
     pub(crate) fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+        self.kind().pattern().reduces()
     }
 
     /// busbw over algbw.
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
-        let n = f64::from(ranks);
-        match self {
-            Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::AllGather
-            | Self::ReduceScatter
-            | Self::AllToAll
-            | Self::Gather
-            | Self::Scatter => (n - 1.0) / n,
-            Self::Broadcast | Self::Reduce | Self::Barrier | Self::SendRecv => 1.0,
-        }
+        self.kind().bus().factor(ranks as usize).unwrap_or(1.0)
     }
 }
 
@@ -294,5 +296,41 @@ impl<'a, T: Whole> Case<'a, T> {
             .enumerate()
             .filter(|(at, value)| **value != T::whole(expected(*at)));
         wrong.count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for &operation in Operation::value_variants() {
+            let on_command_line = operation.to_possible_value();
+            let on_command_line = on_command_line.expect("nothing is hidden");
+            assert_eq!(on_command_line.get_name(), operation.name());
+        }
+    }
+
+    #[test]
+    fn bus_factors_are_those_of_nccl_tests() {
+        let factors = Operation::value_variants()
+            .iter()
+            .map(|it| (it.name(), it.bus_factor(4)));
+        assert_eq!(
+            factors.collect::<Vec<_>>(),
+            [
+                ("all_reduce", 1.5),
+                ("all_gather", 0.75),
+                ("reduce_scatter", 0.75),
+                ("all_to_all", 0.75),
+                ("broadcast", 1.0),
+                ("reduce", 1.0),
+                ("gather", 0.75),
+                ("scatter", 0.75),
+                ("barrier", 1.0),
+                ("send_recv", 1.0),
+            ]
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! The header is that of the crate, and a C program that uses it works.
 #![allow(clippy::unwrap_used)]
 
+use rcomm::{Layout, OpType, Parts, Pattern};
 use rcomm_tests::process::Job;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,6 +26,39 @@ fn the_header_is_that_of_the_crate() {
         kept == text,
         "include/rcomm.h is out of date: run this test with RCOMM_UPDATE_HEADER=1"
     );
+}
+
+/// Why an operation has no function of its name; `None` where it has one.
+fn reason_for_none(op: OpType) -> Option<&'static str> {
+    if op == OpType::Coalesced {
+        Some("a batch of messages is `rcomm_batch_isend_irecv`")
+    } else {
+        (op == OpType::Other).then_some("no operation of ours")
+    }
+}
+
+#[test]
+fn every_operation_has_its_function_with_the_arguments_of_its_kind() {
+    let header = std::fs::read_to_string(root().join("include/rcomm.h")).unwrap();
+    for &op in OpType::ALL {
+        let of_window = op.pattern() == Pattern::OneSided;
+        let name = format!("rcomm_{}{op}(", if of_window { "window_" } else { "" });
+        let declared = header.split_once(&name);
+        if let Some(reason) = reason_for_none(op) {
+            assert!(declared.is_none(), "{op} has a function, but: {reason}");
+            continue;
+        }
+        let (_, rest) = declared.unwrap_or_else(|| panic!("the header has no {name}"));
+        let (arguments, _) = rest.split_once(");").unwrap();
+        let has = |what: &str| arguments.contains(what);
+        assert_eq!(has("uint32_t root"), op.pattern().is_rooted(), "{op}");
+        // Sparse tensors are added, always.
+        let reduces = op.pattern().reduces() && op.layout() != Layout::Sparse;
+        assert_eq!(has("reduction"), reduces, "{op}");
+        assert_eq!(has("input_splits"), op.has_splits(), "{op}");
+        let is_listed = op.layout() == Layout::List && op.parts() != Parts::Equal;
+        assert!(!is_listed || has("counts"), "{op}");
+    }
 }
 
 /// Where cargo left the library for C: beside the tests.

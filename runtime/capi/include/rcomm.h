@@ -4,13 +4,13 @@
  * Generated from runtime/capi/src; a test compares the two.
  *
  * Every function that returns int32_t returns RCOMM_OK, or the code of an error, whose text
- * rcomm_last_error gives to the thread that called. Handles may be used by several threads at once,
- * but for the call that frees or consumes one.
+ * rcomm_last_error gives to the thread that called.
  *
- * A function that takes `rcomm_work **work` runs the operation and returns at its end if `work` is
- * NULL. Otherwise it starts it and leaves a handle in `*work`: the memory given to it must stay where
- * it is, and must not be read (where it is written) or written, until rcomm_work_released says so.
- * Counts are in elements, memory is the host's.
+ * Handles and memory. A handle lives until the call that frees or consumes it; until then several
+ * threads may use it at once. A function that takes `rcomm_work **work` runs the operation and returns
+ * at its end if `work` is NULL. Otherwise it starts it and leaves a handle in `*work`: the memory given
+ * to it must stay where it is, and must not be read (where it is written) or written, until
+ * rcomm_work_released says so. Counts are in elements, memory is the host's.
  */
 
 #ifndef RCOMM_H
@@ -197,7 +197,7 @@ extern "C" {
 // Every rank's `buffer` ends as the reduction of all.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_reduce(const struct rcomm_group *group,
                          void *buffer,
                          size_t count,
@@ -208,7 +208,7 @@ int32_t rcomm_all_reduce(const struct rcomm_group *group,
 // The root's `buffer` ends as the reduction of all.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_reduce(const struct rcomm_group *group,
                      void *buffer,
                      size_t count,
@@ -220,7 +220,7 @@ int32_t rcomm_reduce(const struct rcomm_group *group,
 // Every rank's `buffer` ends as the root's.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_broadcast(const struct rcomm_group *group,
                         void *buffer,
                         size_t count,
@@ -231,13 +231,13 @@ int32_t rcomm_broadcast(const struct rcomm_group *group,
 // Nobody leaves before everybody has come.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_barrier(const struct rcomm_group *group, struct rcomm_work **work);
 
 // `output` ends as the inputs of all ranks, `count` elements of each, one after the other.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_gather_single(const struct rcomm_group *group,
                                 const void *input,
                                 void *output,
@@ -249,7 +249,7 @@ int32_t rcomm_all_gather_single(const struct rcomm_group *group,
 // each.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_reduce_scatter_single(const struct rcomm_group *group,
                                     const void *input,
                                     void *output,
@@ -261,7 +261,7 @@ int32_t rcomm_reduce_scatter_single(const struct rcomm_group *group,
 // Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_to_all_single(const struct rcomm_group *group,
                                 const void *input,
                                 void *output,
@@ -272,7 +272,7 @@ int32_t rcomm_all_to_all_single(const struct rcomm_group *group,
 // As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   const void *input,
                                   const size_t *input_splits,
@@ -332,7 +332,7 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
 // leaves the group usable.
 //
 // # Safety
-// As the head of the header says of handles.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_monitored_barrier(const struct rcomm_group *group,
                                 int32_t all,
                                 struct rcomm_work **work);
@@ -358,7 +358,7 @@ void rcomm_group_free(struct rcomm_group *group);
 // `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_gather_v(const struct rcomm_group *group,
                            const void *input,
                            void *const *outputs,
@@ -369,7 +369,7 @@ int32_t rcomm_all_gather_v(const struct rcomm_group *group,
 // `outputs[r]`, of `count` elements, ends as rank r's `input`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_gather(const struct rcomm_group *group,
                          const void *input,
                          void *const *outputs,
@@ -380,7 +380,7 @@ int32_t rcomm_all_gather(const struct rcomm_group *group,
 // `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
                                const void *const *inputs,
                                void *output,
@@ -392,7 +392,7 @@ int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
 // `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
                              const void *const *inputs,
                              void *output,
@@ -404,7 +404,7 @@ int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
 // `outputs[r]` ends as rank r's `inputs[own rank]`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_to_all(const struct rcomm_group *group,
                          const void *const *inputs,
                          const size_t *input_counts,
@@ -417,7 +417,7 @@ int32_t rcomm_all_to_all(const struct rcomm_group *group,
 // counts.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_gather_v(const struct rcomm_group *group,
                        const void *input,
                        void *const *outputs,
@@ -429,7 +429,7 @@ int32_t rcomm_gather_v(const struct rcomm_group *group,
 // On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_gather(const struct rcomm_group *group,
                      const void *input,
                      void *const *outputs,
@@ -442,7 +442,7 @@ int32_t rcomm_gather(const struct rcomm_group *group,
 // counts.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_scatter_v(const struct rcomm_group *group,
                         const void *const *inputs,
                         void *output,
@@ -454,7 +454,7 @@ int32_t rcomm_scatter_v(const struct rcomm_group *group,
 // `output`, of `count` elements, ends as the root's `inputs[own rank]`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_scatter(const struct rcomm_group *group,
                       const void *const *inputs,
                       void *output,
@@ -467,7 +467,7 @@ int32_t rcomm_scatter(const struct rcomm_group *group,
 // one operation.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_reduce_coalesced(const struct rcomm_group *group,
                                    void *const *buffers,
                                    const size_t *counts,
@@ -479,7 +479,7 @@ int32_t rcomm_all_reduce_coalesced(const struct rcomm_group *group,
 // As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_all_gather_coalesced(const struct rcomm_group *group,
                                    const void *const *inputs,
                                    void *const *outputs,
@@ -491,7 +491,7 @@ int32_t rcomm_all_gather_coalesced(const struct rcomm_group *group,
 // As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_reduce_scatter_coalesced(const struct rcomm_group *group,
                                        const void *const *inputs,
                                        void *const *outputs,
@@ -504,7 +504,7 @@ int32_t rcomm_reduce_scatter_coalesced(const struct rcomm_group *group,
 // Sends `count` elements to `peer`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_send(const struct rcomm_group *group,
                    const void *buffer,
                    size_t count,
@@ -516,7 +516,7 @@ int32_t rcomm_send(const struct rcomm_group *group,
 // Receives `count` elements from `peer`.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_recv(const struct rcomm_group *group,
                    void *buffer,
                    size_t count,
@@ -529,7 +529,7 @@ int32_t rcomm_recv(const struct rcomm_group *group,
 // `rcomm_work_source` says it.
 //
 // # Safety
-// As the head of the header says of handles and memory; `source` is NULL or may be written.
+// See "Handles and memory" in rcomm.h; `source` is NULL or may be written.
 int32_t rcomm_recv_any(const struct rcomm_group *group,
                        void *buffer,
                        size_t count,
@@ -542,7 +542,7 @@ int32_t rcomm_recv_any(const struct rcomm_group *group,
 // another.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
                                 const struct rcomm_message *messages,
                                 size_t length,
@@ -551,7 +551,7 @@ int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
 // `*out` is the root's `json`; the others' is not looked at.
 //
 // # Safety
-// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
 // may be written unless there is a `work`.
 int32_t rcomm_broadcast_object(const struct rcomm_group *group,
                                const char *json,
@@ -562,7 +562,7 @@ int32_t rcomm_broadcast_object(const struct rcomm_group *group,
 // `*out` is a JSON array of everybody's `json`, by rank.
 //
 // # Safety
-// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
 // written unless there is a `work`.
 int32_t rcomm_all_gather_object(const struct rcomm_group *group,
                                 const char *json,
@@ -572,7 +572,7 @@ int32_t rcomm_all_gather_object(const struct rcomm_group *group,
 // On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
 //
 // # Safety
-// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
 // written unless there is a `work`.
 int32_t rcomm_gather_object(const struct rcomm_group *group,
                             const char *json,
@@ -584,7 +584,7 @@ int32_t rcomm_gather_object(const struct rcomm_group *group,
 // not looked at.
 //
 // # Safety
-// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
 // may be written unless there is a `work`.
 int32_t rcomm_scatter_object(const struct rcomm_group *group,
                              const char *json,
@@ -595,7 +595,7 @@ int32_t rcomm_scatter_object(const struct rcomm_group *group,
 // Sends a value to `peer`, which receives it with `rcomm_recv_object`.
 //
 // # Safety
-// As the head of the header says of handles; `json` is a text that ends with a zero byte.
+// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte.
 int32_t rcomm_send_object(const struct rcomm_group *group,
                           const char *json,
                           uint32_t peer,
@@ -606,7 +606,7 @@ int32_t rcomm_send_object(const struct rcomm_group *group,
 // ended, nothing else may be received from this peer under this tag.
 //
 // # Safety
-// As the head of the header says of handles; `out` may be written unless there is a `work`.
+// See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
 int32_t rcomm_recv_object(const struct rcomm_group *group,
                           uint32_t peer,
                           uint32_t tag,
@@ -683,7 +683,7 @@ int32_t rcomm_work_window(const struct rcomm_work *work, struct rcomm_window **w
 // `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
 //
 // # Safety
-// As the head of the header says of handles; `window` may be written unless there is a `work`.
+// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
 int32_t rcomm_window_allocate(const struct rcomm_group *group,
                               size_t count,
                               uint8_t dtype,
@@ -694,7 +694,7 @@ int32_t rcomm_window_allocate(const struct rcomm_group *group,
 // the window is closed or freed. With `work` as `rcomm_window_allocate`.
 //
 // # Safety
-// As the head of the header says of handles and memory; `window` may be written unless there is a
+// See "Handles and memory" in rcomm.h; `window` may be written unless there is a
 // `work`.
 int32_t rcomm_new_window(const struct rcomm_group *group,
                          void *memory,
@@ -714,7 +714,7 @@ int32_t rcomm_window_count(const struct rcomm_window *window, uint32_t peer, siz
 // calls.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_window_put(const struct rcomm_window *window,
                          uint32_t peer,
                          size_t offset,
@@ -725,7 +725,7 @@ int32_t rcomm_window_put(const struct rcomm_window *window,
 // Reads `count` elements of the part of `peer`, from element `offset` on.
 //
 // # Safety
-// As the head of the header says of handles and memory.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_window_get(const struct rcomm_window *window,
                          uint32_t peer,
                          size_t offset,
@@ -736,7 +736,7 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
 // Tells `peer` that everything put there before has arrived. Signals are counted.
 //
 // # Safety
-// As the head of the header says of handles.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_window_signal(const struct rcomm_window *window,
                             uint32_t peer,
                             struct rcomm_work **work);
@@ -744,7 +744,7 @@ int32_t rcomm_window_signal(const struct rcomm_window *window,
 // Takes one signal of `peer`, waiting for it if there is none.
 //
 // # Safety
-// As the head of the header says of handles.
+// See "Handles and memory" in rcomm.h.
 int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  uint32_t peer,
                                  struct rcomm_work **work);

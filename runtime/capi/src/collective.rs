@@ -11,7 +11,7 @@ use std::ffi::c_void;
 /// Every rank's `buffer` ends as the reduction of all.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_reduce(
     group: *const Group,
@@ -21,7 +21,8 @@ pub unsafe extern "C" fn rcomm_all_reduce(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
+    // the length given, and is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let buffer = it.output(buffer, count)?;
@@ -34,7 +35,7 @@ pub unsafe extern "C" fn rcomm_all_reduce(
 /// The root's `buffer` ends as the reduction of all.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reduce(
     group: *const Group,
@@ -45,7 +46,8 @@ pub unsafe extern "C" fn rcomm_reduce(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
+    // the length given, and is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let buffer = it.output(buffer, count)?;
@@ -58,7 +60,7 @@ pub unsafe extern "C" fn rcomm_reduce(
 /// Every rank's `buffer` ends as the root's.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_broadcast(
     group: *const Group,
@@ -68,7 +70,8 @@ pub unsafe extern "C" fn rcomm_broadcast(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
+    // the length given, and is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let buffer = it.output(buffer, count)?;
@@ -80,13 +83,13 @@ pub unsafe extern "C" fn rcomm_broadcast(
 /// Nobody leaves before everybody has come.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut WorkHandle) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { issue(group, Op::Barrier, work) }
     })
 }
@@ -94,7 +97,7 @@ pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut Work
 /// `output` ends as the inputs of all ranks, `count` elements of each, one after the other.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather_single(
     group: *const Group,
@@ -104,7 +107,8 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
+    // `output` have the lengths given, and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let input = it.input(input, count)?;
@@ -118,7 +122,7 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
 /// each.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     group: *const Group,
@@ -129,7 +133,8 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
+    // `output` have the lengths given, and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let input = it.input(input, it.of_all(count))?;
@@ -143,7 +148,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
 /// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_to_all_single(
     group: *const Group,
@@ -153,7 +158,8 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
+    // `output` have the lengths given, and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let input = it.input(input, it.of_all(count))?;
@@ -166,7 +172,7 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
 /// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_to_all_v_single(
     group: *const Group,
@@ -177,7 +183,9 @@ pub unsafe extern "C" fn rcomm_all_to_all_v_single(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input_splits`
+    // and `output_splits` hold a number for each rank; `input` and `output` have the lengths given, and
+    // the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let input_splits = it.counts(input_splits)?;

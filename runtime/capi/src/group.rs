@@ -21,14 +21,14 @@ pub unsafe extern "C" fn rcomm_group_place(
     size: *mut u32,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         if !rank.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
             unsafe { rank.write(group.0.rank()) };
         }
         if !size.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `size` is not NULL, so the caller lets this function write to it.
             unsafe { size.write(group.0.size()) };
         }
         Ok(())
@@ -49,15 +49,15 @@ pub unsafe extern "C" fn rcomm_split(
     part: *mut *mut Group,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        // SAFETY: by the contract.
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
         let color = u32::try_from(color).ok();
         match group.0.split(color, key, &GroupOptions::named(purpose))? {
-            // SAFETY: by the contract.
+            // SAFETY: `part` is NULL or writable.
             Some(made) => unsafe { give(part, Group(made)) },
-            // SAFETY: by the contract.
+            // SAFETY: `part` is NULL or writable.
             None => unsafe { put(part, std::ptr::null_mut()) },
         }
     })
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn rcomm_split(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms: u64) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         group.0.set_timeout(Duration::from_millis(timeout_ms));
         Ok(())
@@ -84,10 +84,10 @@ pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *mut u64) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         let ms = u64::try_from(group.0.timeout().as_millis()).unwrap_or(u64::MAX);
-        // SAFETY: by the contract.
+        // SAFETY: `timeout_ms` is NULL or writable.
         unsafe { put(timeout_ms, ms) }
     })
 }
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_ms: u64) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         group.0.extend_timeout(Duration::from_millis(extra_ms));
         Ok(())
@@ -121,13 +121,13 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
     handle: *mut *mut Group,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         let mut other = group.0.hinted(Hints::NONE.wait(wait_hint(wait)?));
         if timeout_ms > 0 {
             other = other.within(Duration::from_millis(timeout_ms));
         }
-        // SAFETY: by the contract.
+        // SAFETY: `handle` is NULL or writable.
         unsafe { give(handle, Group(other)) }
     })
 }
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
 /// leaves the group usable.
 ///
 /// # Safety
-/// As the head of the header says of handles.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_monitored_barrier(
     group: *const Group,
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         let roll_call = if all == 0 {
             RollCall::First
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
         if work.is_null() {
             return group.monitored_barrier(roll_call);
         }
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, group.monitored_barrier_async(roll_call)?, work) }
     })
 }
@@ -166,9 +166,9 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c_char) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        // SAFETY: by the contract.
+        // SAFETY: `reason` is NULL, or ends with a zero byte and stays unchanged during the call.
         group.0.abort(unsafe { text(reason, "the reason")? });
         Ok(())
     })
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `group` is NULL or a handle of this type that the caller gives up.
         let group = unsafe { consume(group, "the group")? };
         group.0.destroy()
     })
@@ -193,6 +193,6 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
 /// `group` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_free(group: *mut Group) {
-    // SAFETY: by the contract.
+    // SAFETY: `group` is NULL or a handle of this type that the caller gives up.
     unsafe { free(group) }
 }

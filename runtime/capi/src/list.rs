@@ -13,7 +13,7 @@ use std::ffi::c_void;
 /// `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather_v(
     group: *const Group,
@@ -23,7 +23,9 @@ pub unsafe extern "C" fn rcomm_all_gather_v(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // a number for each rank; `input` and `outputs` have the lengths given, and the memory is left to
+    // the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.counts(counts)?;
@@ -37,7 +39,7 @@ pub unsafe extern "C" fn rcomm_all_gather_v(
 /// `outputs[r]`, of `count` elements, ends as rank r's `input`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather(
     group: *const Group,
@@ -47,7 +49,9 @@ pub unsafe extern "C" fn rcomm_all_gather(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
+    // `outputs` have the lengths given, and the memory is left to the operation until it has released
+    // it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.even(count);
@@ -61,7 +65,7 @@ pub unsafe extern "C" fn rcomm_all_gather(
 /// `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     group: *const Group,
@@ -72,7 +76,9 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // a number for each rank; `inputs` and `output` have the lengths given, and the memory is left to
+    // the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.counts(counts)?;
@@ -87,7 +93,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
 /// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reduce_scatter(
     group: *const Group,
@@ -98,7 +104,8 @@ pub unsafe extern "C" fn rcomm_reduce_scatter(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `inputs` and
+    // `output` have the lengths given, and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.even(count);
@@ -113,7 +120,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter(
 /// `outputs[r]` ends as rank r's `inputs[own rank]`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_to_all(
     group: *const Group,
@@ -124,7 +131,9 @@ pub unsafe extern "C" fn rcomm_all_to_all(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input_counts`
+    // and `output_counts` hold a number for each rank; `inputs` and `outputs` have the lengths given,
+    // and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let input_counts = it.counts(input_counts)?;
@@ -140,7 +149,7 @@ pub unsafe extern "C" fn rcomm_all_to_all(
 /// counts.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_gather_v(
     group: *const Group,
@@ -151,7 +160,9 @@ pub unsafe extern "C" fn rcomm_gather_v(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // a number for each rank; `input` and `outputs` have the lengths given, and the memory is left to
+    // the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.counts(counts)?;
@@ -170,7 +181,7 @@ pub unsafe extern "C" fn rcomm_gather_v(
 /// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_gather(
     group: *const Group,
@@ -181,7 +192,9 @@ pub unsafe extern "C" fn rcomm_gather(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
+    // `outputs` have the lengths given, and the memory is left to the operation until it has released
+    // it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.even(count);
@@ -201,7 +214,7 @@ pub unsafe extern "C" fn rcomm_gather(
 /// counts.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_scatter_v(
     group: *const Group,
@@ -212,7 +225,9 @@ pub unsafe extern "C" fn rcomm_scatter_v(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // a number for each rank; `inputs` and `output` have the lengths given, and the memory is left to
+    // the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.counts(counts)?;
@@ -231,7 +246,7 @@ pub unsafe extern "C" fn rcomm_scatter_v(
 /// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_scatter(
     group: *const Group,
@@ -242,7 +257,8 @@ pub unsafe extern "C" fn rcomm_scatter(
     root: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `inputs` and
+    // `output` have the lengths given, and the memory is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = it.even(count);
@@ -262,7 +278,7 @@ pub unsafe extern "C" fn rcomm_scatter(
 /// one operation.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
     group: *const Group,
@@ -273,7 +289,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // `length` numbers; `buffers` have the lengths given, and the memory is left to the operation until
+    // it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = array(counts, length, "the list of counts")?;
@@ -287,7 +305,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
 /// As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather_coalesced(
     group: *const Group,
@@ -298,7 +316,9 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
     dtype: u8,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // `length` numbers; `inputs` and `outputs` have the lengths given, and the memory is left to the
+    // operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = array(counts, length, "the list of counts")?;
@@ -313,7 +333,7 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
 /// As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reduce_scatter_coalesced(
     group: *const Group,
@@ -325,7 +345,9 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_coalesced(
     reduction: Reduction,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
+    // `length` numbers; `inputs` and `outputs` have the lengths given, and the memory is left to the
+    // operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let counts = array(counts, length, "the list of counts")?;

@@ -21,7 +21,8 @@ pub(crate) unsafe fn input(
     count: usize,
     dtype: DType,
 ) -> Result<Buffer<'static>> {
-    // SAFETY: by the contract; only read.
+    // SAFETY: the caller leaves the elements unchanged; with `Access::Read` nothing writes through the
+    // pointer that was made mutable.
     unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
 }
 
@@ -34,7 +35,7 @@ pub(crate) unsafe fn output(
     count: usize,
     dtype: DType,
 ) -> Result<Buffer<'static>> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller leaves the elements to the operation until it has released them.
     unsafe { buffer(data, count, dtype, Access::Write) }
 }
 
@@ -49,8 +50,8 @@ unsafe fn buffer(
         None if count == 0 => NonNull::dangling(),
         None => return Err(refused(format!("NULL for {count} elements of {dtype}"))),
     };
-    // SAFETY: by the contract of the callers. The memory is C's: nothing here keeps it alive, so the
-    // owner is nobody, and C has promised to.
+    // SAFETY: `data` is not NULL, and `input` and `output` were promised `count` elements there. The
+    // memory is C's, which keeps it until the operation has released it: no owner here has to.
     unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
 }
 
@@ -65,7 +66,7 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> R
     if data.is_null() {
         return Err(refused(format!("{what} is NULL")));
     }
-    // SAFETY: by the contract.
+    // SAFETY: `data` is not NULL, and the caller keeps `count` values there while the result is used.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
@@ -78,10 +79,11 @@ pub(crate) unsafe fn inputs(
     counts: &[usize],
     dtype: DType,
 ) -> Result<Vec<Buffer<'static>>> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller's list has as many pointers as there are counts.
     let list = unsafe { array(list, counts.len(), "the list of inputs")? };
     let pairs = list.iter().zip(counts);
-    // SAFETY: by the contract.
+    // SAFETY: the caller leaves the `count` elements at each pointer unchanged until the operation has
+    // released them.
     pairs
         .map(|(&data, &count)| unsafe { input(data, count, dtype) })
         .collect()
@@ -96,10 +98,11 @@ pub(crate) unsafe fn outputs(
     counts: &[usize],
     dtype: DType,
 ) -> Result<Vec<Buffer<'static>>> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller's list has as many pointers as there are counts.
     let list = unsafe { array(list, counts.len(), "the list of outputs")? };
     let pairs = list.iter().zip(counts);
-    // SAFETY: by the contract.
+    // SAFETY: the caller leaves the `count` elements at each pointer to the operation until it has
+    // released them.
     pairs
         .map(|(&data, &count)| unsafe { output(data, count, dtype) })
         .collect()

@@ -29,7 +29,7 @@ pub struct Message {
 /// Sends `count` elements to `peer`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_send(
     group: *const Group,
@@ -40,7 +40,8 @@ pub unsafe extern "C" fn rcomm_send(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
+    // the length given, and is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let buffer = it.input(buffer, count)?;
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn rcomm_send(
 /// Receives `count` elements from `peer`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recv(
     group: *const Group,
@@ -63,7 +64,8 @@ pub unsafe extern "C" fn rcomm_recv(
     tag: u32,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
+    // the length given, and is left to the operation until it has released it.
     unsafe {
         operate(group, dtype, work, |it| {
             let buffer = it.output(buffer, count)?;
@@ -77,7 +79,7 @@ pub unsafe extern "C" fn rcomm_recv(
 /// `rcomm_work_source` says it.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory; `source` is NULL or may be written.
+/// See "Handles and memory" in rcomm.h; `source` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recv_any(
     group: *const Group,
@@ -90,19 +92,20 @@ pub unsafe extern "C" fn rcomm_recv_any(
 ) -> i32 {
     call(|| {
         let dtype = dtype_of(dtype)?;
-        // SAFETY: by the contract.
+        // SAFETY: the caller leaves the `count` elements at `buffer` alone until the operation has
+        // released them.
         let buffer = unsafe { memory::output(buffer, count, dtype)? };
         let peer = None;
         let op = Op::Recv { buffer, peer, tag };
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if !work.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `work` is NULL or writable.
             return unsafe { issue(group, op, work) };
         }
         let done = group.execute(op)?;
         match done.source {
-            // SAFETY: by the contract.
+            // SAFETY: `source` is NULL or writable.
             Some(rank) if !source.is_null() => unsafe { put(source, rank) },
             _ => Ok(()),
         }
@@ -113,7 +116,7 @@ pub unsafe extern "C" fn rcomm_recv_any(
 /// another.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_batch_isend_irecv(
     group: *const Group,
@@ -122,7 +125,7 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `messages` holds `length` values during the call.
         let messages = unsafe { array(messages, length, "the list of messages")? };
         if messages.is_empty() {
             return Err(refused("a batch holds one message at least"));
@@ -131,19 +134,21 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
             let dtype = dtype_of(message.dtype)?;
             let (peer, tag) = (message.peer, message.tag);
             if message.is_send == 0 {
-                // SAFETY: by the contract.
+                // SAFETY: the caller leaves the `message.count` elements at `message.buffer` alone until
+                // the operation has released them.
                 let buffer = unsafe { memory::output(message.buffer, message.count, dtype)? };
                 let peer = Some(peer);
                 return Ok(Op::Recv { buffer, peer, tag });
             }
-            // SAFETY: by the contract.
+            // SAFETY: the caller leaves the `message.count` elements at `message.buffer` unchanged until
+            // the operation has released them.
             let buffer = unsafe { memory::input(message.buffer, message.count, dtype)? };
             Ok(Op::Send { buffer, peer, tag })
         });
         let op = Op::Coalesced(ops.collect::<Result<_>>()?);
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { issue(group, op, work) }
     })
 }

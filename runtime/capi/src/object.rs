@@ -14,7 +14,7 @@ use std::ffi::{CString, c_char};
 /// # Safety
 /// `json` is NULL or ends with a zero byte.
 unsafe fn value_of(json: *const c_char) -> Result<Value> {
-    // SAFETY: by the contract.
+    // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
     let json = unsafe { text(json, "the value")? };
     serde_json::from_str(json).map_err(|error| refused(format!("the value is not JSON: {error}")))
 }
@@ -27,7 +27,7 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     }
     // JSON escapes zero bytes, so there are none.
     let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
-    // SAFETY: by the contract.
+    // SAFETY: `out` is NULL or writable.
     unsafe { put(out, json.into_raw()) }
 }
 
@@ -44,16 +44,16 @@ unsafe fn exchange<T: Send + 'static>(
     read: impl FnOnce(T) -> Value + Send + 'static,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if out.is_null() && work.is_null() {
             return Err(refused("the place for the text is NULL"));
         }
         let under_way = start(group)?;
         let make = |it| Made::Value(read(it));
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         match unsafe { yield_to(group, under_way, work, make)? } {
-            // SAFETY: by the contract.
+            // SAFETY: `out` is NULL or writable.
             Some(Made::Value(value)) => unsafe { give_value(out, &value) },
             _ => Ok(()),
         }
@@ -63,7 +63,7 @@ unsafe fn exchange<T: Send + 'static>(
 /// `*out` is the root's `json`; the others' is not looked at.
 ///
 /// # Safety
-/// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+/// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
 /// may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_broadcast_object(
@@ -75,20 +75,20 @@ pub unsafe extern "C" fn rcomm_broadcast_object(
 ) -> i32 {
     let start = |group: &ProcessGroup| {
         let value = match group.rank() == root {
-            // SAFETY: by the contract.
+            // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
             true => unsafe { value_of(json)? },
             false => Value::Null,
         };
         group.broadcast_object_async(value, root)
     };
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, |value| value) }
 }
 
 /// `*out` is a JSON array of everybody's `json`, by rank.
 ///
 /// # Safety
-/// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+/// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
 /// written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_gather_object(
@@ -98,18 +98,18 @@ pub unsafe extern "C" fn rcomm_all_gather_object(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     let start = |group: &ProcessGroup| {
-        // SAFETY: by the contract.
+        // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
         group.all_gather_object_async(&value)
     };
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, Value::Array) }
 }
 
 /// On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
 ///
 /// # Safety
-/// As the head of the header says of handles; `json` is a text that ends with a zero byte; `out` may be
+/// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
 /// written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_gather_object(
@@ -120,12 +120,12 @@ pub unsafe extern "C" fn rcomm_gather_object(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     let start = |group: &ProcessGroup| {
-        // SAFETY: by the contract.
+        // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
         group.gather_object_async(&value, root)
     };
     let read = |all: Option<Vec<Value>>| all.map_or(Value::Null, Value::Array);
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, read) }
 }
 
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rcomm_gather_object(
 /// not looked at.
 ///
 /// # Safety
-/// As the head of the header says of handles; `json` is NULL or a text that ends with a zero byte; `out`
+/// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
 /// may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_scatter_object(
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn rcomm_scatter_object(
 ) -> i32 {
     let start = |group: &ProcessGroup| {
         let values = match group.rank() == root {
-            // SAFETY: by the contract.
+            // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
             true => match unsafe { value_of(json)? } {
                 Value::Array(values) => values,
                 _ => return Err(refused("the root's value is no JSON array")),
@@ -154,14 +154,14 @@ pub unsafe extern "C" fn rcomm_scatter_object(
         };
         group.scatter_object_async(&values, root)
     };
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
 /// Sends a value to `peer`, which receives it with `rcomm_recv_object`.
 ///
 /// # Safety
-/// As the head of the header says of handles; `json` is a text that ends with a zero byte.
+/// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_send_object(
     group: *const Group,
@@ -171,11 +171,11 @@ pub unsafe extern "C" fn rcomm_send_object(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: by the contract.
+        // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, group.send_object_async(&value, peer, tag)?, work) }
     })
 }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn rcomm_send_object(
 /// ended, nothing else may be received from this peer under this tag.
 ///
 /// # Safety
-/// As the head of the header says of handles; `out` may be written unless there is a `work`.
+/// See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recv_object(
     group: *const Group,
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn rcomm_recv_object(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     let start = |group: &ProcessGroup| group.recv_object_async(peer, tag);
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
@@ -205,14 +205,14 @@ pub unsafe extern "C" fn rcomm_recv_object(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut c_char) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let value = work.take(|made| match made {
             Made::Value(value) => Ok(value),
             other => Err(other),
         });
         let value = value.ok_or_else(|| refused("no value that has come, or taken before"))?;
-        // SAFETY: by the contract.
+        // SAFETY: `out` is NULL or writable.
         unsafe { give_value(out, &value) }
     })
 }
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_text_free(text: *mut c_char) {
     if !text.is_null() {
-        // SAFETY: by the contract: it came from `CString::into_raw`.
+        // SAFETY: not NULL, so it came from `CString::into_raw` in `give_value`, and the caller gives it up.
         drop(unsafe { CString::from_raw(text) });
     }
 }

@@ -26,10 +26,10 @@ pub(crate) unsafe fn operate(
 ) -> i32 {
     call(|| {
         let dtype = memory::dtype_of(dtype)?;
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         let op = make(&Maker { group, dtype })?;
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { issue(group, op, work) }
     })
 }
@@ -69,7 +69,7 @@ impl Maker<'_> {
     /// `counts` holds them.
     pub(crate) unsafe fn counts(&self, counts: *const usize) -> Result<Vec<usize>> {
         let size = self.group.size() as usize;
-        // SAFETY: by the contract.
+        // SAFETY: the caller's `counts` holds a number for each rank.
         Ok(unsafe { memory::array(counts, size, "the list of counts")? }.to_vec())
     }
 
@@ -80,14 +80,14 @@ impl Maker<'_> {
         data: *const c_void,
         count: usize,
     ) -> Result<Buffer<'static>> {
-        // SAFETY: by the contract.
+        // SAFETY: the caller answers for the elements as `memory::input` asks.
         unsafe { memory::input(data, count, self.dtype) }
     }
 
     /// # Safety
     /// As [`memory::output`].
     pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
-        // SAFETY: by the contract.
+        // SAFETY: the caller answers for the elements as `memory::output` asks.
         unsafe { memory::output(data, count, self.dtype) }
     }
 
@@ -98,7 +98,7 @@ impl Maker<'_> {
         list: *const *const c_void,
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
-        // SAFETY: by the contract.
+        // SAFETY: the caller answers for list and elements as `memory::inputs` asks.
         unsafe { memory::inputs(list, counts, self.dtype) }
     }
 
@@ -109,7 +109,7 @@ impl Maker<'_> {
         list: *const *mut c_void,
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
-        // SAFETY: by the contract.
+        // SAFETY: the caller answers for list and elements as `memory::outputs` asks.
         unsafe { memory::outputs(list, counts, self.dtype) }
     }
 }

@@ -46,7 +46,7 @@ unsafe fn sum<T: Element>(
             values: Buffer::from_vec(sum.values().to_vec()),
         })
     };
-    // SAFETY: by the contract.
+    // SAFETY: `work` is NULL or writable.
     unsafe { yield_to(group, under_way, work, made) }
 }
 
@@ -75,9 +75,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
 ) -> i32 {
     call(|| {
         let dtype = dtype_of(dtype)?;
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: by the contract.
+        // SAFETY: `shape` holds `dims` values during the call.
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
         let rows = places.checked_mul(sparse_dims);
         let mut block = shape.get(sparse_dims..).unwrap_or_default().iter();
@@ -92,9 +92,10 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         let part = Part {
             shape,
             sparse_dims,
-            // SAFETY: by the contract.
+            // SAFETY: `indices` holds `rows` values during the call.
             indices: unsafe { array(indices, rows, "the list of indices")? },
-            // SAFETY: by the contract.
+            // SAFETY: the caller leaves the `count` elements at `values` unchanged until the operation
+            // has released them.
             values: unsafe { memory::input(values, count, dtype)? },
         };
         let start = match dtype {
@@ -117,9 +118,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             DType::F8E5M2 => sum::<F8E5M2>,
             other => return Err(refused(format!("there are no sparse tensors of {other}"))),
         };
-        // SAFETY: by the contract.
+        // SAFETY: `sum_of` is NULL or writable.
         match unsafe { start(group, part, work)? } {
-            // SAFETY: by the contract.
+            // SAFETY: `sum_of` is NULL or writable.
             Some(Made::Sparse(made)) => unsafe { give(sum_of, made) },
             _ => Ok(()),
         }
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn rcomm_work_sparse(
     sum_of: *mut *mut Sparse,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let sum = work.take(|made| match made {
             Made::Sparse(sum) => Ok(sum),
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn rcomm_work_sparse(
         });
         let sum =
             sum.ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
-        // SAFETY: by the contract.
+        // SAFETY: `sum_of` is NULL or writable.
         unsafe { give(sum_of, sum) }
     })
 }
@@ -162,18 +163,18 @@ pub unsafe extern "C" fn rcomm_sparse_get(
     values: *mut *const c_void,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `sparse` alive during the call.
         let sparse = unsafe { borrow(sparse, "the sparse tensor")? };
         if !places.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `places` is NULL or writable.
             unsafe { put(places, sparse.places)? };
         }
         if !indices.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `indices` is NULL or writable.
             unsafe { put(indices, sparse.indices.as_ptr())? };
         }
         if !values.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `values` is NULL or writable.
             unsafe { put(values, sparse.values.as_ptr().cast())? };
         }
         Ok(())
@@ -186,6 +187,6 @@ pub unsafe extern "C" fn rcomm_sparse_get(
 /// `sparse` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_sparse_free(sparse: *mut Sparse) {
-    // SAFETY: by the contract.
+    // SAFETY: `sparse` is NULL or a handle of this type that the caller gives up.
     unsafe { free(sparse) }
 }

@@ -50,7 +50,7 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
 /// # Safety
 /// `handle` is NULL or came from this crate and was not freed.
 pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: by the contract.
+    // SAFETY: NULL is `None`; any other handle is a box made by `give` that the caller has not freed.
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
 }
 
@@ -72,7 +72,7 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
 /// As [`consume`].
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: by the contract.
+        // SAFETY: not NULL, and given up by the caller.
         let freed = || unsafe { consume(handle, "the handle") };
         call(|| freed().map(drop));
     }
@@ -86,7 +86,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     if place.is_null() {
         return Err(refused("the place for the result is NULL"));
     }
-    // SAFETY: by the contract.
+    // SAFETY: not NULL, so the caller lets this function write to it.
     unsafe { place.write(value) };
     Ok(())
 }
@@ -99,7 +99,7 @@ pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Resul
     if place.is_null() {
         return Err(refused("the place for the handle is NULL"));
     }
-    // SAFETY: by the contract.
+    // SAFETY: not NULL, so the caller lets this function write to it.
     unsafe { put(place, Box::into_raw(Box::new(value))) }
 }
 
@@ -111,7 +111,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str
     if text.is_null() {
         return Err(refused(format!("{what} is NULL")));
     }
-    // SAFETY: by the contract.
+    // SAFETY: not NULL, and the caller's text ends with a zero byte.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map_err(|_| refused(format!("{what} is not UTF-8")))

@@ -26,7 +26,7 @@ unsafe fn open(
     memory: impl FnOnce(&ProcessGroup) -> Result<Buffer<'static>>,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if window.is_null() && work.is_null() {
             return Err(refused("the place for the window is NULL"));
@@ -40,9 +40,9 @@ unsafe fn open(
                 mapped: Mutex::default(),
             }))
         };
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         match unsafe { yield_to(group, under_way, work, make)? } {
-            // SAFETY: by the contract.
+            // SAFETY: `window` is NULL or writable.
             Some(Made::Window(made)) => unsafe { give(window, *made) },
             _ => Ok(()),
         }
@@ -59,14 +59,14 @@ pub unsafe extern "C" fn rcomm_work_window(
     window: *mut *mut Window,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let made = work.take(|made| match made {
             Made::Window(window) => Ok(window),
             other => Err(other),
         });
         let made = made.ok_or_else(|| refused("no window that was made, or taken before"))?;
-        // SAFETY: by the contract.
+        // SAFETY: `window` is NULL or writable.
         unsafe { give(window, *made) }
     })
 }
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rcomm_work_window(
 /// `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
 ///
 /// # Safety
-/// As the head of the header says of handles; `window` may be written unless there is a `work`.
+/// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_allocate(
     group: *const Group,
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn rcomm_window_allocate(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     let memory = |group: &ProcessGroup| group.allocate_of(dtype_of(dtype)?, count);
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
 }
 
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn rcomm_window_allocate(
 /// the window is closed or freed. With `work` as `rcomm_window_allocate`.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory; `window` may be written unless there is a
+/// See "Handles and memory" in rcomm.h; `window` may be written unless there is a
 /// `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_new_window(
@@ -105,9 +105,10 @@ pub unsafe extern "C" fn rcomm_new_window(
     window: *mut *mut Window,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: by the contract.
+    // SAFETY: the caller leaves the `count` elements at `memory` alone until the operation has released
+    // them.
     let memory = |_: &ProcessGroup| unsafe { memory::output(memory, count, dtype_of(dtype)?) };
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
 }
 
@@ -122,9 +123,9 @@ pub unsafe extern "C" fn rcomm_window_count(
     count: *mut usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let window = unsafe { borrow(window, "the window")? };
-        // SAFETY: by the contract.
+        // SAFETY: `count` is NULL or writable.
         unsafe { put(count, window.window.len_of(peer)) }
     })
 }
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn rcomm_window_count(
 /// calls.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_put(
     window: *const Window,
@@ -145,15 +146,16 @@ pub unsafe extern "C" fn rcomm_window_put(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
-        // SAFETY: by the contract.
+        // SAFETY: the caller leaves the `count` elements at `from` unchanged until the operation has
+        // released them.
         let from = unsafe { memory::input(from, count, window.dtype())? };
         if work.is_null() {
             return window.put_buffer(peer, offset, &from);
         }
         let under_way = window.put_buffer_async(peer, offset, from)?;
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -161,7 +163,7 @@ pub unsafe extern "C" fn rcomm_window_put(
 /// Reads `count` elements of the part of `peer`, from element `offset` on.
 ///
 /// # Safety
-/// As the head of the header says of handles and memory.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_get(
     window: *const Window,
@@ -172,15 +174,16 @@ pub unsafe extern "C" fn rcomm_window_get(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
-        // SAFETY: by the contract.
+        // SAFETY: the caller leaves the `count` elements at `into` alone until the operation has
+        // released them.
         let mut into = unsafe { memory::output(into, count, window.dtype())? };
         if work.is_null() {
             return window.get_buffer(peer, offset, &mut into);
         }
         let under_way = window.get_buffer_async(peer, offset, into)?;
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -188,7 +191,7 @@ pub unsafe extern "C" fn rcomm_window_get(
 /// Tells `peer` that everything put there before has arrived. Signals are counted.
 ///
 /// # Safety
-/// As the head of the header says of handles.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_signal(
     window: *const Window,
@@ -196,13 +199,13 @@ pub unsafe extern "C" fn rcomm_window_signal(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
         if work.is_null() {
             return window.signal(peer);
         }
         let under_way = window.signal_async(peer)?;
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -210,7 +213,7 @@ pub unsafe extern "C" fn rcomm_window_signal(
 /// Takes one signal of `peer`, waiting for it if there is none.
 ///
 /// # Safety
-/// As the head of the header says of handles.
+/// See "Handles and memory" in rcomm.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_wait_signal(
     window: *const Window,
@@ -218,13 +221,13 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
         if work.is_null() {
             return window.wait_signal(peer);
         }
         let under_way = window.wait_signal_async(peer)?;
-        // SAFETY: by the contract.
+        // SAFETY: `work` is NULL or writable.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -243,7 +246,7 @@ pub unsafe extern "C" fn rcomm_window_map(
     bytes: *mut usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `window` alive during the call.
         let window = unsafe { borrow(window, "the window")? };
         let mut mapped = window.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         if !mapped.iter().any(|(rank, _)| *rank == peer) {
@@ -253,9 +256,9 @@ pub unsafe extern "C" fn rcomm_window_map(
         let Some((_, memory)) = known else {
             return Ok(());
         };
-        // SAFETY: by the contract.
+        // SAFETY: `start` is NULL or writable.
         unsafe { put(start, memory.as_ptr().cast())? };
-        // SAFETY: by the contract.
+        // SAFETY: `bytes` is NULL or writable.
         unsafe { put(bytes, memory.len()) }
     })
 }
@@ -267,7 +270,7 @@ pub unsafe extern "C" fn rcomm_window_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `window` is NULL or a handle of this type that the caller gives up.
         let Window { window, mapped, .. } = *unsafe { consume(window, "the window")? };
         // What is still mapped is not given back to its rank.
         drop(mapped);
@@ -281,6 +284,6 @@ pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
 /// `window` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_free(window: *mut Window) {
-    // SAFETY: by the contract.
+    // SAFETY: `window` is NULL or a handle of this type that the caller gives up.
     unsafe { free(window) }
 }

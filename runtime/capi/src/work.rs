@@ -149,7 +149,7 @@ pub(crate) unsafe fn issue(
         return group.execute(op).map(drop);
     }
     let under_way = Box::new(group.execute_async(op)?);
-    // SAFETY: by the contract.
+    // SAFETY: `work` is NULL or writable.
     unsafe { hand_out(group, under_way, work) }
 }
 
@@ -166,7 +166,7 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
         return work.wait().map(drop);
     }
     let make = |_| None;
-    // SAFETY: by the contract.
+    // SAFETY: `handle` is NULL or writable.
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
 }
 
@@ -184,7 +184,7 @@ pub(crate) unsafe fn yield_to<T: Send + 'static>(
         return work.wait().map(|value| Some(make(value)));
     }
     let make = |value| Some(make(value));
-    // SAFETY: by the contract.
+    // SAFETY: `handle` is NULL or writable.
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }?;
     Ok(None)
 }
@@ -202,7 +202,7 @@ unsafe fn hand_out(
         state: Mutex::new(State::UnderWay(under_way)),
         group: group.clone(),
     };
-    // SAFETY: by the contract.
+    // SAFETY: `work` is NULL or writable.
     unsafe { give(work, handle) }
 }
 
@@ -213,7 +213,7 @@ unsafe fn hand_out(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         if !work.wait(Duration::MAX)? {
             let message = "the operation was not given up after its deadline";
@@ -235,11 +235,11 @@ pub unsafe extern "C" fn rcomm_work_test(
     ended: *mut i32,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let result = work.wait(Duration::from_millis(timeout_ms));
         let has_ended = *result.as_ref().unwrap_or(&true);
-        // SAFETY: by the contract.
+        // SAFETY: `ended` is NULL or writable.
         unsafe { put(ended, i32::from(has_ended))? };
         result.map(drop)
     })
@@ -254,11 +254,11 @@ pub unsafe extern "C" fn rcomm_work_test(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: *mut i32) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is = matches!(&*state, State::Ended(ending) if ending.released);
-        // SAFETY: by the contract.
+        // SAFETY: `released` is NULL or writable.
         unsafe { put(released, i32::from(is)) }
     })
 }
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut u32) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
         let found = match &*state {
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
             _ => None,
         };
         let found = found.ok_or_else(|| refused("no receive that has ended well"))?;
-        // SAFETY: by the contract.
+        // SAFETY: `source` is NULL or writable.
         unsafe { put(source, found) }
     })
 }
@@ -295,9 +295,9 @@ pub unsafe extern "C" fn rcomm_work_abort(
     reason: *const std::ffi::c_char,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        // SAFETY: by the contract.
+        // SAFETY: `reason` is NULL, or ends with a zero byte and stays unchanged during the call.
         work.group
             .abort(unsafe { crate::status::text(reason, "the reason")? });
         Ok(())
@@ -310,6 +310,6 @@ pub unsafe extern "C" fn rcomm_work_abort(
 /// `work` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_free(work: *mut WorkHandle) {
-    // SAFETY: by the contract.
+    // SAFETY: `work` is NULL or a handle of this type that the caller gives up.
     unsafe { free(work) }
 }

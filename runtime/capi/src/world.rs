@@ -19,7 +19,7 @@ pub struct World(pub(crate) rcomm::World);
 pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     call(|| {
         let made = rcomm::World::init(Config::from_environment()?)?;
-        // SAFETY: by the contract.
+        // SAFETY: `world` is NULL or writable.
         unsafe { give(world, World(made)) }
     })
 }
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rcomm_init_at(
     world: *mut *mut World,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `address` is NULL, or ends with a zero byte and stays unchanged during the call.
         let address = unsafe { text(address, "the address")? };
         let place = Rendezvous::explicit(rank, world_size, address, port)?;
         let mut config = Config {
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rcomm_init_at(
             config.timeout = Duration::from_millis(timeout_ms);
         }
         let made = rcomm::World::init(config)?;
-        // SAFETY: by the contract.
+        // SAFETY: `world` is NULL or writable.
         unsafe { give(world, World(made)) }
     })
 }
@@ -66,14 +66,14 @@ pub unsafe extern "C" fn rcomm_world_place(
     size: *mut u32,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
         if !rank.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
             unsafe { rank.write(world.0.rank()) };
         }
         if !size.is_null() {
-            // SAFETY: by the contract.
+            // SAFETY: `size` is not NULL, so the caller lets this function write to it.
             unsafe { size.write(world.0.size()) };
         }
         Ok(())
@@ -87,9 +87,9 @@ pub unsafe extern "C" fn rcomm_world_place(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut Group) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        // SAFETY: by the contract.
+        // SAFETY: `group` is NULL or writable.
         unsafe { give(group, Group(world.0.group().clone())) }
     })
 }
@@ -109,14 +109,14 @@ pub unsafe extern "C" fn rcomm_new_group(
     group: *mut *mut Group,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        // SAFETY: by the contract.
+        // SAFETY: `ranks` holds `count` values during the call.
         let ranks = unsafe { array(ranks, count, "the list of ranks")? };
-        // SAFETY: by the contract.
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
         let made = world.0.new_group(ranks, &GroupOptions::named(purpose))?;
-        // SAFETY: by the contract.
+        // SAFETY: `group` is NULL or writable.
         unsafe { give(group, Group(made)) }
     })
 }
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn rcomm_new_group(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
         let world = unsafe { consume(world, "the world")? };
         world.0.shutdown()
     })
@@ -141,6 +141,6 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
 /// `world` is NULL or a living handle that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
-    // SAFETY: by the contract.
+    // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
     unsafe { free(world) }
 }

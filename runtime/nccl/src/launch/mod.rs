@@ -130,7 +130,7 @@ impl<'a> Target<'a> {
 }
 
 /// The buffers of a list, each with the rank that it is of.
-fn parts<'b>(list: &'b [Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
+fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
     list.iter().map(Part::of).zip(0..)
 }
 

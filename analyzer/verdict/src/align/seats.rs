@@ -56,7 +56,7 @@ impl Table {
         let free: Vec<u32> = (0..self.size)
             .filter(|seat| !self.seats.contains_key(seat))
             .collect();
-        // Whoever left a record and does not say that it is a member is none.
+        // A rank whose record does not list the group is no member of it.
         let fits = |rank: Rank| {
             !taken.contains(&rank) && !read.contains(&rank) && world.is_none_or(|all| rank < all)
         };

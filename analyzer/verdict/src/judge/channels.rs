@@ -1,5 +1,5 @@
-//! Which channel, towards which peer, an operation of NCCL has not moved on: what NCCL's profiler interface tells and
-//! no recorder above NCCL knows.
+//! The channel and peer on which an operation of NCCL no longer moves. Only NCCL's profiler interface reports
+//! it; no recorder above NCCL can see it.
 
 use crate::align::{GroupIx, Presence};
 use crate::judge::context::Context;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 pub(crate) struct Lag {
     /// The channels that have not finished, ascending; fewer than there are.
     pub(crate) channels: Vec<u8>,
-    /// The one transfer that the others wait for, where one stands out.
+    /// The one transfer that the others wait for, where one lags behind all others.
     pub(crate) link: Option<Link>,
 }
 
@@ -79,7 +79,7 @@ fn blocked(links: &[(Rank, LinkProgress)], rank_of: impl Fn(u32) -> Option<Rank>
         .collect();
     held.sort_by_key(|&(done, rank, link)| (done, rank, link.channel, link.peer));
     let &(least, from, link) = held.first()?;
-    // Several that came as far: none of them stands out.
+    // Several came equally far: none of them alone holds up the rest.
     let rival = held.get(1).is_some_and(|&(done, rank, other)| {
         done == least && (rank, other.peer) != (from, link.peer)
     });

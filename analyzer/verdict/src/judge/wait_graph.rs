@@ -77,7 +77,7 @@ impl WaitGraph {
     ///
     /// In a snapshot the age of an operation decides when to judge, never whom to name: as long as
     /// nothing is overdue the graph has no places, and from then on every unfinished operation is in
-    /// it. Which waits are worth a finding [`WaitGraph::due`] tells.
+    /// it. [`WaitGraph::due`] returns the waits that are worth a finding.
     pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
         let node_of_rank = aligned
             .expected

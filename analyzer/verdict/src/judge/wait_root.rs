@@ -1,8 +1,8 @@
 //! The roots of the wait-for graph.
 //!
 //! Every wait leads to a sink: a rank that waits for nothing, a rank whose record cannot be read, a
-//! place where everybody is, or a cycle. This is what the checks judge. A sink to which no wait leads
-//! that is due ([`WaitGraph::due`]) is none yet.
+//! place where all members are, or a cycle. These sinks are what the checks judge. A sink counts only
+//! from when a wait that leads to it is due ([`WaitGraph::due`]).
 
 use crate::align::Aligned;
 use crate::align::pending::Arrival;

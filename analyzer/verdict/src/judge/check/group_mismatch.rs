@@ -256,7 +256,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
             draft
         }
         None => {
-            sentence.push_str("; which of them is wrong cannot be told");
+            sentence.push_str("; their statements alone do not show which of them is wrong");
             let mut draft = blame(ctx, conflicts, &[], sentence);
             draft.confidence = 0.5;
             draft.alternatives = stated

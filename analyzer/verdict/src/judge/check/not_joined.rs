@@ -150,8 +150,8 @@ fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
     })
 }
 
-/// Gloo's recorder tells neither members nor completion: a rank without a record may be the one that these
-/// wait for. Those ranks, ascending; none where the record tells.
+/// Ranks without a record, ascending, that may be the ones waited for: gloo's recorder names neither members
+/// nor completions. Empty where the recorder names them.
 fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));

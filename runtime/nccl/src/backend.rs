@@ -82,7 +82,7 @@ impl NcclBackend {
         lanes.cloned().collect()
     }
 
-    /// Waits until an abort that was begun is over; says whether it is.
+    /// Waits until an abort that was begun is over; returns whether it is.
     pub(super) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,8 @@ impl NcclBackend {
         Ok(lane)
     }
 
-    /// Gives an operation to its lane, in its turn; says whether it had to wait for that.
+    /// Hands an operation to its lane when its turn comes; also returns whether it had to wait for the
+    /// turn.
     fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
         let turn = self.turns.take(call.turn, call.deadline);
         if let Some(error) = self.shared.aborted.get() {

@@ -1,9 +1,9 @@
 //! Communicators on their way into the world: joined with a unique id, split from another, or made of
 //! what is left of one.
 //!
-//! A [`Birth`] is begun and then asked until it has come to an end, so that whoever waits has a deadline.
-//! The library works in the background until then. Where it was told to block, the call has a thread of its
-//! own, which is left to it if it never returns.
+//! A [`Birth`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
+//! works in the background until then. Where the communicator is configured as blocking, the call runs on a
+//! thread of its own, which is detached if the call never returns.
 //!
 //! A communicator that is joined makes one small broadcast, which has the library connect its rings
 //! (`ncclCollPreconnectFunc`, group.cc): it would do that in the first operation, which then waits for peers.
@@ -277,8 +277,9 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
     let (rank, size) = (to_c(seat.rank)?, to_c(seat.size)?);
     let (call, status) = match seat.ids.as_slice() {
         [id] => {
-            // SAFETY: all pointers are to locals that outlive the call, which copies the configuration
-            // with its strings, but for the name, which stays for ever, and writes the handle before it returns; the id is one of the library's.
+            // SAFETY: all pointers are to locals that outlive the call, which copies the configuration with
+            // its strings, except for the name, which is never freed, and writes the handle before it
+            // returns; the id is one of the library's.
             let status = unsafe {
                 (library.table().comm_init_rank_config)(&mut raw, size, *id, rank, config.as_mut())
             };
@@ -315,7 +316,7 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
 /// Makes a child: `call` is given the parent, the place for the handle, and what it reads.
 ///
 /// The contract that its `unsafe` call relies on: the parent is live and locked while the call runs; the
-/// place and the input are on the heap, and stay there until the parent is ready again or for ever.
+/// place and the input are on the heap, and stay there until the parent is ready again, or are leaked.
 fn derive(
     library: &Arc<NcclLibrary>,
     device: &Arc<CudaDevice>,
@@ -371,11 +372,11 @@ fn on_thread(
     let device = device.clone();
     let work = move || {
         let made = device.enter().and_then(|_entered| make());
-        // Nobody waits any more if this fails: the communicator is aborted as it is dropped.
+        // Fails if the receiver has stopped waiting: the communicator is then aborted as it is dropped.
         drop(sender.send(made));
     };
     let thread = std::thread::Builder::new().name("rcomm/nccl-init".to_owned());
-    // It ends when the call returns. One that never returns cannot be ended by anybody.
+    // The thread ends when the call returns. A call that never returns cannot be interrupted.
     match thread.spawn(work) {
         Ok(_) => Ok(Birth(Stage::Blocked(result))),
         Err(error) => Err(Error::io("cannot start the thread rcomm/nccl-init", error)),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a rank says of itself before it joins.
+/// What a rank publishes about itself before it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Card {
     pub(super) rank: Rank,
@@ -89,7 +89,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn arrive(meeting: &Meeting, card: &Card) -> Result<()> {
     let card = serde_json::to_vec(card).map_err(|error| unreadable("written", error))?;
     meeting.store.set(&format!("card/{}", meeting.own), &card)?;
-    // After the card: the counter says how many may be read.
+    // After the card: the counter is the number of cards that may be read.
     meeting.store.add(COUNTER, 1).map(drop)
 }
 

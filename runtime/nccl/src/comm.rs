@@ -39,8 +39,8 @@ pub(super) struct Comm {
     size: u32,
 }
 
-/// A child of a communicator that nobody waits for any more: the library may still write its handle to
-/// `place`, and read what stands beside it, until the parent has been aborted.
+/// A child of a communicator whose creation was abandoned: the library may still write its handle to `place`,
+/// and read the input kept with it, until the parent has been aborted.
 pub(super) struct Orphan {
     pub(super) place: Place,
     #[allow(dead_code, reason = "held, not read")]
@@ -67,7 +67,7 @@ pub(super) enum Look {
     Ready,
     /// Something is.
     AtWork,
-    /// Somebody is inside a call on it.
+    /// Another thread is inside a call on it.
     InUse,
     /// It was ended.
     Gone,
@@ -91,7 +91,7 @@ impl Comm {
     /// Owns a communicator that the library has just made, or null.
     ///
     /// # Safety
-    /// `raw` is null, or a live communicator of this library that nobody else ends.
+    /// `raw` is null, or a live communicator of this library that no other code ends.
     pub(super) unsafe fn over(
         library: &Arc<NcclLibrary>,
         raw: NcclComm,
@@ -197,7 +197,7 @@ impl Comm {
         self.with(Self::ask)?
     }
 
-    /// As [`is_ready`](Self::is_ready) for whoever may not wait.
+    /// As [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
     pub(super) fn look(&self) -> Look {
         let Ok(handle) = self.handle.try_lock() else {
             return Look::InUse;
@@ -212,7 +212,7 @@ impl Comm {
         }
     }
 
-    /// The library's error, if it has one and somebody may ask just now.
+    /// The library's error, if it has one and the communicator is not in use by another call.
     pub(super) fn trouble(&self) -> Option<Error> {
         match self.look() {
             Look::Failed(error) => Some(error),
@@ -236,8 +236,8 @@ impl Comm {
         Ok(true)
     }
 
-    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) says when it is. All ranks call
-    /// it, then [`destroy`](Self::destroy).
+    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when it is done. All ranks
+    /// call it, then [`destroy`](Self::destroy).
     ///
     /// # Errors
     /// `Backend` with the library's words.
@@ -273,7 +273,7 @@ impl Comm {
     }
 
     /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
-    /// [`is_ready`](Self::is_ready) says when it has stopped. On this rank alone.
+    /// [`is_ready`](Self::is_ready) is true when it has stopped. On this rank alone.
     ///
     /// # Errors
     /// `Unsupported` where the library has no such function (before 2.29); `Backend` with its words.
@@ -313,9 +313,9 @@ impl Comm {
         }
     }
 
-    /// Aborts several communicators in one group of calls. One by one they could wait for each other for ever: an
-    /// abort frees memory of the device, which waits for the kernels of all its communicators, and those end
-    /// when their own is aborted. In a group all are told to stop before the first is freed (`ncclCommAbort`
+    /// Aborts several communicators in one group of calls. One by one they could deadlock: an abort frees
+    /// memory of the device, which waits for the kernels of all its communicators, and those end when their
+    /// own is aborted. In a group all receive the abort flag before the first is freed (`ncclCommAbort`
     /// raises the flags at once, and `ncclGroupEnd` frees).
     ///
     /// # Blocking
@@ -363,7 +363,7 @@ impl Comm {
         orphans.push(orphan);
     }
 
-    /// Leaves the communicator to the library for ever, as it is. Later calls find it gone.
+    /// Leaks the communicator to the library as it is. Later calls find it gone.
     pub(super) fn forsake(&self) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *orphans));
@@ -375,7 +375,7 @@ impl Comm {
         }
     }
 
-    /// Takes the handle out, for whoever ends it. `ending` is held.
+    /// Takes the handle out, for the caller that ends it. `ending` is held.
     fn take(&self, handle: &mut Handle) -> NcclComm {
         self.raw.store(std::ptr::null_mut(), Ordering::Release);
         std::mem::replace(&mut handle.0, std::ptr::null_mut())
@@ -438,7 +438,7 @@ fn ended() -> Error {
     Error::new(ErrorKind::Closed, message)
 }
 
-/// Ends the children that were given up, after their parent; where that failed they stay for ever, since
+/// Ends the abandoned children, after their parent; where aborting the parent failed they are leaked, since
 /// the library may still write to them.
 fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
     if status != result::SUCCESS {
@@ -453,8 +453,8 @@ fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResul
 }
 
 impl Comm {
-    /// Aborts what is still there, on a thread of its own, since the library may never come back from it;
-    /// says whether it has.
+    /// Aborts what is still there, on a thread of its own, since the library may never return from it;
+    /// returns whether it has.
     pub(super) fn end_at_last(&mut self) -> bool {
         let handle = self
             .handle
@@ -470,10 +470,11 @@ impl Comm {
         let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
         let abort = move || {
             let handle = handle;
-            // SAFETY: taken out above, so it is freed once, and nobody can be in a call on what is dropped.
+            // SAFETY: taken out above, so it is freed once, and no other thread can be in a call on what is
+            // dropped.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
             settle_orphans(&library, orphans, status);
-            // Nobody may be waiting any more.
+            // Fails if the caller has stopped waiting.
             drop(sender.send(library.check("ncclCommAbort", status)));
         };
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());

@@ -61,8 +61,8 @@ pub(super) struct RawConfig {
     _strings: [Option<CString>; 2],
 }
 
-// SAFETY: the pointers inside are to the strings beside them, whose bytes stay where they are when this
-// moves, and nobody writes to them.
+// SAFETY: the pointers inside are to the strings owned with them, whose bytes stay where they are when this
+// moves, and which are never written to.
 unsafe impl Send for RawConfig {}
 
 impl AsMut<sys::Config> for RawConfig {

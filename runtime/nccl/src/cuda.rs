@@ -54,7 +54,7 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(super) const CAPTURE_STATUS_NONE: c_int = 0;
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nobody may wait for the destructor.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: waiting for the destructor is not allowed.
 pub(super) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's references.
 pub(super) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;

@@ -27,8 +27,8 @@ impl CudaStream {
 }
 
 impl DeviceBuffer {
-    /// A whole slice of cudarc's, which is kept alive. What another holder of it enqueues meanwhile mixes
-    /// with what operations write, and nothing worse.
+    /// A whole slice of cudarc's, which is kept alive. Work that another holder of the slice enqueues at
+    /// the same time can mix with what operations write, but does no further harm.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not memory of `device`.

@@ -1,9 +1,9 @@
 //! Groups from groups: splitting one with `ncclCommSplit`, and going on with what is left of one by
 //! `ncclCommShrink`.
 //!
-//! Both are calls that all ranks concerned must make, so the ranks leave a note in the store as they come:
-//! who waits in vain can name who did not. Where the library has no such function the group refuses, and
-//! the caller connects the new group from nothing.
+//! Both are calls that all ranks concerned must make, so each rank leaves a note in the store when it
+//! arrives: a rank that times out can name those that did not arrive. Where the library has no such
+//! function the group refuses, and the caller connects the new group from scratch.
 
 use super::backend::NcclBackend;
 use super::birth::{Birth, Seat};

@@ -28,7 +28,8 @@ pub struct CudaDevice {
     has_pools: bool,
     /// The first number of its compute capability.
     capability: c_int,
-    /// What is to be freed. It refers back to the device: what nobody frees stays.
+    /// What is to be freed. Each entry refers back to the device, so entries that are never freed keep it
+    /// alive.
     aside: Arc<Mutex<Vec<Held>>>,
 }
 
@@ -45,9 +46,9 @@ impl Held {
         Self { memory, device }
     }
 
-    /// Has whoever uses the device next free it. Calls nothing of the driver's, whatever others do meanwhile:
-    /// both go into the list, and the list may be freed here only when nothing is in it, since what is in it
-    /// refers to the device, and that to the list.
+    /// Leaves the memory to be freed by the next use of the device. Makes no call to the driver, even when it
+    /// races with other threads: both entries go into the list, and the list can be dropped here only when it
+    /// is empty, since each entry refers to the device, and the device to the list.
     pub(super) fn lay_aside(self) {
         let aside = self.device.aside.clone();
         lock(&aside).push(self);
@@ -120,7 +121,7 @@ impl CudaDevice {
         Device::Cuda(self.ordinal)
     }
 
-    /// What tells it from every other device, in all processes, as hexadecimal digits.
+    /// The device's UUID, unique across processes, as hexadecimal digits.
     pub fn uuid(&self) -> String {
         self.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -62,7 +62,7 @@ impl Shared {
         })
     }
 
-    /// Refuses memory that the device cannot use, or that nobody keeps for it.
+    /// Refuses memory that the device cannot use, or whose owner is not kept alive with the buffer.
     pub(super) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
         let refuse = |why: String| {
             let message = format!("{buffer:?}: {why}");

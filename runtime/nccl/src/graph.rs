@@ -1,9 +1,8 @@
 //! Graphs that streams are captured into, and how memory stays alive for as long as a graph may use it.
 //!
 //! The driver counts references of a graph, and of everything made of it, to objects of the program's, and
-//! calls a function when the last is gone ("CUDA User Objects" in the CUDA programming guide). That
-//! function may call nothing of the driver's, so it only lays the memory aside; whoever uses the device next
-//! frees it.
+//! calls a function when the last is gone ("CUDA User Objects" in the CUDA programming guide). That function
+//! may not call the driver, so it only lays the memory aside; the next use of the device frees it.
 
 use super::cuda::{self, CuGraph, CuUserObject};
 use super::device::{CudaDevice, Held};

@@ -282,7 +282,7 @@ unsafe fn text(at: *const c_char) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: up to the first NUL, says the caller.
+    // SAFETY: readable up to the first NUL, by the contract of this function.
     let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
     let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
     Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -298,7 +298,7 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Launches what was put in, and says what the library answers.
+    /// Launches the calls of the group, and returns the library's status.
     pub(super) fn end(mut self) -> NcclResult {
         self.open = false;
         // SAFETY: this thread opened the group.

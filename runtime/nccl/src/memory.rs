@@ -27,7 +27,7 @@ struct Owner {
     memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// The stream on which the program uses this buffer, where the buffer says so.
+/// The stream on which the program uses this buffer, where the buffer names one.
 pub(super) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream>> {
     let owner = buffer.owner()?.downcast_ref::<Owner>()?;
     Some(&owner.stream)
@@ -459,7 +459,7 @@ impl DeviceBuffer {
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("{other:?} beside {self:?}: types and lengths must be equal"),
+            format!("{other:?} and {self:?}: types and lengths must be equal"),
         ))
     }
 }
@@ -471,8 +471,8 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Refuses to fill memory with zeros on a stream that is being captured: the graph would do it, each time it is
-/// launched, and nobody before. The context is current.
+/// Refuses to fill memory with zeros on a stream that is being captured: the fill would become part of the
+/// graph, run at each launch, and never run before the first. The context is current.
 fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
     match stream.graph()? {
         None => Ok(()),

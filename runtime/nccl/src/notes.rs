@@ -1,5 +1,5 @@
-//! What the members of a group leave for each other in the store when all of them must do a thing together:
-//! so that whoever waits in vain can name who did not come.
+//! What the members of a group leave for each other in the store when all of them must take a step
+//! together, so that a rank that times out can name those that did not arrive.
 
 use rcomm_core::Deadline;
 use rcomm_core::backend::GroupContext;
@@ -31,7 +31,7 @@ impl Notes {
         self.store.set(&format!("{word}/{}", self.own), text)
     }
 
-    /// Everybody's notes, in order of rank.
+    /// The notes of all members, in order of rank.
     ///
     /// # Blocking
     /// Until all have left one, or the deadline.
@@ -53,27 +53,27 @@ impl Notes {
         })
     }
 
-    /// Who has left no such note, in words.
+    /// The ranks that have left no such note, as text for an error message.
     pub(super) fn absent(&self, word: &str) -> String {
         let here = |at: usize| self.store.check(&[&format!("{word}/{at}")]).unwrap_or(true);
         let ranks = self.ranks.iter().enumerate();
         let absent = ranks.filter(|(at, _)| !here(*at));
         let absent: Vec<String> = absent.map(|(_, rank)| rank.to_string()).collect();
         match absent.is_empty() {
-            true => "nobody".to_owned(),
+            true => "no rank".to_owned(),
             false => format!("rank {}", absent.join(", ")),
         }
     }
 
-    /// Tells everybody that this rank gives up. The first to say so is the one that is heard.
+    /// Publishes that this rank gives up. Only the first error of the group is kept.
     pub(super) fn give_up(&self, why: &Error) {
         let text = format!("rank {}: {why}", self.ranks[self.own as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
-            tracing::debug!(%error, "nobody can be told");
+            tracing::debug!(%error, "failed to publish the failure of this rank");
         }
     }
 
-    /// The error of whoever has given up.
+    /// The error of the first rank that gave up.
     pub(super) fn check_failed(&self) -> Result<()> {
         if !self.store.check(&["failed"])? {
             return Ok(());

@@ -46,8 +46,8 @@ pub struct NcclOptions {
     pub device: Option<u16>,
     /// Of the streams that communicate.
     pub priority: Priority,
-    /// Whether operations are timed by the device; [`Done::duration`](rcomm_core::backend::Done) then says
-    /// how long they ran.
+    /// Whether operations are timed by the device; [`Done::duration`](rcomm_core::backend::Done) is then how
+    /// long they ran.
     pub timing: Timing,
     /// One unique id is made for so many ranks: large worlds start faster with several.
     pub ranks_per_id: u32,
@@ -59,7 +59,7 @@ pub struct NcclOptions {
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
-    /// What NCCL is told of each communicator.
+    /// The NCCL configuration of each communicator.
     pub comm: CommOptions,
 }
 
@@ -73,7 +73,7 @@ pub enum DeviceSharing {
     Allowed,
 }
 
-/// Whether the device tells when operations start and end.
+/// Whether starts and ends of operations are measured with events of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timing {
     /// It marks start and end, without times.
@@ -86,7 +86,7 @@ pub enum Timing {
 /// When the ranks of a group join its communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connecting {
-    /// When the group is made: what keeps them from it is said there and then.
+    /// When the group is made: a failure to connect is reported there.
     #[default]
     Eager,
     /// At the group's first operation, whose deadline counts.
@@ -151,7 +151,7 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
-    /// Those that [`Config::backend_options`] holds; else what the process's environment says.
+    /// Those that [`Config::backend_options`] holds; otherwise those of the process's environment.
     ///
     /// # Errors
     /// As [`from_lookup`](Self::from_lookup).
@@ -162,7 +162,7 @@ impl NcclOptions {
         }
     }
 
-    /// The defaults, and what `lookup` says of each variable.
+    /// The defaults, overridden by the variables that `lookup` finds.
     ///
     /// # Errors
     /// `InvalidArgument` names the variable, its value, and what it may be.

@@ -26,7 +26,7 @@ pub(super) struct Ticket {
     /// The end of what may be on the device of an operation that could not be launched whole.
     debris: OnceLock<Debris>,
     outcome: OnceLock<Result<Done>>,
-    /// Something may have been put on the device; what, is said above once that is known.
+    /// Something may have been put on the device; `marks` or `debris` holds what, once that is known.
     touched: OnceLock<()>,
     /// Its progress was asked for since it is on the device.
     was_asked: AtomicBool,

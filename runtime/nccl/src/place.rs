@@ -22,7 +22,7 @@ impl Place {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Keeps it for ever: the library may write to it at any time.
+    /// Leaks it: the library may write to it at any time.
     pub(super) fn leave(self) {
         std::mem::forget(self);
     }

@@ -24,7 +24,7 @@ pub(super) enum Scope {
     Pair,
 }
 
-/// Who is to join, and where they meet.
+/// The ranks that are to join, and the store through which they meet.
 pub(super) struct Meeting {
     pub(super) scope: Scope,
     /// Prefixed for this one communicator.
@@ -119,7 +119,7 @@ impl Rally {
         result
     }
 
-    /// The communicator, once [`step`](Self::step) has said that it is there.
+    /// The communicator, once [`step`](Self::step) has returned that it exists.
     pub(super) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
             Stage::Cards | Stage::Joining(_) => None,
@@ -187,10 +187,10 @@ impl Rally {
         self.meeting.store.set(&key, text.as_bytes())
     }
 
-    /// Tells the others that this rank gives up, and says who is to blame as far as can be told.
+    /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
     ///
     /// # Blocking
-    /// For `patience` at most, until every other rank that is alive has said what became of it.
+    /// For `patience` at most, until every other rank that is alive has reported its outcome.
     pub(super) fn give_up(&self, error: Error, patience: Duration) -> Error {
         match self.try_give_up(&error, patience) {
             Ok(more) => error.with_more(&more),
@@ -236,7 +236,7 @@ impl Rally {
 }
 
 impl Rally {
-    /// Ranks that have not said what became of them: those that never came, and those that did.
+    /// Ranks that have not reported their outcome: those that never arrived, and those that did.
     fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
         let store = &self.meeting.store;
         let (mut absent, mut mute) = (Vec::new(), Vec::new());

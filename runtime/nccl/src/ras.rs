@@ -138,7 +138,7 @@ impl Names {
         Self { look_up, late }
     }
 
-    /// Where the monitor may be: all places that its name stands for.
+    /// Connects to the monitor, trying every address that its name resolves to.
     fn find(&self, address: &str, deadline: Instant) -> Found {
         if let Ok(place) = address.parse() {
             return Ok(vec![place]);
@@ -166,7 +166,7 @@ impl Names {
         let (sender, found) = channel();
         let (look_up, address) = (self.look_up, address.to_owned());
         let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
-        // The thread ends when the look-up does. Nobody may be waiting any more.
+        // The thread ends when the look-up does. Sending fails if the caller has stopped waiting.
         thread.spawn(move || drop(sender.send(look_up(&address))))?;
         Ok(found)
     }
@@ -193,7 +193,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     stream.set_write_timeout(Some(left()))?;
     let mut lines = BufReader::new(Timed { stream, deadline });
     let mut said = String::new();
-    // A release before 2.28.7 has no other form than text, and says so.
+    // Releases before 2.28.7 offer text alone, and answer this line with an error.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
         said.clear();
@@ -280,7 +280,7 @@ mod tests {
         });
         let ras = Ras::new(Some(address), patient(Duration::from_secs(60)));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
-        // It is not asked again: nobody listens any more.
+        // It is not asked again: the listener is gone.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
     }
 
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn all_places_of_a_name_are_tried() {
-        // It is bound and never listens: nobody else gets the port as long as it is held.
+        // It is bound and never listens: no other process can take the port while it is held.
         let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
         let deaf_at = getsockname(&deaf).unwrap().try_into().unwrap();

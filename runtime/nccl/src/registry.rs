@@ -32,7 +32,7 @@ struct Windows {
 }
 
 impl Registry {
-    /// Gives up what is registered with a communicator that the library keeps for ever.
+    /// Leaks what is registered with a communicator that is itself leaked to the library.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *self.lock()));
         std::mem::forget(std::mem::take(&mut *self.windows()));
@@ -84,8 +84,8 @@ impl Lane {
         let _entered = self.shared.device.enter()?;
         let mut registered = self.registry.lock();
         // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
-        // the registration is undone or the lane is gone, and a lane's communicator goes first; where it
-        // stays for ever the owner does, too.
+        // the registration is undone or the lane is gone, and a lane's communicator goes first; where the
+        // communicator is leaked the owner is leaked, too.
         let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
         let known = registered.entry(id).or_default();
         known.count += 1;

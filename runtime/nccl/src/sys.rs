@@ -5,8 +5,8 @@
 //! `ncclRedOp_t` that no header lists. The table is a struct of function pointers, so that a test can
 //! fill it with functions of its own.
 //!
-//! Source: `nccl.h` of NCCL 2.30.7. The release in which a function appeared stands beside it, as found
-//! in the libraries that NVIDIA publishes (`docs/NCCL.md`).
+//! Source: `nccl.h` of NCCL 2.30.7. Each function is listed with the release in which it appeared, as
+//! found in the libraries that NVIDIA publishes (`docs/NCCL.md`).
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -398,7 +398,7 @@ pub(super) mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// What the page of the documentation says between this heading and the next.
+    /// The text of the documentation page between this heading and the next.
     pub(crate) fn documented(heading: &str) -> String {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/NCCL.md");
         let page = std::fs::read_to_string(path).unwrap();
@@ -406,7 +406,7 @@ pub(super) mod tests {
         section.split("\n#").next().unwrap().to_owned()
     }
 
-    /// What stands between backquotes.
+    /// The text between backquotes.
     pub(crate) fn names(text: &str) -> Vec<&str> {
         text.split('`').skip(1).step_by(2).collect()
     }

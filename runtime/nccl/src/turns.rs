@@ -21,7 +21,7 @@ struct State {
     closed: bool,
 }
 
-/// Whether somebody had to wait.
+/// Whether the caller had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The turn had come already.
@@ -42,7 +42,7 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn. Number 0 is nobody's turn and has always come.
+    /// Waits for a turn. Number 0 belongs to no operation; its turn has always come.
     ///
     /// # Errors
     /// `Timeout` if it has not come in time; the turn has passed then.
@@ -88,7 +88,7 @@ impl Turns {
         self.moved.notify_all();
     }
 
-    /// Lets everybody through: the group is given up.
+    /// Lets all waiters through: the group has failed.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.moved.notify_all();

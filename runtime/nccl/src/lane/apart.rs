@@ -29,7 +29,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Calls `look` with the shape of each call that an operation makes, until it says no; says whether all did.
+    /// Calls `look` with the shape of each call that an operation makes, until it returns false; returns
+    /// whether all were true.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
             return ops.iter().all(|op| Self::all(op, look));

@@ -1,8 +1,8 @@
 //! How lanes end: closed with the other ranks, or stopped on this one; and what becomes of buffers that the device
 //! may still hold by then.
 //!
-//! Lanes end together. To free a communicator is to wait for the kernels of all communicators of its device, so
-//! that a hung one would hold up the end of the others: all are told to stop before one is freed.
+//! Lanes end together. To free a communicator is to wait for the kernels of all communicators of its device,
+//! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
 
 use super::{Lane, Stage};
 use crate::Shared;
@@ -38,7 +38,7 @@ impl Lane {
         self.remains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees what the device is through with; says whether anything is left.
+    /// Frees what the device has finished with; returns whether anything is left.
     pub(super) fn sweep(&self) -> bool {
         self.shared.device.free_aside();
         let mut remains = self.remains();
@@ -331,7 +331,7 @@ impl Lane {
         }
     }
 
-    /// Ends the communicator if that was not done, or leaves it to the library; says whether it has ended.
+    /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has ended.
     fn end_at_last(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_forsaken() || self.live_graphs() > 0 {
             comm.forsake();
@@ -358,7 +358,8 @@ fn note_close(error: &Error) {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Before what it uses. Where it stays, in the library or with whoever else holds it, that does too.
+        // Drop the communicator before what it uses. If it is leaked, or another holder keeps it alive, leak
+        // that as well.
         if let Some(comm) = self.comm.take()
             && !self.end_at_last(comm)
         {

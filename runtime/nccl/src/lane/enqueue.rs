@@ -58,7 +58,8 @@ impl Lane {
     /// Puts one operation on the stream, or into the graph that its buffers' streams are captured into. The context
     /// is current; `graph` is that of [`check_capture`](Self::check_capture) where it is known.
     ///
-    /// `Err` with a mark: something may be on the device before it. Without one: nothing tells until when.
+    /// `Err` with a mark: something may be on the device before it. Without one: it is not known when the
+    /// device is done.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
@@ -107,7 +108,7 @@ impl Lane {
         });
         let mut is_marked = true;
         let settled = match launched {
-            // While the library is still at it, what it enqueues comes after any mark.
+            // While the library is still launching, what it enqueues comes after any mark.
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
@@ -145,8 +146,8 @@ impl Lane {
     /// While the library connects to peers, until `deadline`.
     ///
     /// # Errors
-    /// `Unsupported` while the lane's stream is captured; what `before` and the library say. The lane is of no
-    /// use any more where the library may still be at it.
+    /// `Unsupported` while the lane's stream is captured; the errors of `before` and of the library. The lane
+    /// is unusable afterwards if the library may still be working on the call.
     pub(crate) fn call_on_stream(
         &self,
         mut door: MutexGuard<'_, Door>,
@@ -217,7 +218,7 @@ impl Lane {
         }
         let mark = self.shared.joints.mark(&self.stream).map(Arc::new);
         if let Err(error) = &mark {
-            // Nothing tells when what is used now may be used again.
+            // Without a mark it is unknown when the buffers in use may be reused.
             door.stage = Stage::Broken(error.clone());
         }
         match (called, mark) {
@@ -233,7 +234,7 @@ impl Lane {
         }
     }
 
-    /// Refuses to go on where nobody knows what the library may still enqueue.
+    /// Refuses to continue where it is unknown what the library may still enqueue.
     ///
     /// # Errors
     /// Why the lane is of no use any more; `Timeout` as [`enter`](Self::enter).

@@ -1,11 +1,11 @@
 //! A communicator with a stream of its own, and the operations on their way through it. How they are put
 //! on the stream is in `enqueue`, how a lane ends in `ending`.
 //!
-//! An operation starts after what its buffers' streams have in hand (an event that the lane's stream
-//! waits for), and its end is an event of the lane's stream: nothing here waits for the device. What is
-//! issued before all ranks have joined waits in a queue, and whoever looks at an operation next moves
-//! the joining on. Buffers are given up when the event has come; those of an operation that was aborted
-//! are kept aside until then, or for ever.
+//! An operation starts after the pending work of its buffers' streams (an event that the lane's stream waits
+//! for), and its end is an event of the lane's stream: nothing here waits for the device. What is issued
+//! before all ranks have joined waits in a queue, and every later look at an operation advances the joining.
+//! Buffers are released when the event has completed; those of an aborted operation are kept until then, or
+//! leaked.
 
 mod apart;
 mod ending;
@@ -43,7 +43,7 @@ enum Stage {
     Broken(Error),
 }
 
-/// Whoever has it is alone with the communicator.
+/// Its holder has exclusive use of the communicator.
 pub(super) struct Door {
     stage: Stage,
     queue: VecDeque<Arc<Ticket>>,
@@ -113,7 +113,8 @@ impl Lane {
         let mut rally = Rally::begin(shared, meeting)?;
         match Self::parts(shared) {
             Ok((stream, barrier)) => {
-                // Whoever connects at the first operation connects the rings there as well.
+                // A lazy group also connects its rings at its first operation, so only an eager one warms up
+                // here.
                 if shared.options.connecting == Connecting::Eager {
                     rally.warm_up(WarmUp {
                         stream: stream.clone(),
@@ -134,7 +135,7 @@ impl Lane {
     /// `Backend` if the device has no more streams or memory.
     pub(super) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
         let lane = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
-        // Nobody else has it yet.
+        // Cannot fail: no other thread has this lane yet.
         let _ = lane.hash.set(hash);
         let _ = lane.comm.set(Arc::new(comm));
         Ok(lane)
@@ -211,12 +212,12 @@ impl Lane {
         &self.stream
     }
 
-    /// What tells this communicator from all others, once it is there.
+    /// The hash that identifies this communicator, once it exists.
     pub(super) fn hash(&self) -> Option<u64> {
         self.hash.get().copied()
     }
 
-    /// Takes the door: whoever has it is alone with the communicator.
+    /// Takes the door: its holder has exclusive use of the communicator.
     ///
     /// # Errors
     /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never come
@@ -337,7 +338,8 @@ impl Lane {
             Err(error) => {
                 let stage = std::mem::replace(&mut door.stage, Stage::Broken(error.clone()));
                 if let Stage::Joining(rally) = stage {
-                    // It is too late to ask who is silent: somebody waits for this operation.
+                    // The operation is already being waited for: do not spend time on finding the silent
+                    // ranks.
                     rally.give_up(error.clone(), Duration::ZERO);
                 }
                 for ticket in door.queue.drain(..) {
@@ -392,8 +394,8 @@ impl Lane {
         self.take_over(begin, step, deadline)
     }
 
-    /// Does something with the communicator that all its ranks do together. Nothing else goes through the
-    /// lane meanwhile.
+    /// Runs a step on the communicator that all its ranks take together. No other call goes through the lane
+    /// until it returns.
     ///
     /// # Blocking
     /// Until it is done, an abort, or the deadline.
@@ -407,7 +409,7 @@ impl Lane {
         deadline: Deadline,
     ) -> Result<T> {
         let deadline = deadline.started();
-        // Nobody launches as long as it is held.
+        // No launch can start while it is held.
         let mut door = self.enter(deadline)?;
         let was_aborted = self.shared.aborted.get().is_some();
         let Some(comm) = self.comm.get() else {
@@ -438,7 +440,7 @@ impl Lane {
         done
     }
 
-    /// What a dump says of it. Never waits.
+    /// The communicator's facts for a dump. Never waits.
     pub(super) fn facts(&self) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));

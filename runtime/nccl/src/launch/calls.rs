@@ -12,7 +12,7 @@ use rcomm_recorder::model::DType;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
-/// One operation's calls. The contract of [`over`](Self::over) is the reason for every call below.
+/// One operation's calls. The contract of [`over`](Self::over) is the reason why every call below is sound.
 pub(super) struct Calls<'a> {
     pub(super) target: Target<'a>,
     is_pending: Cell<bool>,
@@ -23,10 +23,10 @@ pub(super) struct Calls<'a> {
 
 impl<'a> Calls<'a> {
     /// # Safety
-    /// Until this goes, the communicator and the stream of the target are live, and nobody else calls the
-    /// communicator. Parts, and buffers that are cut into them, are those of one operation that is valid for
-    /// the target's rank and size; they, the barrier's four bytes and the staging memory are on the stream's
-    /// device, and stay until the stream is done with them.
+    /// Until this is dropped, the communicator and the stream of the target are live, and no other thread
+    /// calls the communicator. Parts, and buffers that are cut into them, are those of one operation that is
+    /// valid for the target's rank and size; they, the barrier's four bytes and the staging memory are on
+    /// the stream's device, and stay until the stream is done with them.
     pub(super) unsafe fn over(target: Target<'a>) -> Self {
         Self {
             target,

@@ -84,7 +84,7 @@ pub(super) struct Target<'a> {
     pub(super) size: u32,
     /// Four bytes of the device's that a barrier may reduce.
     pub(super) barrier: *mut c_void,
-    /// As many bytes of the device's as [`staging_bytes`] says.
+    /// Device memory of [`staging_bytes`] bytes.
     pub(super) staging: *mut c_void,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Target<'a> {
 pub(super) enum Call {
     /// It is.
     Done,
-    /// The library is still at it (it connects to peers): its asynchronous error will tell.
+    /// The library is still launching (it connects to peers): its asynchronous error reports the result.
     InProgress,
 }
 
@@ -108,8 +108,8 @@ impl<'a> Target<'a> {
     /// Enqueues an operation.
     ///
     /// # Safety
-    /// The communicator and the stream are live, and nobody else calls the communicator meanwhile.
-    /// The operation is valid for this rank and size ([`Op::validate`]), all its buffers are on the
+    /// The communicator and the stream are live, and no other thread calls the communicator during the
+    /// call. The operation is valid for this rank and size ([`Op::validate`]), all its buffers are on the
     /// stream's device, and they stay until the stream is done with them.
     ///
     /// # Errors
@@ -136,8 +136,8 @@ fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
 
 /// Whether it is more than one call.
 fn needs_group(op: &Op<'_>) -> bool {
-    // A reduction with a factor is made before the call and undone after it, and neither may happen
-    // beside a launch.
+    // A reduction with a factor is made before the call and undone after it, and neither may overlap a
+    // launch.
     let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
     if op.reduction().is_some_and(has_factor) {
         return true;

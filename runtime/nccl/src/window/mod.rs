@@ -6,8 +6,8 @@
 //! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
 //!   communicator, not for each window. So our signal is a put of one word into a table that the receiver
 //!   keeps for each sender: how many signals of ours were sent, and how many of the library's by then. Puts
-//!   to one peer arrive in order, so whoever sees the word waits for that many of the library's signals,
-//!   all sent already, and then everything put before is there.
+//!   to one peer arrive in order, so a receiver that sees the word waits for that many of the library's
+//!   signals, all sent already, and then everything put before has arrived.
 //! - *A wait blocks the stream.* Nothing is enqueued that waits for what was not sent: the word is looked
 //!   at from the host, so that a signal that never comes has a deadline and holds up nothing else.
 //! - *A put's source lies in a window.* What does not goes through a staging area that does.
@@ -287,7 +287,7 @@ impl Window for NcclWindow {
         let mark = match marked {
             Ok(mark) => mark,
             Err(error) => {
-                // The copy is on its way, and no mark stands behind it.
+                // The copy is in flight, and no mark follows it.
                 self.lane.shared.leak(OpType::Get, Box::new(held));
                 return Err(error);
             }
@@ -361,7 +361,7 @@ impl Window for NcclWindow {
         }
         // What the library may still put would write to memory that a peer has back by then.
         self.lane.check_whole(deadline)?;
-        // Nobody writes here any more once all have come to this point.
+        // No rank writes here after all have reached this point.
         self.notes.leave("closed", b"1")?;
         self.notes.gather("closed", deadline)?;
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);

@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-/// What a rank tells the others of its part.
+/// The description of a rank's part that it sends to the others.
 #[derive(Serialize, Deserialize)]
 struct Card {
     dtype: u8,
@@ -125,12 +125,12 @@ impl NcclBackend {
         };
         let words = make(DType::U64, 2 * self.group.size() as usize + STAGING / WORD)?;
         let copies = CudaStream::new(&shared.device, Priority::High)?;
-        // What was just zeroed is so before anybody writes there.
+        // Zeroing must have finished before a peer writes there.
         self.main.drain(deadline)?;
         Ok((stand_in, words, copies))
     }
 
-    /// The bytes of everybody's part.
+    /// The sizes in bytes of all parts.
     fn check_cards(&self, own: DType, cards: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
         let mut parts = Vec::with_capacity(cards.len());
@@ -177,7 +177,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
 }
 
 impl Lane {
-    /// Refuses where the library says that the communicator has no symmetric memory.
+    /// Refuses where the library reports that the communicator has no symmetric memory.
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
             let message = format!(
@@ -191,7 +191,7 @@ impl Lane {
             self.comm(),
             self.shared.library.table().comm_query_properties,
         ) else {
-            // Before 2.29 the window itself tells, once it is registered.
+            // Before 2.29 this shows only when the window is registered.
             return Ok(());
         };
         let mut properties = sys::CommProperties::new(version.0);

@@ -49,7 +49,7 @@ impl NcclWindow {
     /// # Safety
     /// The bytes lie in a window of this communicator. They, and what `before` copies from, stay until the
     /// mark is reached: that which is returned, or that which an error comes with. After an error that comes
-    /// with none they stay for ever.
+    /// with none they are leaked.
     unsafe fn enqueue_put(
         &self,
         outgoing: &mut Outgoing,
@@ -195,7 +195,7 @@ impl NcclWindow {
                 unsafe { self.lane.stream().copy(staging, here, len) }
             };
             // SAFETY: from this window's own memory or its staging area. The source is held until the last
-            // mark: by this call, by the lane after an error, and for ever where there is no mark.
+            // mark: by this call, by the lane after an error, or leaked where there is no mark.
             let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
             end = match made {
                 Ok(mark) => Some(mark),
@@ -229,7 +229,7 @@ impl NcclWindow {
         }
     }
 
-    /// Tells a peer how many signals of ours were sent, and of the library's by then.
+    /// Sends a peer how many signals of ours were sent, and of the library's by then.
     pub(super) fn put_word(&self, open: &Open, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);

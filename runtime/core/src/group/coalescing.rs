@@ -88,7 +88,7 @@ impl ProcessGroup {
     /// Runs what `fill` lists as one operation, over the caller's memory.
     ///
     /// # Errors
-    /// `InvalidArgument` if nothing is listed, or sends beside collectives.
+    /// `InvalidArgument` if nothing is listed, or if the list mixes sends with collectives.
     #[track_caller]
     pub fn coalesce<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<()> {
         self.run(self.collect(fill)?)?;

@@ -1,12 +1,12 @@
-//! The typed face of a group's collectives.
+//! The typed collectives of a group.
 //!
 //! Each comes twice: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when the
 //! result is there; `all_reduce_async(Vec<T>, ..)` takes the memory, returns a [`Work`] at once, and
-//! `wait` gives the memory back. Where a collective has inputs and outputs, the asynchronous form takes
-//! and returns both. Nothing is copied on the way. What a collective means is said at [`Op`].
+//! `wait` returns the memory. Where a collective has inputs and outputs, the asynchronous form takes
+//! and returns both. Nothing is copied on the way. [`Op`] defines what each collective does.
 //!
-//! In-place forms are those with one buffer. Where there is an input and an output, Rust's borrows see
-//! to it that they do not overlap.
+//! In-place forms are those with one buffer. Where there is an input and an output, Rust's borrow
+//! checker ensures that they do not overlap.
 
 use crate::backend::Done;
 use crate::group::process_group::ProcessGroup;
@@ -23,7 +23,7 @@ pub(crate) fn vec_of<T: Element>(buffer: Buffer<'static>) -> Result<Vec<T>> {
     buffer.into_vec().map_err(|buffer| {
         Error::new(
             ErrorKind::Backend,
-            format!("the backend gave back {buffer:?}, which is not what it was given"),
+            format!("the backend returned {buffer:?} instead of the submitted buffer"),
         )
     })
 }
@@ -51,7 +51,7 @@ fn write<'a, T: Element>(slices: &'a mut [&mut [T]]) -> Vec<Buffer<'a>> {
 pub(crate) fn other_op(op: Op<'static>) -> Error {
     Error::new(
         ErrorKind::Backend,
-        format!("the backend gave back another operation: {}", op.op_type()),
+        format!("the backend returned another operation: {}", op.op_type()),
     )
 }
 
@@ -152,7 +152,7 @@ impl ProcessGroup {
         broadcast, broadcast_async, Broadcast { root: u32 }
     }
 
-    /// Each buffer ends as the reduction of everybody's; all of them as one operation.
+    /// Reduces each buffer over all ranks, in place; all of them as one operation.
     #[track_caller]
     pub fn all_reduce_coalesced<T: Element>(
         &self,
@@ -223,7 +223,7 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// `output` ends as the reduction of everybody's `inputs[own rank]`.
+        /// `output` receives the reduction over all ranks of `inputs[own rank]`.
         reduce_scatter, reduce_scatter_async,
         ReduceScatter { inputs: list, output: one, op: impl Into<Reduction> }
     }

@@ -1,5 +1,5 @@
-//! What members agree on through the store, without their backend: the monitored barrier, which names
-//! who does not come, and shrinking a group to those who are left.
+//! Agreement of members through the store, without their backend: the monitored barrier, which names
+//! the ranks that do not arrive, and shrinking a group to the ranks that are left.
 
 use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
@@ -33,7 +33,8 @@ impl ProcessGroup {
     /// which wait for its verdict.
     ///
     /// # Errors
-    /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group was meanwhile.
+    /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group is aborted
+    /// during the call.
     #[track_caller]
     pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
         let monitored = self.monitored(roll_call)?;
@@ -124,11 +125,12 @@ impl ProcessGroup {
     /// Finds out which members do not come within this time, after the group has failed: all members
     /// that still run call it, and get the same answer.
     ///
-    /// Goes through the store. Whoever has waited long enough first says who is absent, and that counts
-    /// for all; so `within` must cover the time that the slowest member takes to notice the failure.
+    /// Goes through the store. The first member whose wait runs out publishes the absent ranks, and its
+    /// list holds for all; so `within` must cover the time that the slowest member takes to notice the
+    /// failure.
     ///
     /// # Blocking
-    /// Until all have come, until a member has said who is absent, or for this long.
+    /// Until all have come, until a member has published the absent ranks, or for this long.
     ///
     /// # Errors
     /// `PeerLost` if the others have gone on without the caller.
@@ -149,7 +151,7 @@ impl ProcessGroup {
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(error),
             }
-            // Who sits out a time of its own although another has spoken comes late to all that follows.
+            // Stop at a published verdict: waiting out the own time-out would delay every later step.
             if store.check(&[&verdict])? {
                 break;
             }
@@ -205,7 +207,7 @@ const ROLL_CALL: Noted<'static> = Noted {
 
 /// How long the others wait for the verdict of rank 0 after their time-out has passed.
 const VERDICT_TIME: Duration = Duration::from_secs(5);
-/// How often who waits looks whether the group was aborted.
+/// How often a waiting rank checks whether the group was aborted.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// One rank's part in a monitored barrier.
@@ -231,7 +233,7 @@ impl MonitoredBarrier {
         Err(Error::new(ErrorKind::Timeout, message).sparing_group())
     }
 
-    /// Finds out who does not come, and tells.
+    /// Waits for the other ranks and publishes which of them are absent.
     fn ask(&self, share: &Share) -> Result<String> {
         let here: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
@@ -253,7 +255,7 @@ impl MonitoredBarrier {
         let verdict = names.join(", ");
         let told = self.store.set(&key(share, VERDICT), verdict.as_bytes());
         told.map_err(Error::sparing_group)?;
-        // Nobody else reads them, and a job may call the roll for ever.
+        // Delete the keys: only this rank reads them, and repeated barriers would fill the store.
         for here in here {
             self.store.delete(here).map_err(Error::sparing_group)?;
         }
@@ -266,13 +268,16 @@ impl MonitoredBarrier {
         let here = key(share, &self.rank.to_string());
         self.store.set(&here, b"1").map_err(Error::sparing_group)?;
         if !self.wait(share, &[&verdict], share.due() + VERDICT_TIME)? {
-            let message = format!("rank {} never called the roll", self.ranks[0]);
+            let message = format!(
+                "rank {} published no verdict of the monitored barrier",
+                self.ranks[0]
+            );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
         self.hear(share, &verdict).map_err(Error::sparing_group)
     }
 
-    /// Reads the verdict; the last who does so takes it away.
+    /// Reads the verdict; the last rank to read it deletes it.
     fn hear(&self, share: &Share, verdict: &str) -> Result<String> {
         let names = self.store.get(verdict, LOOK)?;
         let heard = key(share, "heard");
@@ -283,7 +288,7 @@ impl MonitoredBarrier {
         Ok(String::from_utf8_lossy(&names).into_owned())
     }
 
-    /// Waits for all of these keys until then; says whether they are there.
+    /// Waits until `until` for all of these keys; returns whether they are there.
     fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
         loop {
             let rest = until.saturating_duration_since(Instant::now());

@@ -16,9 +16,9 @@ impl ProcessGroup {
     /// Until the memory may be used again; small messages may then still be on their way.
     ///
     /// # Errors
-    /// `Mismatch` if the receiver expects another type or length. Where the message was on its way
-    /// already (in host memory, up to 64 KiB), the group's next operation on this rank fails, and
-    /// says so.
+    /// `Mismatch` if the receiver expects another type or length. If the message was already on its way
+    /// (in host memory, up to 64 KiB), the group's next operation on this rank fails instead, with an
+    /// error that reports this mismatch.
     #[track_caller]
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32, tag: u32) -> Result<()> {
         let buffer = Buffer::from_slice(buffer);
@@ -60,7 +60,7 @@ impl ProcessGroup {
         self.submit(Op::Recv { buffer, peer, tag }, message)
     }
 
-    /// Receives the next message of anybody under this tag; says whose it was.
+    /// Receives the next message from any rank under this tag; returns the sender's rank.
     #[track_caller]
     pub fn recv_any<T: Element>(&self, buffer: &mut [T], tag: u32) -> Result<u32> {
         let buffer = Buffer::from_mut(buffer);

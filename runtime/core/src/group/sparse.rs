@@ -135,8 +135,8 @@ impl<T: Element> SparseTensor<T> {
 const GATHERS: u64 = 3;
 
 impl ProcessGroup {
-    /// The sum of everybody's sparse tensors, with each place once, in ascending order. The same on all
-    /// ranks, to the bit.
+    /// The sum of the sparse tensors of all ranks, with each place once, in ascending order. The same on
+    /// all ranks, to the bit.
     ///
     /// # Errors
     /// `Unsupported` for a reduction other than the sum, or an element type that has none; `Mismatch` if

@@ -1,7 +1,7 @@
-//! An operation under way: [`Work`] for its caller, [`InFlightOp`] for everybody who watches it.
+//! An operation under way: [`Work`] for its caller, [`InFlightOp`] for the backend and the watchdog.
 //!
-//! Whoever first sees the end of an operation (its backend, the caller who waits, the watchdog on its
-//! rounds) settles it: records it, wakes who waits, runs callbacks. An end with an error is left to
+//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its
+//! rounds) settles it: records it, wakes waiters, runs callbacks. An end with an error is left to
 //! the watchdog to record and announce, after it has made the dump: a dump shows what was pending, not
 //! what the clean-up made of it.
 
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Where an operation stands.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkStatus {
     /// Waiting for its turn.
@@ -72,7 +72,7 @@ impl Tickets {
         });
     }
 
-    /// Completed, and watched by nobody any more. What is waited for is in no graph.
+    /// Records completion and the end of watching in one step. For operations outside of graphs only.
     #[inline]
     pub(crate) fn settled(&self, recorder: &FlightRecorder, duration: Option<Duration>) {
         let now = recorder.now();
@@ -90,7 +90,7 @@ impl Tickets {
 
 type Callback = Box<dyn FnOnce(&Result<Done>) + Send>;
 
-/// Who waits for an end.
+/// Wakers and callbacks to run on completion.
 #[derive(Default)]
 struct Audience {
     wakers: Vec<Waker>,
@@ -125,14 +125,14 @@ impl InFlightOp {
 
     /// Takes what the backend made of the operation; it may have ended already.
     pub(crate) fn launched(&self, pending: Arc<dyn Pending>) {
-        // Set once, by the one who issued.
+        // Set once, by the issuing thread.
         let _ = self.pending.set(pending);
         self.look();
     }
 
-    /// The backend has not taken the operation: who issued it sees to its end.
+    /// The backend has rejected the operation: the issuing thread handles the error.
     pub(crate) fn rejected(&self, error: Error) {
-        // Nobody else has anything to settle it by.
+        // Without a `Pending`, no other party can have settled it.
         let _ = self.outcome.set(Err(error));
     }
 
@@ -141,12 +141,12 @@ impl InFlightOp {
         self.pending.get().is_some() || self.outcome.get().is_some()
     }
 
-    /// Whether it is left to who issued it.
+    /// Whether the issuing thread handles its end, since the backend rejected it.
     pub(crate) fn has_stayed(&self) -> bool {
         self.outcome.get().is_some() && self.pending.get().is_none()
     }
 
-    /// Looks where the operation stands and settles it if it has ended. Never waits.
+    /// Polls the operation and settles it if it has ended. Never waits.
     pub(crate) fn look(&self) -> WorkStatus {
         if let Some(outcome) = self.outcome.get() {
             return status_of(outcome);
@@ -173,13 +173,13 @@ impl InFlightOp {
         due.unwrap_or_else(|| Deadline::In(self.op_info.timeout).start())
     }
 
-    /// Records the failure and tells who waits, once the dump is made and the verdict is known.
+    /// Records the failure and wakes the waiters, once the dump is made and the verdict is known.
     pub(crate) fn announce_failure(&self) {
         self.tickets.failed(self.group.recorder());
         self.call_audience();
     }
 
-    /// Nobody watches it any more.
+    /// Records that the watchdog no longer watches the operation.
     pub(crate) fn retire(&self) {
         self.tickets.retired(self.group.recorder());
     }
@@ -206,7 +206,7 @@ impl InFlightOp {
         status
     }
 
-    /// Whether who waits may be told: after an error, once the group's verdict is known.
+    /// Whether waiters may see the outcome: an error only once the group's verdict is known.
     fn is_announced(&self) -> bool {
         match self.outcome.get() {
             None => false,
@@ -288,7 +288,7 @@ type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 ///
 /// # Thread safety
 /// May be moved to and waited for on any thread.
-#[must_use = "an operation that nobody waits for fails unseen"]
+#[must_use = "an operation that is never waited for fails unnoticed"]
 pub struct Work<T> {
     in_flight: Arc<InFlightOp>,
     unpack: Option<Unpack<T>>,
@@ -383,7 +383,7 @@ impl<T> Work<T> {
         waited.map_err(|error| in_flight.group.explain(&in_flight.op_info, error))
     }
 
-    /// Where it stands. Never waits.
+    /// Its current state. Never waits.
     pub fn status(&self) -> WorkStatus {
         self.in_flight.look()
     }

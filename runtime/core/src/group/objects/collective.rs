@@ -61,7 +61,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Everybody's objects, by rank.
+    /// Gathers the objects of all ranks, by rank.
     ///
     /// # Errors
     /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
@@ -90,7 +90,7 @@ impl ProcessGroup {
         })
     }
 
-    /// On the root, everybody's objects by rank; elsewhere `None`.
+    /// Gathers the objects of all ranks on the root, by rank; elsewhere `None`.
     ///
     /// # Errors
     /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.

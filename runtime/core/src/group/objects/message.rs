@@ -20,7 +20,7 @@ impl ProcessGroup {
     /// Until it is on its way, or received if it is long.
     ///
     /// # Errors
-    /// `InvalidArgument` if the value is too long or cannot be written; the receiver is told too.
+    /// `InvalidArgument` if the value is too long or cannot be written; the receiver gets an error too.
     #[track_caller]
     pub fn send_object<T: Serialize>(&self, object: &T, peer: u32, tag: u32) -> Result<()> {
         self.send_object_async(object, peer, tag)?.wait()

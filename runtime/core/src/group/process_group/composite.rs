@@ -54,7 +54,7 @@ pub(crate) enum Parts {
 pub(crate) enum End {
     /// The watchdog, and its group with it.
     Watched,
-    /// Itself: it looks at the clock and at its group, and waits for nothing that does not.
+    /// Itself: it checks the deadline and its group, and waits only for what does so too.
     Own,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum End {
 pub(crate) struct Share {
     group: Arc<Group>,
     lane: usize,
-    /// The turn of the next one, and of the first that belongs to somebody else.
+    /// The turn of the next collective, and the first turn that belongs to another operation.
     next: u64,
     end: u64,
     seq: u64,
@@ -144,8 +144,8 @@ impl Share {
         result
     }
 
-    /// Runs `body`. What it leaves undone after an error that all ranks have come to is done as
-    /// barriers, so that whoever waits for a later turn gets it.
+    /// Runs `body`. After an error on which all ranks agree, the collectives left over run as barriers,
+    /// so that operations that wait for a later turn get it.
     fn give_to<R>(mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let result = body(&mut self);
         match &result {
@@ -328,7 +328,7 @@ impl ProcessGroup {
     }
 
     /// Starts an operation that is made of messages, `first` and what `then` makes of each, and waits for
-    /// none of them. It stands in `queue` behind those that were started before it.
+    /// none of them. In `queue` it comes after those that were started before it.
     pub(crate) fn issue_in_steps<R: Send + 'static>(
         &self,
         noted: &Noted<'_>,

@@ -173,7 +173,7 @@ impl Group {
         self.closed.get()
     }
 
-    /// Whether it has failed or was aborted, and everybody has been told why.
+    /// Whether the group has failed or was aborted and the reason for its waiters is decided.
     pub(crate) fn is_judged(&self) -> bool {
         let verdict = self.verdict.lock();
         verdict.unwrap_or_else(PoisonError::into_inner).is_some()
@@ -294,7 +294,7 @@ impl Group {
         if self.closed.set(closed).is_err() {
             return Ok(());
         }
-        // Whoever issues now has seen that it is closed, or is before us in the lock.
+        // An operation issued after this sees the closed group; one that holds the lock is waited for.
         drop(self.lock());
         let deadline = deadline.started();
         if !self.worker.drain(deadline) || !self.sequencer.drain(deadline) {

@@ -37,7 +37,7 @@ pub struct ProcessGroup {
     pub(crate) group: Arc<Group>,
     /// What this handle's calls use in place of the group's time-out.
     timeout: Option<Duration>,
-    /// What this handle's calls tell the backend.
+    /// Passed to the backend with this handle's calls.
     hints: Hints,
 }
 
@@ -107,8 +107,8 @@ impl ProcessGroup {
     }
 
     /// Gives the operations issued from now on this much more time, until the first collective among
-    /// them has ended: for a step that is known to be slow, such as the first one. Adds up. Counts
-    /// beside the time-out of the group or call, on this rank.
+    /// them has ended: for a step that is known to be slow, such as the first one. Adds up. Comes on
+    /// top of the time-out of the group or call, on this rank.
     pub fn extend_timeout(&self, extra: Duration) {
         self.group.extend_timeout(extra);
     }
@@ -129,8 +129,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with hints to the backend for what is called through the handle returned:
-    /// `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. [`Hints`] says what they change.
+    /// The same group, with hints to the backend for calls through the returned handle:
+    /// `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
     #[must_use]
     pub fn hinted(&self, hints: Hints) -> Self {
         Self {

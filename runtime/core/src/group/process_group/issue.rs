@@ -35,7 +35,7 @@ struct IssueParams {
     start: Start,
 }
 
-/// Where an operation stands in its group.
+/// The sequence numbers of an operation in its group.
 struct SeqIds {
     seq: u64,
     turn: u64,
@@ -350,7 +350,7 @@ impl Group {
         }
     }
 
-    /// The signatures' table is full: the record itself says what it is over.
+    /// The table of signatures is full, so the record itself holds the tensors' sizes.
     #[cold]
     fn begin_with_key(
         &self,

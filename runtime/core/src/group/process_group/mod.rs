@@ -1,16 +1,16 @@
-//! [`ProcessGroup`]: ranks that do things together, and the one place where an operation gets its
+//! [`ProcessGroup`]: a set of ranks that communicate, and the one place where an operation gets its
 //! number.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `handle` | [`ProcessGroup`]: what programs hold |
 //! | `group` | what all handles of a group share; how it fails, is aborted and closed |
-//! | `issue` | the road of every operation |
+//! | `issue` | the path of every operation from call to backend |
 //! | `composite` | operations made of several, or carried another way |
-//! | `pending_job`, `steps` | the threads on which they can be done, or go on |
+//! | `worker`, `steps` | the threads on which they can be done, or go on |
 //!
-//! What the operations are called is next door (`collectives.rs`, `p2p.rs`); who looks after them when
-//! nobody waits is the watchdog.
+//! The operations themselves are in `collectives.rs` and `p2p.rs`. The watchdog looks after operations
+//! that no caller waits for.
 
 mod composite;
 mod group;

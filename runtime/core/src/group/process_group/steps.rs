@@ -1,9 +1,10 @@
-//! Messages of which one says what the next is: issued one after the other, with nobody waiting.
+//! Operations made of messages where each message determines the next: issued one after the other,
+//! without blocking a caller.
 //!
-//! What follows is issued by the thread `rcomm/steps/<group>`, which waits for no peer: whoever sees a
-//! step end (the backend, a caller, the watchdog) leaves word there, since it may hold locks that
-//! issuing needs. Receives of one peer and tag wait in a queue, so that none takes what belongs to
-//! another.
+//! The thread `rcomm/steps/<group>` issues the follow-up messages and waits for no peer. A thread that
+//! sees a step end (the backend, a caller, the watchdog) only queues a job there, since it may hold
+//! locks that issuing needs. Receives of one peer and tag wait in a queue, so that none takes a
+//! message that belongs to another.
 
 use super::composite::Share;
 use super::worker::Worker;
@@ -50,12 +51,12 @@ impl StepSequencer {
         self.thread.start(group)
     }
 
-    /// Waits until all have ended; says whether they have.
+    /// Waits until all have ended; returns whether they have.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         self.thread.drain(deadline)
     }
 
-    /// Enters a queue, and says whether it is the first.
+    /// Enters a queue; returns whether it is the first there.
     fn enter(&self, queue: TagQueue, steps: Arc<dyn Begin>) -> bool {
         let mut queues = lock(&self.queues);
         let waiting = queues.entry(queue).or_default();
@@ -155,13 +156,13 @@ impl<R: Send + 'static> Steps<R> {
             Err(error) => self.end(Progress::Failed(error)),
             Ok(pending) => {
                 *lock(&self.stage) = Stage::UnderWay(Some(pending));
-                // Its end may have been told before there was anything to look at.
+                // The step may have ended before it could be observed: poll once.
                 self.look();
             }
         }
     }
 
-    /// Leaves word if a step has ended, and says where it stands. Waits for nothing.
+    /// Queues the next step if one has ended; returns the progress. Never blocks.
     fn look(&self) -> Progress {
         let step = match &*lock(&self.stage) {
             Stage::Waiting(_) => return Progress::Queued,
@@ -269,7 +270,7 @@ impl<R: Send + 'static> Pending for Steps<R> {
         self.look()
     }
 
-    /// It has no buffers of its own: what it makes goes to its caller another way.
+    /// It owns no buffers: its caller gets the result another way.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

@@ -1,7 +1,7 @@
-//! The thread `rcomm/aside/<group>`: does what a group's callers have set aside, one after the other.
+//! The thread `rcomm/aside/<group>`: runs a group's queued jobs, one after the other.
 //!
-//! For operations that no backend can issue, since they are made of several collectives, or are a
-//! conversation with a window or the store. Started with the first of them, joined with the group.
+//! For operations that no backend can issue, since they are made of several collectives, or are an
+//! exchange with a window or the store. Started with the first of them, joined with the group.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
@@ -83,7 +83,7 @@ impl Worker {
         self.job_queue.bell.notify_all();
     }
 
-    /// Waits until all is done; says whether it is.
+    /// Waits until all jobs are done; returns whether they are.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let queue = lock(&self.job_queue.queue);
@@ -145,7 +145,7 @@ impl PendingJob {
         })
     }
 
-    /// Does it, and tells.
+    /// Runs the job and notifies its observer.
     pub(super) fn run(&self, body: impl FnOnce() -> Result<()>) {
         *lock(&self.progress) = Progress::Started;
         let observer = lock(&self.observer).take();
@@ -179,7 +179,7 @@ impl Pending for PendingJob {
         progress.clone()
     }
 
-    /// It has no buffers of its own: what it makes goes to its caller another way.
+    /// It owns no buffers: its caller gets the result another way.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

@@ -40,7 +40,7 @@ impl RemoteMemory {
     ///
     /// # Safety
     /// The bytes are initialised, readable and writable as long as `owner` is alive, and for that time
-    /// nobody in this process accesses them but by atomic operations.
+    /// this process accesses them only by atomic operations.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { start, len, owner }
     }
@@ -55,7 +55,7 @@ impl RemoteMemory {
         self.len == 0
     }
 
-    /// The address, valid as long as this lives. Whoever follows it must expect that others write.
+    /// The address, valid as long as this lives. Peers may write to the memory at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -133,8 +133,8 @@ impl RemoteMemory {
         })
     }
 
-    /// Whether nobody else in this process has this memory, or any part of it. Who had it before is
-    /// through with it then, and what it wrote is seen.
+    /// Whether this is the only reference in this process to any part of the memory. Former holders are
+    /// then done with it, and what they wrote is visible.
     pub fn is_alone(&self) -> bool {
         let is_alone = Arc::strong_count(&self.owner) == 1;
         // Others let go of it with a release; the count alone is read without order.
@@ -189,7 +189,7 @@ mod tests {
     fn memory() -> RemoteMemory {
         let owner = Arc::new(Bytes(UnsafeCell::new([0; 8])));
         let start = NonNull::new(owner.0.get()).unwrap().cast();
-        // SAFETY: 64 initialised bytes, alive with `owner`, used by nobody else.
+        // SAFETY: 64 initialised bytes, alive with `owner`, with no other user.
         unsafe { RemoteMemory::new(start, 64, owner) }
     }
 

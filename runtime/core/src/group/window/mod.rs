@@ -28,9 +28,9 @@ use std::sync::{Arc, Mutex};
 
 /// Memory of all members of a group that each reads and writes without the others' help.
 ///
-/// Offsets and lengths are in elements, peers are ranks of the group (the caller's own too). What one
-/// rank puts while another gets the same elements is seen by halves; a [`signal`](Self::signal) says
-/// that everything put before it is there:
+/// Offsets and lengths are in elements, peers are ranks of the group (the caller's own too). A get
+/// that overlaps a put of the same elements may return a mix of old and new ones; a
+/// [`signal`](Self::signal) arrives only after everything put before it:
 ///
 /// ```no_run
 /// # fn step(group: &rcomm::ProcessGroup, next: u32, previous: u32) -> rcomm::Result<()> {
@@ -66,7 +66,7 @@ impl ProcessGroup {
     ///
     /// Long collectives of ranks that all share memory, and all call them with such buffers, are done in these
     /// without copies on the way; parts of one will do that begin with a page and end with one, or with the
-    /// buffer. The results are the same whoever has which:
+    /// buffer. Results are the same whichever ranks use such buffers:
     ///
     /// ```no_run
     /// # fn step(group: &rcomm::ProcessGroup) -> rcomm::Result<()> {
@@ -286,7 +286,7 @@ impl Window {
             })
     }
 
-    /// Tells `peer` that everything put there before has arrived. Signals are counted.
+    /// Signals `peer` that everything put there before has arrived. Signals are counted.
     #[track_caller]
     pub fn signal(&self, peer: u32) -> Result<()> {
         let noted = noted(OpType::Signal, peer, None);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 pub(super) struct SignalWait {
     pub(super) window: Arc<dyn Window>,
     pub(super) peer: u32,
-    /// Held while somebody waits: nobody else takes a signal for this then.
+    /// Held by a waiting thread, so that no other thread takes the signal that it waits for.
     pub(super) progress: Mutex<Progress>,
 }
 

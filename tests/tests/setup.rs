@@ -98,7 +98,7 @@ fn world_sizes_that_disagree_are_both_named() {
 #[test]
 fn a_rank_with_another_world_size_ends_the_wait_for_it() {
     let (first, port) = half_a_job_with(|config| config.init_timeout = Duration::from_secs(3_600));
-    let sentence = "rank 1 was told a world size of 4, another rank of job";
+    let sentence = "rank 1 was given a world size of 4, another rank of job";
     let error = refusal(at(place(1, 4, port))).to_string();
     assert!(error.starts_with(sentence), "{error}");
     // Long before its own deadline.

@@ -13,7 +13,7 @@
 //! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
 //! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | measured where this was written |
 //! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
-//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, told through the store |
+//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, sent through the store |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
@@ -47,7 +47,7 @@ use std::time::Duration;
 /// All options of a world. Plain data: it can be filled in by hand.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How long an operation may take, unless its group or the call says otherwise.
+    /// How long an operation may take, unless its group or the call sets another time-out.
     pub timeout: Duration,
     /// How long ranks may take to find each other, when a world or a group is made.
     pub init_timeout: Duration,
@@ -55,10 +55,10 @@ pub struct Config {
     pub backend: String,
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
-    /// Network interface whose address the other ranks are told; `None` = the one that leads to the
+    /// Network interface whose address this rank announces to the others; `None` = the one that leads to the
     /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
     pub socket_ifname: Option<String>,
-    /// Tells this host from others on top of what the system says: ranks whose ids differ share no memory,
+    /// Identity of this host, added to the one that the system reports: ranks whose ids differ share no memory,
     /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
     /// several hosts on one machine.
     pub host_id: Option<String>,
@@ -67,10 +67,10 @@ pub struct Config {
     /// Options of single backends. A backend that finds none here asks the environment when the world is
     /// made.
     pub backend_options: BackendOptions,
-    /// Who this process is and where the job meets; `None` = what the launcher's environment says,
-    /// asked when the world is made.
+    /// This process's rank and the job's meeting point; `None` = read from the launcher's environment when
+    /// the world is made.
     pub rendezvous: Option<Rendezvous>,
-    /// The job's secret; `None` = rank 0 makes one and tells the others through the store.
+    /// The job's secret; `None` = rank 0 generates one and sends it to the others through the store.
     pub secret: Option<Secret>,
     /// Where the ring file goes.
     pub ring_dir: RingDir,
@@ -86,7 +86,7 @@ pub struct Config {
     pub debug: DebugLevel,
     /// Whether inputs that hold a NaN are refused.
     pub nan_check: NanCheck,
-    /// Where the rank answers who asks how far it is, while it runs or hangs.
+    /// Where the rank answers status requests, while it runs or hangs.
     pub endpoint: EndpointChoice,
     /// What must be sent to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
     pub endpoint_token: Option<EndpointToken>,
@@ -96,7 +96,7 @@ pub struct Config {
     pub heartbeat_timeout: Duration,
     /// How often a rank looks whether another has raised the alarm. Shorter than `status_wait`.
     pub signal_interval: Duration,
-    /// How long a rank that timed out waits to hear how far the others are.
+    /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
     /// What this rank does when another has failed.
     pub propagation: Propagation,
@@ -186,10 +186,10 @@ pub enum NanCheck {
 pub enum EndpointChoice {
     /// Nowhere.
     Off,
-    /// On a unix socket of mode 0600 beside the ring file; nowhere if the ring is in memory.
+    /// On a unix socket of mode 0600 in the folder of the ring file; nowhere if the ring is in memory.
     #[default]
     Unix,
-    /// On this TCP address, for those who know the token. Port 0 is any free one; of another port, ranks
+    /// On this TCP address, for clients that present the token. Port 0 is any free one; of another port, ranks
     /// of one host take it and those that follow, by local rank.
     Tcp(SocketAddr),
 }
@@ -250,7 +250,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, and what the process's environment says.
+    /// The defaults, overridden by the process's environment.
     ///
     /// # Errors
     /// `InvalidArgument` names the variable, its value, and what it may be.
@@ -258,7 +258,7 @@ impl Config {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// Who this process is: as configured, or as the launcher's environment says.
+    /// This process's rendezvous: as configured, or from the launcher's environment.
     ///
     /// # Errors
     /// `Rendezvous` names the variable that is missing or wrong.
@@ -281,7 +281,7 @@ impl Config {
         names.any(|it| it.trim() == name)
     }
 
-    /// The defaults, and what `lookup` says of each variable.
+    /// The defaults, overridden by the variables that `lookup` finds.
     ///
     /// # Errors
     /// `InvalidArgument` names the variable, its value, and what it may be.
@@ -306,7 +306,7 @@ impl Config {
         if let Some(timeout) = seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")? {
             config.heartbeat_timeout = timeout;
         }
-        // A negative one is PyTorch's way to say none.
+        // PyTorch uses a negative value for no time-out.
         let nonblocking = text("TORCH_NCCL_NONBLOCKING_TIMEOUT");
         if nonblocking.is_some_and(|value| !value.trim().starts_with('-'))
             && let Some(timeout) = seconds("TORCH_NCCL_NONBLOCKING_TIMEOUT")?
@@ -471,7 +471,7 @@ fn endpoint(value: &str) -> Result<EndpointChoice> {
         )
     })?;
     if address.ip().is_unspecified() {
-        let expected = "the address of one interface, which others are told";
+        let expected = "the address of one interface, which the other ranks connect to";
         return Err(refused(NAME, value, expected));
     }
     Ok(EndpointChoice::Tcp(address))

@@ -1,4 +1,4 @@
-//! How a world makes a group: who is in it, what it is called, which backends carry it.
+//! How a world makes a group: its members, its name, and the backends that carry it.
 
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
@@ -221,7 +221,7 @@ impl WorldShared {
         Ok(ProcessGroup::over(Group::new(parts)))
     }
 
-    /// Has ranks compare what they issue to this backend, if the configuration says so.
+    /// Wraps this backend so that ranks compare what they issue to it, if the configuration asks for that.
     fn wrap(
         &self,
         backend: Arc<dyn Backend>,
@@ -278,7 +278,7 @@ impl WorldShared {
             if device.is_some_and(|device| device != kind.name()) {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
-                    format!("backend {name} takes {kind} memory, not what {part:?} says"),
+                    format!("backend {name} takes {kind} memory, but {part:?} names another"),
                 ));
             }
             if chosen.iter().any(|other| other.device() == kind) {
@@ -293,7 +293,7 @@ impl WorldShared {
     }
 }
 
-/// What a backend has beside it in its group.
+/// What a backend needs to open in its group, besides the members.
 struct Beside<'a> {
     name: &'static str,
     group_rank: u32,
@@ -301,7 +301,7 @@ struct Beside<'a> {
     deadline: Deadline,
 }
 
-/// What tells groups apart on shared connections.
+/// Distinguishes the traffic of groups on shared connections.
 fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
     let mut hash = Sha256::new();
     hash.update(attempt.to_le_bytes());
@@ -318,7 +318,7 @@ fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
 
 impl ProcessGroup {
     /// Splits this group: its members call this together, and those that name the same `color` form a
-    /// new group, ordered by `key`, then by their rank here. Who names no color gets no group.
+    /// new group, ordered by `key`, then by their rank here. A member without a color gets no group.
     ///
     /// # Blocking
     /// As an `all_gather` of this group.
@@ -373,7 +373,7 @@ impl ProcessGroup {
     }
 
     /// Splits this group as listed: each list holds ranks of the world, in the order of the new group.
-    /// All members call it with the same lists; who is in none gets no group.
+    /// All members call it with the same lists; a member in no list gets no group.
     ///
     /// # Errors
     /// `InvalidArgument` if a rank is in two lists or no member, or a list is empty, on all callers.

@@ -1,6 +1,6 @@
-//! How a process joins its job: waits for the others, learns the secret.
+//! How a process joins its job: it waits for the other ranks and learns the secret.
 //!
-//! Who it is was settled before ([`Rendezvous`]); what it does afterwards is the world's.
+//! Its rank was settled before ([`Rendezvous`]); what follows belongs to the world.
 
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -14,12 +14,12 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Takes down PyTorch's flag if an earlier attempt of the job left it in the store, where an agent that
-/// outlives its ranks serves it: this attempt would make dumps of nothing, and its own flag would be
-/// overlooked. PyTorch's key knows no attempts.
+/// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
+/// its ranks serves: this attempt would make needless dumps, and its own flag would be overlooked. PyTorch's
+/// key carries no attempt number.
 ///
-/// The last to come calls it before it says that all have, and every rank looks at the flag only after that:
-/// so no flag of this attempt's own ranks is taken down.
+/// The last rank to come calls it before it announces that all have come, and every rank looks at the flag
+/// only after that: so no flag of this attempt's own ranks is cleared.
 fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
@@ -30,13 +30,14 @@ fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvou
     Ok(())
 }
 
-/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, finds out whether all were given
-/// the same secret, or none, and learns what rank 0 says for all.
+/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, verifies that all were given the
+/// same secret, or none, and reads the settings that rank 0 leaves for all.
 ///
-/// Each leaves a fingerprint of its secret, and rank 0 its words; the last to come compares the fingerprints
-/// and tells everybody, so that all ranks fail where one is wrong. Whoever waits for that has rank 0's words
-/// with it. All that a rank leaves goes to the store at once; what a rank leaves that may not check in is
-/// nobody's: keys are those of a job and a world size, and the first of two ranks of one number counts.
+/// Each rank leaves a fingerprint of its secret, and rank 0 its settings; the last to come compares the
+/// fingerprints and publishes the result, so that all ranks fail where one is wrong. The request that waits
+/// for the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows
+/// whether it may check in. A refused rank's keys do no harm: keys are those of a job and a world size, and
+/// the first of two ranks of one number counts.
 pub(crate) fn meet(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
@@ -92,7 +93,7 @@ pub(crate) fn meet(
         false => notes.get(ALL_HERE, deadline.remaining()),
     };
     let verdict = match verdict {
-        // Whose time is over first says so to all, in the same words.
+        // The first rank whose time is over publishes the error, and all fail with the same text.
         Err(error) if error.kind() == ErrorKind::Timeout => {
             let absent = name_absent(notes, place);
             notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
@@ -106,8 +107,8 @@ pub(crate) fn meet(
             None => Agreed::from_words(words, config),
         };
     }
-    // The store goes with the rank that serves it: not before all who came know why, but as soon as they do.
-    // So it may be gone during what comes here, and that hides no reason.
+    // The rank that serves the store keeps it until all ranks that came have read the
+    // reason, and no longer. So a request from here on may find the store gone, which hides no reason.
     let heard = notes.add("refusal heard", 1).and_then(|heard| {
         if heard >= notes.add(&count, 0)? {
             notes.set("refusal heard by all", b"1")?;
@@ -115,7 +116,7 @@ pub(crate) fn meet(
         Ok(())
     });
     if let Err(error) = heard {
-        tracing::debug!(%error, "the store went as soon as the refusal was heard");
+        tracing::debug!(%error, "the store closed after the refusal was read");
     }
     if place.serves_store() {
         let _ = notes.wait(&["refusal heard by all"], config.status_wait);
@@ -140,7 +141,7 @@ fn run(place: &Rendezvous) -> String {
     format!("run/{}", place.crew())
 }
 
-/// Where it is counted who has come.
+/// The key that counts the ranks that have come.
 fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.crew())
 }
@@ -160,7 +161,7 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// What all are told, now that all have come.
+/// The result that is published to all ranks, now that all have come.
 fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
@@ -223,7 +224,7 @@ fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
     )
 }
 
-/// What rank 0 says for all ranks.
+/// The settings that rank 0 decides for all ranks.
 pub(crate) struct Agreed {
     pub(crate) secret: Secret,
     /// The name of this run.

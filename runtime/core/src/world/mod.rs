@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a rank that is dropped tries to say goodbye.
+/// How long a world that is dropped tries to publish its shutdown notice.
 const IN_PASSING: Duration = Duration::from_secs(1);
 
 /// One process's place in a job.
@@ -55,9 +55,9 @@ const IN_PASSING: Duration = Duration::from_secs(1);
 /// ```
 ///
 /// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
-/// in a panic) aborts its groups, says so in the log, and leaves its ring for others to read. On the rank
+/// in a panic) aborts its groups, logs that, and leaves its ring for others to read. On the rank
 /// that serves the store it waits for the others to be dropped or shut down, for [`Config::status_wait`] at
-/// most: they ask each other through it who had come.
+/// most: they exchange through it which ranks had arrived.
 ///
 /// `B` is the set of backends that it can open by itself; more come with
 /// [`WorldBuilder::backend`].
@@ -91,7 +91,7 @@ pub(crate) struct WorldShared {
     /// The first is the world's own means to compare and to agree.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
-    /// Ranks that are still there, as far as the program has said.
+    /// Ranks that the program has not excluded.
     left: AtomicU32,
     /// How many groups were made of each name and membership.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
@@ -267,7 +267,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     }
 }
 
-/// Removes the ring of a world that cannot be made: nothing was recorded that anybody could ask for.
+/// Removes the ring of a world that cannot be made: nothing was recorded in it.
 struct UnmadeWorld(Option<Arc<FlightRecorder>>);
 
 impl Drop for UnmadeWorld {
@@ -339,7 +339,7 @@ impl<B> World<B> {
         self.shared.place.world_size
     }
 
-    /// Where this process stands in the job.
+    /// This process's place in the job.
     pub fn place(&self) -> &Rendezvous {
         &self.shared.place
     }
@@ -364,7 +364,7 @@ impl<B> World<B> {
         &self.shared.recorder
     }
 
-    /// Where this rank answers who asks how far it is; `None` if it has no endpoint.
+    /// Address at which this rank answers status requests; `None` if it has no endpoint.
     #[cfg(feature = "endpoint")]
     pub fn endpoint(&self) -> Option<&EndpointAddress> {
         let endpoint = self.threads.as_ref()?.endpoint.as_ref();
@@ -376,19 +376,19 @@ impl<B> World<B> {
         &self.shared.dump_dir
     }
 
-    /// Says what the program does from now on (`load data`), so that a rank that issues nothing still
-    /// says where it is. Cheap enough for every step.
+    /// Records what the program does from now on (`load data`), so that the record of a rank that issues
+    /// nothing still shows where it is. Cheap enough for every step.
     pub fn phase(&self, name: &str) {
         self.shared.recorder.phase(name);
     }
 
-    /// Says which step the program is in.
+    /// Records which step the program is in.
     pub fn step(&self, step: i64) {
         self.shared.recorder.step(step);
     }
 
-    /// Makes a group of these ranks of the world, in this order. Its members call this, all of them
-    /// with the same list, and nobody else.
+    /// Makes a group of these ranks of the world, in this order. Exactly its members call this, all of them
+    /// with the same list.
     ///
     /// Groups of different lists may be made in any order; of several with the same list and purpose,
     /// the first that each member makes are one group, then the second, and so on.
@@ -408,7 +408,7 @@ impl<B> World<B> {
     /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
     ///
     /// Groups with a member that is lost are aborted; others go on. The store must still be there: a
-    /// world without rank 0 can shrink only if somebody else serves its store.
+    /// world without rank 0 can shrink only if another process serves its store.
     ///
     /// # Blocking
     /// Until all that are left have come, or the world's time-out has passed.
@@ -445,10 +445,10 @@ impl<B> World<B> {
         self.shared.recorder.snapshot()
     }
 
-    /// Makes a dump now and says where it is.
+    /// Makes a dump now and returns its location.
     ///
     /// # Errors
-    /// Says what could not be written and why.
+    /// The error names what could not be written and why.
     pub fn dump(&self) -> Result<String> {
         self.shared.dumps.try_make("asked for by the program")
     }
@@ -514,12 +514,12 @@ impl<B> Drop for World<B> {
             let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
             group.close(None, error.in_group(group.label()));
         }
-        // The others now learn of it, and ask each other through the store who had come.
+        // The others now see the failure, and exchange through the store which ranks had arrived.
         if self.shared.place.serves_store() {
             self.shared.say_goodbye(self.shared.config.status_wait);
         }
         self.close_threads();
-        // By now this rank has told what it knew: who serves the store need not stay for it.
+        // This rank has published its status: the rank that serves the store need not wait for it.
         self.shared.say_goodbye_in_passing();
     }
 }
@@ -530,7 +530,7 @@ impl WorldShared {
         self.watch.groups().iter().any(|group| group.is_judged())
     }
 
-    /// Tells the rank that serves the store that this one needs it no more; there, waits for the rest.
+    /// Publishes that this rank needs the store no more; on the rank that serves it, waits for the rest.
     fn say_goodbye(&self, patience: Duration) {
         let said = self.count_goodbye(Duration::MAX).and_then(|()| {
             if self.place.serves_store() {
@@ -550,7 +550,7 @@ impl WorldShared {
             return;
         }
         if let Err(error) = self.count_goodbye(IN_PASSING) {
-            tracing::debug!(%error, "nobody heard this rank's goodbye");
+            tracing::debug!(%error, "failed to publish the shutdown notice");
         }
     }
 

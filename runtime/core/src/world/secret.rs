@@ -19,7 +19,7 @@ impl Secret {
     /// Bytes of a [`tag`](Self::tag).
     pub const TAG_LEN: usize = 32;
 
-    /// The secret that this text stands for. Any length will do; longer than 32 bytes is better.
+    /// The secret derived from this text. Any length will do; longer than 32 bytes is better.
     pub fn from_text(text: &str) -> Self {
         let mut hmac = keyed(b"rcomm job secret");
         hmac.update(text.as_bytes());

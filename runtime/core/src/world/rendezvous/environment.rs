@@ -38,7 +38,7 @@ fn largest<T>() -> u64 {
     u64::MAX >> (64 - 8 * size_of::<T>())
 }
 
-/// The names under which one launcher tells its facts.
+/// The variables in which one launcher passes its facts.
 struct Dialect {
     launcher: Launcher,
     rank: &'static str,
@@ -92,7 +92,7 @@ pub(super) fn names_of(launcher: Launcher) -> (&'static str, &'static str) {
 }
 
 impl Rendezvous {
-    /// What the launcher says, by way of `lookup` (`std::env::var(name).ok()`, say).
+    /// Reads the launcher's variables by `lookup` (`std::env::var(name).ok()`, for example).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and what was expected.
@@ -100,7 +100,7 @@ impl Rendezvous {
         let env = Environment(lookup);
         let Some(names) = DIALECTS.iter().find(|names| env.text(names.rank).is_some()) else {
             return Err(refused(
-                "no launcher told this process its rank: start it with rcomm-run, torchrun, mpirun or \
+                "no launcher set this process's rank: start it with rcomm-run, torchrun, mpirun or \
                  srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
                     .to_owned(),
             ));
@@ -112,7 +112,7 @@ impl Rendezvous {
                     "give all ranks one free port, as in mpiexec -genv MASTER_PORT 29500"
                 }
                 ("MASTER_PORT", _) => "give all ranks one free port",
-                _ => "the launcher, or whoever takes its part, must set both",
+                _ => "the launcher, or a script in its place, must set both",
             };
             refused(format!("{} is set but {name} is not: {advice}", names.rank))
         };
@@ -153,7 +153,7 @@ fn job_of<F: Fn(&str) -> Option<String>>(
     launcher: Launcher,
 ) -> Option<String> {
     match launcher {
-        // "none" is what torchrun says when it was given no id.
+        // torchrun sets "none" when it was given no id.
         Launcher::Torchrun => env.text("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
         Launcher::OpenMpi => env
             .text("PMIX_NAMESPACE")
@@ -362,10 +362,10 @@ mod tests {
 
     #[test]
     fn wrong_environment_is_named() {
-        assert!(message(&[]).starts_with("no launcher told this process its rank"));
+        assert!(message(&[]).starts_with("no launcher set this process's rank"));
         assert_eq!(
             message(&[("RANK", "0")]),
-            "RANK is set but WORLD_SIZE is not: the launcher, or whoever takes its part, must set both"
+            "RANK is set but WORLD_SIZE is not: the launcher, or a script in its place, must set both"
         );
         assert_eq!(
             message(&[("RANK", "0"), ("WORLD_SIZE", "2")]),

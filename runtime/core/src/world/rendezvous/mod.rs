@@ -1,8 +1,8 @@
-//! Who am I, and where do the others look for me?
+//! This process's rank, and where it meets the others.
 //!
-//! A launcher tells each process in its environment: torchrun's variables (which `rcomm-run` sets
+//! A launcher passes both in each process's environment: torchrun's variables (which `rcomm-run` sets
 //! too), those of Open MPI, of MPICH and other launchers that speak PMI, or Slurm's. [`Rendezvous`] is
-//! the answer in one form, whoever gave it. Nothing here reads the process's environment: the caller
+//! the answer in one form for all launchers. Nothing here reads the process's environment: the caller
 //! passes a look-up, so that `config.rs` stays the one place that does.
 //!
 //! | | torchrun | Open MPI | MPICH, PMI | Slurm |
@@ -32,7 +32,7 @@ use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Who told this process its rank.
+/// The launcher that gave this process its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
@@ -51,15 +51,15 @@ pub enum Launcher {
 /// This process's place in the job, and where the job meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
-    /// Who said so.
+    /// The launcher that set these values.
     pub launcher: Launcher,
     /// This process's rank, below `world_size`.
     pub rank: Rank,
     /// How many ranks the job has; at least 1.
     pub world_size: u32,
-    /// The rank among those of this host, if the launcher says.
+    /// The rank among those of this host, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// How many ranks this host has, if the launcher says.
+    /// How many ranks this host has, if the launcher sets it.
     pub local_world_size: Option<u32>,
     /// Host name or address of the store.
     pub master_addr: String,
@@ -141,7 +141,7 @@ impl Rendezvous {
             && size > self.world_size
         {
             return Err(refused(format!(
-                "this host is said to have {size} ranks, the job {}",
+                "the launcher gives this host {size} ranks, the job {}",
                 self.world_size
             )));
         }
@@ -173,7 +173,7 @@ impl Rendezvous {
     ///
     /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
     /// which this host takes for its loopback (as `/etc/hosts` often has it) and other hosts may be in
-    /// the job, it listens on all addresses and says so in the log.
+    /// the job, it listens on all addresses and logs that.
     ///
     /// # Errors
     /// As [`TcpStore::host`] and [`TcpStore::connect`].
@@ -192,7 +192,7 @@ impl Rendezvous {
         TcpStore::host(addr, port, timeout)
     }
 
-    /// Whether the store's name stands for the loopback interface here, but not for other hosts.
+    /// Whether the store's name resolves to the loopback interface here, but not for other hosts.
     pub fn hides_behind_loopback(&self) -> Result<bool> {
         if self.is_single_host()
             || self.master_addr == "localhost"
@@ -204,26 +204,25 @@ impl Rendezvous {
         Ok(addresses.iter().all(IpAddr::is_loopback))
     }
 
-    /// Leaves this rank's name in the store, and finds out whether it is the right store.
+    /// Registers this rank in the store, and verifies that it is the right store.
     ///
     /// Catches, with one call to the store and no waiting: a rank that was started twice, another
     /// job's store on our port, and ranks that disagree on the world size. Call it once per process.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] says which of these it is; the store's own errors are passed on.
+    /// [`ErrorKind::Rendezvous`] names which of these it is; the store's own errors are passed on.
     pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
         let own = self.name_to_leave();
         let replies = store.batch(&own.requests())?;
         self.checked_in(store, &own, &replies)
     }
 
-    /// What [`check_in`](Self::check_in) leaves, for who has more to leave with it.
+    /// The key that [`check_in`](Self::check_in) writes, for callers that write more in the same request.
     pub(crate) fn name_to_leave(&self) -> NameToLeave {
         let prefix = format!("rcomm/rendezvous/{}", self.attempt);
         NameToLeave {
             job: format!("{prefix}/job"),
-            // Of another job, or of one that was told another size, it is not counted as the rank of this
-            // one.
+            // A rank of another job, or one given another world size, is not counted as a rank of this job.
             rank: format!("{prefix}/rank/{}/{}", self.crew(), self.rank),
             held: format!("{}\n{}", self.world_size, self.job),
         }
@@ -259,10 +258,11 @@ impl Rendezvous {
                 )));
             }
             let told = format!(
-                "rank {} was told a world size of {}, another rank of job {job:?} one of {size}",
+                "rank {} was given a world size of {}, another rank of job {job:?} one of {size}",
                 self.rank, self.world_size
             );
-            // The others would wait for this rank: they are told instead, unless they wait no more.
+            // The others would wait for this rank: publish the refusal to them, unless
+            // a result is published already.
             if size.parse().is_ok_and(|size: u32| self.rank < size) {
                 let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
                 store.compare_set(&waited_for, b"", told.as_bytes())?;
@@ -283,7 +283,7 @@ impl Rendezvous {
 pub(crate) struct NameToLeave {
     job: String,
     rank: String,
-    /// Under `job`, if nobody has left anything there.
+    /// Written under `job` if that key is absent.
     held: String,
 }
 
@@ -364,7 +364,7 @@ mod tests {
                 .check_in(&store)
                 .expect_err("sizes differ")
                 .to_string(),
-            "rank 4 was told a world size of 16, another rank of job \"train\" one of 8"
+            "rank 4 was given a world size of 16, another rank of job \"train\" one of 8"
         );
         let other = Rendezvous {
             job: "eval".to_owned(),

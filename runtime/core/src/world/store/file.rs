@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks at the file, at first and at most.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// Who has the file open, and how many are done with it: PyTorch's names.
+/// Counters of the processes that have the file open and that are done with it: PyTorch's names.
 const REFERENCES: &str = "refcount/";
 const FINISHED: &str = "cleanup/";
 
@@ -198,7 +198,7 @@ impl Drop for FileStore {
         if let (Ok(finished), Ok(0), Some(world_size)) = (finished, users, self.world_size)
             && finished >= i64::from(world_size)
         {
-            // Whoever removed it first did what we would do.
+            // Another process may have removed it first.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -206,7 +206,7 @@ impl Drop for FileStore {
 
 impl Log {
     /// Takes in what others wrote since the last look. A writer also cuts off a half record: it holds
-    /// the only lock, so whoever began that record is gone.
+    /// the only lock, so the process that began that record is gone.
     fn catch_up(&mut self, access: Access) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         if end < self.read {
@@ -231,7 +231,7 @@ impl Log {
                     let at = end - rest.len() as u64;
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        format!("what stands at byte {at} is not a record of a store"),
+                        format!("invalid store record at byte {at}"),
                     ));
                 }
             }

@@ -1,10 +1,9 @@
-//! Where ranks leave each other notes before they are connected.
+//! A shared map through which ranks exchange small values before they are connected.
 //!
 //! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
 //! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
-//! system, [`TcpStore`] everybody else,
-//! and [`PrefixStore`] gives each user of a store names of its own. How ranks find out where
-//! their store is belongs to [`rendezvous`](crate::world::rendezvous).
+//! system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store names of its
+//! own. How ranks find their store belongs to [`rendezvous`](crate::world::rendezvous).
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +23,7 @@ use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
-/// A request that waits for nobody: several of them go to the store in one [`Store::batch`].
+/// A request that never waits for another rank: several go to the store in one [`Store::batch`].
 #[derive(Clone, Copy, Debug)]
 pub enum BatchRequest<'a> {
     /// As [`Store::set`].
@@ -77,7 +76,7 @@ pub enum BatchReply {
     Done,
     /// The counter's new value.
     Count(i64),
-    /// What the key holds, as [`Store::compare_set`] says it.
+    /// What the key holds, as [`Store::compare_set`] returns it.
     Value(Vec<u8>),
 }
 
@@ -93,9 +92,9 @@ pub enum BatchReply {
 ///
 /// # Errors
 /// [`ErrorKind::Timeout`] names the keys that did not come;
-/// [`ErrorKind::Store`] says what the store did wrong.
+/// [`ErrorKind::Store`] describes what the store did wrong.
 pub trait Store: Send + Sync {
-    /// Sets `key`, over whatever it held, and wakes who waits for it.
+    /// Sets `key`, over whatever it held, and wakes the callers that wait for it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// The value of `key`, once it is there.
@@ -106,8 +105,8 @@ pub trait Store: Send + Sync {
     /// The counter is kept as decimal text, as PyTorch keeps it.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
-    /// As [`add`](Self::add), for who has no time to lose: where the store may stop answering, this waits
-    /// for `timeout` at most. It may have been added even if this fails.
+    /// As [`add`](Self::add), for callers that may not be delayed: where the store may stop answering,
+    /// this waits for `timeout` at most. The value may have been added even if this fails.
     fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
         let _ = timeout;
         self.add(key, delta)
@@ -123,7 +122,7 @@ pub trait Store: Send + Sync {
     /// Whether every key is there now.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
-    /// Removes `key`; says whether it was there.
+    /// Removes `key`; returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
     /// How many keys there are.
@@ -132,7 +131,7 @@ pub trait Store: Send + Sync {
     /// The names of all keys, in no order.
     fn list_keys(&self) -> Result<Vec<String>>;
 
-    /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes who waits for it.
+    /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes its waiters.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// The values of all `keys`, in their order, once every one is there.

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A [`Store`] whose key `k` is the key `prefix/k` of the store beneath, as PyTorch's `PrefixStore`
 /// spells it.
 ///
-/// `num_keys` and `list_keys` tell of the keys under the prefix only, and name them without it.
+/// `num_keys` and `list_keys` cover the keys under the prefix only, and name them without it.
 /// Time-out errors name the full key.
 pub struct PrefixStore<S: ?Sized> {
     prefix: String,

@@ -1,7 +1,7 @@
 //! What a store keeps in memory, and what each operation does to it.
 //!
 //! One set of rules for the in-process store, the file store's view of its file, and the TCP server.
-//! Nothing here waits, wakes or talks to anybody. Keys and values are bytes without an encoding.
+//! Nothing here waits, wakes a waiter or does I/O. Keys and values are bytes without an encoding.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,7 +23,7 @@ impl std::fmt::Display for AddError {
     }
 }
 
-/// What a key holds beside what was expected.
+/// How a key's value compares with the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
     /// The same; or nothing, and nothing was expected.

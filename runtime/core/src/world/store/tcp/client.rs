@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 
 /// Between two attempts to connect, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
-/// After so long without success the log says what is going on.
+/// After this long without success a log line gives the obstacle.
 const SAY_AFTER: Duration = Duration::from_secs(5);
 /// A server that is alive answers what needs no waiting at once: so long beyond a caller's time-out it
 /// may take.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// One attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// An attempt that had less time than this may have heard nothing for that reason alone.
+/// An attempt with less time than this may end without a reply for that reason alone.
 const HEARING: Duration = Duration::from_secs(1);
 /// The longest string to take from a server: PyTorch's older one has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
-/// What a PING carries that tells when the requests before it have landed.
+/// The nonce of a PING whose reply shows that the requests before it have landed.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
 /// Why a connection is of no use any more.
@@ -80,8 +80,8 @@ impl Connection {
                     let message = format!("no store at {host} port {port}: {obstacle}");
                     return Err(Error::new(ErrorKind::Rendezvous, message));
                 }
-                // The last attempt begins shortly before the deadline: that it heard nothing says less
-                // than what an earlier one met.
+                // The last attempt begins shortly before the deadline: its silence is weaker evidence than the
+                // obstacle that an earlier attempt met.
                 Err(obstacle) if had < HEARING && obstacle.is_silence() => {
                     before.take().unwrap_or(obstacle)
                 }
@@ -144,7 +144,7 @@ impl Connection {
                 Obstacle::Unreachable(e)
             }
         })?;
-        // Where nobody listens on a port of the ephemeral range, a socket can meet itself.
+        // A socket can connect to itself if its target is an ephemeral port without a listener.
         if socket.local_addr().ok() == socket.peer_addr().ok() {
             return Err(Obstacle::Refused);
         }
@@ -229,7 +229,7 @@ impl Connection {
         Ok(self.read_bytes(length as usize, deadline)?.to_vec())
     }
 
-    /// A byte that says yes or no.
+    /// Reads a yes-or-no byte.
     pub(super) fn read_answer(&mut self, deadline: Instant) -> Result<bool, Broken> {
         match self.read_u8(deadline)? {
             0 => Ok(true),
@@ -294,7 +294,7 @@ impl Connection {
         }
     }
 
-    /// Takes what has come; says whether anything has.
+    /// Takes what has come; returns whether anything has.
     fn receive(&mut self) -> Result<bool, Broken> {
         let held = self.inbox.len();
         if self.inbox.capacity() - held < READ / 4 {
@@ -354,7 +354,7 @@ impl std::fmt::Display for Obstacle {
         match self {
             Obstacle::NoAddress(error) => write!(f, "the name has no address ({error})"),
             Obstacle::Refused => f.write_str(
-                "nobody listens there. Is rank 0 up, and do all ranks have its MASTER_ADDR and \
+                "nothing listens there. Is rank 0 up, and do all ranks have its MASTER_ADDR and \
                  MASTER_PORT?",
             ),
             Obstacle::Unreachable(error) => write!(f, "it cannot be reached ({error})"),
@@ -363,7 +363,7 @@ impl std::fmt::Display for Obstacle {
                  program's port?",
             ),
             Obstacle::Silent => f.write_str(
-                "what listens there takes the connection and says nothing. Is MASTER_PORT another \
+                "what listens there accepts the connection and does not answer. Is MASTER_PORT another \
                  program's port?",
             ),
             Obstacle::Foreign(answer) => write!(

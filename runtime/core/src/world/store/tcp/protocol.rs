@@ -1,9 +1,9 @@
-//! The words of PyTorch's TCPStore (as of 2.15): what both ends put on the wire.
+//! The wire protocol of PyTorch's TCPStore (as of 2.15), for both ends.
 //!
 //! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once.
 //! Integers are little-endian, a string is its `u64` length and its bytes. Replies come in the order of
 //! the requests, but for that of a WAIT or BARRIER, which may come later. Nothing is ever refused with
-//! a reply: whoever breaks a rule finds the connection closed.
+//! a reply: the server closes the connection of a client that breaks a rule.
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.

@@ -24,7 +24,7 @@ const IDLE: usize = 8;
 ///
 /// Calls that wait hold a connection of their own, so they do not hold up other threads; connections
 /// are kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the
-/// server has it, which makes it visible to every later call of anybody.
+/// server has it, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
 /// answered within the store's own time-out; one that waits is given 2 s beyond its own.
@@ -45,7 +45,7 @@ impl TcpStore {
     /// `timeout` is for that, and for every later call that does not wait for other ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] if nobody listens there within `timeout`, or something that is not a
+    /// [`ErrorKind::Rendezvous`] if nothing listens there within `timeout`, or something that is not a
     /// store does. The latter fails at once where it answers.
     ///
     /// # Blocking
@@ -104,7 +104,7 @@ impl TcpStore {
     /// Where this store hosts the server, waits until `world_size` have been counted.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] says how many came.
+    /// [`ErrorKind::Timeout`] gives the number that came.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let mut count = self.add_raw(WORKERS, 1)?;
@@ -165,7 +165,7 @@ impl TcpStore {
     }
 
     fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-        // A list of connections is whole whoever panicked.
+        // The list is whole even if a thread panicked while it held the lock.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +194,7 @@ impl TcpStore {
         }
     }
 
-    /// Sends a request that has no reply of its own, with a PING behind it that tells when it landed.
+    /// Sends a request that has no reply of its own, with a PING behind it whose reply shows that it landed.
     fn send_and_confirm(&self, what: &str, request: Encoder) -> Result<()> {
         let request = request.op(OpCode::Ping).u32(NONCE);
         self.ask(what, request, Connection::read_nonce)
@@ -221,7 +221,7 @@ impl TcpStore {
 
     /// The values of `names` once all are there; `read` asks for them and reads the reply.
     ///
-    /// One write asks whether they are there, for the values, and to be told when they come: if they
+    /// One write asks whether they are there, for the values, and for a notice when they come: if they
     /// were there, that is all; if not, the values are asked for again when they have come.
     fn values(
         &self,
@@ -309,7 +309,7 @@ impl TcpStore {
     }
 }
 
-/// The addresses that the name or address `host` stands for.
+/// The addresses that the name or address `host` resolves to.
 pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
     let found = (host, 0).to_socket_addrs().map_err(|e| {
         Error::new(
@@ -323,7 +323,7 @@ pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// The moment `timeout` from now; a year stands for all that is longer.
+/// The moment `timeout` from now, at most a year.
 fn after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(365 * 24 * 3600))
 }
@@ -509,7 +509,7 @@ impl Store for TcpStore {
                     .string(checked_value(desired)?),
             };
         }
-        // The reply to a later request tells that a SET has landed; the last needs one.
+        // The reply to a later request shows that a SET has landed; the last needs a PING.
         all = all.op(OpCode::Ping).u32(NONCE);
         self.ask("batch", all, |connection, deadline| {
             let mut replies = Vec::with_capacity(requests.len());
@@ -559,7 +559,7 @@ impl QueueStore for TcpStore {
             if let Some(value) = self.try_queue_pop(key)? {
                 return Ok(value);
             }
-            // Who takes the value that ends our wait may be somebody else: then wait again.
+            // Another client may take the value that ended this wait: then wait again.
             let left = deadline.saturating_duration_since(Instant::now());
             match self.wait(&[key], left) {
                 Ok(()) => {}

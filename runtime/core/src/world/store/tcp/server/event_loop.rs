@@ -68,7 +68,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Serves until told to stop.
+    /// Serves until the stop signal.
     pub(super) fn run(mut self) {
         let none = epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -189,7 +189,7 @@ impl EventLoop {
         if link == Link::Lost {
             self.close(id);
         }
-        // Who has waited longest comes first. An answer may let more be answered.
+        // The longest-waiting request comes first. An answer may let more be answered.
         let mut next = 0;
         while let Some(&woken) = self.dirty.get(next) {
             next += 1;
@@ -345,7 +345,7 @@ impl EventLoop {
     }
 }
 
-/// Takes the soft limit of open files up to the hard one; says whether that changed it.
+/// Takes the soft limit of open files up to the hard one; returns whether that changed it.
 fn raise_descriptor_limit() -> bool {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

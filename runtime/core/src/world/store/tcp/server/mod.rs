@@ -23,7 +23,7 @@ const BACKLOG: i32 = 4096;
 /// and closes all connections: clients then get an error. It looks up no names.
 ///
 /// # Security
-/// The protocol has no room for a secret: whoever reaches the port may read and write every key. The
+/// The protocol has no room for a secret: any client that reaches the port may use every key. The
 /// server therefore listens on the addresses it is given and on no other.
 ///
 /// # Limits

@@ -1,4 +1,4 @@
-//! What the server keeps, who waits for it, and what each request does to both.
+//! The server's table and its waiters, and what each request does to both.
 //!
 //! Pure: requests in, reply bytes and the numbers of woken connections out.
 
@@ -23,10 +23,10 @@ enum Pending {
 pub(super) struct State {
     table: Table,
     pending: HashMap<ConnectionId, Pending>,
-    /// Who waits for each key, first come first, once for each time a wait names the key.
+    /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
     at_barrier: HashMap<Key, Vec<ConnectionId>>,
-    /// Whose wait has ended and who is owed [`STOP_WAITING`].
+    /// Connections whose wait has ended and that are owed [`STOP_WAITING`].
     woken: Vec<ConnectionId>,
 }
 
@@ -105,7 +105,7 @@ impl State {
         Ok(())
     }
 
-    /// Who was woken since the last call.
+    /// The connections that were woken since the last call.
     pub(super) fn take_woken(&mut self) -> impl Iterator<Item = ConnectionId> {
         self.woken.drain(..)
     }
@@ -192,9 +192,9 @@ impl State {
         Ok(())
     }
 
-    /// `key` has come: everyone who waits for it misses one key less.
+    /// `key` has come: each connection that waits for it misses one key less.
     fn wake_all(&mut self, key: &[u8]) {
-        // Asked first because most keys are set with nobody waiting anywhere.
+        // Checked first because most keys are set while no connection waits.
         if self.waiting.is_empty() || !self.table.has(key) {
             return;
         }
